@@ -1,0 +1,306 @@
+"""Every knob on one page. Recipes are TOML; `--set a.b=c` overrides; an unknown key is refused with the nearest one.
+
+The sections are pydantic models, frozen after reading. What can be derived is not a field. A section
+that holds lists in TOML ([[data]], [[eval]], [[warm_start]]) may be written once as a plain table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from whet.errors import WhetError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+
+class Model(Section):
+    name: str = "tiny"
+    """A Hugging Face folder, or "tiny": a small Llama made on the spot for the built-in task."""
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    hidden: int = Field(96, ge=8)
+    """Width of the tiny model; ignored for a folder."""
+    layers: int = Field(2, ge=1)
+    """Layers of the tiny model."""
+    heads: int = Field(3, ge=1)
+    """Attention heads of the tiny model."""
+
+
+class Data(Section):
+    task: str = "chain"
+    """A built-in task (`whet list`), or "text" for problems in a file."""
+    path: str = ""
+    """JSONL with `prompt`, `answer` and optionally `id`, `solution`, `level`."""
+    reward: str = ""
+    """Your judge as "module:function", called with (prompt, response); empty takes the task's own."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the task."""
+
+
+class Eval(Data):
+    name: str = "held_out"
+    limit: int = Field(400, ge=1)
+    """At most this many prompts."""
+    n: int = Field(1, ge=1)
+    """Rollouts a prompt; more than one gives pass@k."""
+    temperature: float = Field(0.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: int = Field(64, ge=1)
+    every: int = Field(10, ge=1)
+    """Steps between evaluations; also before the first step and after the last."""
+
+
+class WarmStart(Section):
+    steps: int = Field(ge=1)
+    batch: int = Field(32, ge=1)
+    """Worked solutions an update."""
+    lr: float = Field(2e-3, gt=0)
+    """Decays linearly to a tenth."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the task's worked solutions."""
+
+
+class Rollout(Section):
+    mode: Literal["barrier", "stream"] = "barrier"
+    """barrier drains every request before judging; stream hands out what finished and keeps the batch full."""
+    slots: int = Field(64, ge=1)
+    """Rollouts that decode at once."""
+    page: int = Field(0, ge=0)
+    """Tokens a KV page; 0 makes a page a whole slot, the fast form on a CPU."""
+    pages: int = Field(0, ge=0)
+    """KV pages in the pool; 0 is enough for every slot at full context."""
+    context: int = Field(256, ge=2)
+    """Prompt and response together."""
+    max_tokens: int = Field(64, ge=1)
+    """Response limit in training."""
+    temperature: float = Field(1.0, gt=0)
+    stop_strings: tuple[str, ...] = ()
+    on_update: Literal["cut", "recompute", "keep"] = "cut"
+    """What becomes of running rollouts at a weight update (stream)."""
+    ordered: bool = True
+    """Wait for the judges in engine order, so that a stream run repeats exactly; false never waits."""
+
+
+class Curriculum(Section):
+    name: str = "uniform"
+    groups: int = Field(16, ge=1)
+    """Groups an update."""
+    rollouts: int = Field(16, ge=2)
+    """Rollouts a group."""
+    max_age: int = Field(0, ge=0)
+    """Versions a trained token may lag behind; 0 is strictly on-policy."""
+    look_ahead: float = Field(1.0, ge=0)
+    """Stream: groups asked beyond the batch, as a share of it."""
+    starvation: Literal["raise", "relax", "partial"] = "raise"
+    """When no batch can be filled: stop, train on groups without signal, or on fewer groups."""
+    patience: int = Field(20, ge=1)
+    """A batch starves once this many times its groups were asked in vain."""
+
+
+class Learn(Section):
+    estimator: Literal["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"] = "rloo"
+    aggregate: Literal["published", "sequence", "group_tokens", "constant", "batch_tokens"] = "published"
+    """How token losses become one number; "published" is the estimator's own way."""
+    lr: float = Field(2e-4, gt=0)
+    warmup: int = Field(5, ge=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.2, gt=0)
+    """DAPO's clip-higher is clip_high = 0.28."""
+    importance_cap: float = Field(2.0, ge=1)
+    """C of w = min(pi_old / pi_behaviour, C)."""
+    updates: int = Field(1, ge=1)
+    """Optimiser steps a batch."""
+    kl_coef: float = Field(0.0, ge=0)
+    entropy_coef: float = Field(0.0, ge=0)
+    overlong: int = Field(0, ge=0)
+    """DAPO's soft penalty over the last so many tokens before the limit; 0 is off."""
+    pack_tokens: int = Field(4096, ge=16)
+    """Tokens a micro-batch; halved when memory runs out."""
+    checkpoint_activations: bool = False
+
+
+class Judge(Section):
+    workers: int = Field(1, ge=1)
+    timeout_s: float = Field(5.0, gt=0)
+    """A judge that takes longer is killed; its rollout stays unjudged."""
+    memory_mb: int = Field(2048, ge=64)
+    pass_at: float = Field(0.99, gt=0, le=1)
+    """A score from here on is a right answer."""
+
+
+class Save(Section):
+    every: int = Field(20, ge=1)
+    """Steps between checkpoints; also after the last step."""
+    keep: int = Field(2, ge=1)
+    """Newest checkpoints kept, besides the best."""
+
+
+class Config(Section):
+    seed: int = Field(0, ge=0, lt=2**31)
+    """All other seeds derive from it."""
+    steps: int = Field(100, ge=0)
+    """Optimiser updates at most."""
+    token_budget: int = Field(0, ge=0)
+    """Stop after the step that passes so many generated tokens; 0 is no limit."""
+    model: Model = Model()
+    data: tuple[Data, ...] = (Data(),)
+    eval: tuple[Eval, ...] = ()
+    warm_start: tuple[WarmStart, ...] = ()
+    rollout: Rollout = Rollout()
+    curriculum: Curriculum = Curriculum()
+    learn: Learn = Learn()
+    judge: Judge = Judge()
+    save: Save = Save()
+
+    @field_validator("data", "eval", "warm_start", mode="before")
+    @classmethod
+    def _one_table_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Config:
+        if not self.data:
+            raise ValueError("data needs at least one entry")
+        limits = {"rollout.max_tokens": self.rollout.max_tokens}
+        limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
+        for key, limit in limits.items():
+            if limit >= self.rollout.context:
+                raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {self.rollout.context}")
+        names = [e.name for e in self.eval]
+        if len(set(names)) < len(names):
+            raise ValueError(f"eval names must differ, got {', '.join(names)}")
+        running = self.rollout.mode == "stream" and self.rollout.on_update != "cut"
+        if running and self.curriculum.max_age == 0:
+            raise ValueError(
+                f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
+                "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
+            )
+        return self
+
+
+def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Config:
+    """Recipe file (or `base`), then the overrides in order. Raises WhetError with one sentence."""
+    tree: dict[str, Any] = dict(base or {})
+    if path is not None:
+        tree = read_toml(path)
+    for item in sets:
+        key, sep, value = item.partition("=")
+        if not sep or not key.strip():
+            raise WhetError(f'--set takes key=value, got "{item}"')
+        _assign(tree, key.strip().split("."), _parse_value(value.strip()), item)
+    return parse_config(tree)
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise WhetError(_one_sentence(error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise WhetError(f"There is no recipe at {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise WhetError(f"The recipe {path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise WhetError(f"The recipe {path} is not TOML: {error}.") from None
+
+
+def dump_config(config: Config) -> str:
+    """TOML that reads back to an equal Config."""
+    return tomli_w.dumps(config.model_dump(mode="json"))
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"v = {text}")["v"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word is a string
+
+
+def _assign(tree: dict[str, Any], path: list[str], value: Any, item: str) -> None:
+    node: Any = tree
+    for here, following in zip(path, path[1:], strict=False):
+        if isinstance(node, list):
+            node = _list_item(node, here, item)
+            continue
+        fresh: Any = [] if following.isdigit() else {}
+        node = node.setdefault(here, fresh)
+        if not isinstance(node, dict | list):
+            raise WhetError(f'--set {item}: "{here}" holds a value, not a section.')
+    if isinstance(node, list):
+        if not path[-1].isdigit():
+            raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
+        _list_item(node, path[-1], item)
+        node[int(path[-1])] = value
+    else:
+        node[path[-1]] = value
+
+
+def _list_item(node: list[Any], index: str, item: str) -> Any:
+    if not index.isdigit() or int(index) > len(node):
+        raise WhetError(f'--set {item}: "{index}" names no entry of a list of {len(node)}.')
+    if int(index) == len(node):
+        node.append({})
+    return node[int(index)]
+
+
+def _one_sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *parents, last = (str(part) for part in first["loc"])
+        return f'There is no setting "{where}"{_nearest(parents, last)}.'
+    message = first["msg"].removeprefix("Value error, ")
+    if not where:
+        return f"{message[0].upper()}{message[1:]}."
+    return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
+
+
+def _nearest(parents: list[str], last: str) -> str:
+    """The closest key in the same section, else anywhere."""
+    keys = known_keys()
+    prefix = "".join(f"{p}." for p in parents if not p.isdigit())
+    siblings = {k.removeprefix(prefix): k for k in keys if k.startswith(prefix)}
+    near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.5)
+    if near:
+        return f'; did you mean "{siblings[near[0]]}"?'
+    by_leaf = {k.rsplit(".", 1)[-1]: k for k in keys}
+    near = difflib.get_close_matches(last, by_leaf, n=1, cutoff=0.6)
+    return f'; did you mean "{by_leaf[near[0]]}"?' if near else f"; {prefix or 'the top level '}has {', '.join(sorted(siblings)[:12])}"
+
+
+def known_keys() -> list[str]:
+    """Dotted names of all settings, as `--set` takes them (list sections without their number)."""
+
+    def walk(section: type[Section], prefix: str) -> Iterable[str]:
+        for name, info in section.model_fields.items():
+            inner = _section_of(info.annotation)
+            if inner is None:
+                yield prefix + name
+            else:
+                yield from walk(inner, f"{prefix}{name}.")
+
+    return list(walk(Config, ""))
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None

@@ -1,0 +1,45 @@
+"""What an engine is: requests in, rollouts with traces out. Our own, later vLLM, serve the same loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from whet.types import Request, Rollout
+
+
+class Engine(Protocol):
+    can: frozenset[str]
+    """Of keyed_noise, token_versions, stream, cut, recompute, keep, draft. A recipe that needs more is refused."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue; the order is kept."""
+
+    def collect(self) -> list[Rollout]:
+        """Finished rollouts, unjudged, with traces, in the order they finished.
+
+        barrier: runs until all is finished. stream: runs until at least one rollout finished.
+        Never waits when idle. Evaluation rollouts are handed out by `generate` alone.
+        """
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        """These requests to their end, in request order; what else runs goes on and is collected later."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing queued, running or waiting to be collected."""
+
+    @property
+    def free(self) -> int | None:
+        """Rollouts that could start at once beyond what is queued; None under barrier."""
+
+    def update(self, version: int) -> None:
+        """The weights are now those of `version`; running rollouts are cut, recomputed or kept."""
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the last call, named "rollout/..."."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Queued and running rollouts: JSON-able values, and numpy arrays at the top level."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...

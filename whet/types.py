@@ -1,0 +1,244 @@
+"""The data that flows: prompt -> request -> rollout -> group -> batch -> report.
+
+Frozen, slotted, keyword-only records; numpy and the standard library only, never a tensor. Each
+carries a worked example. Curricula read everything here but `Rollout.trace`, so the same
+curricula serve trainers whose tokens live elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Phase = Literal["train", "probe", "screen", "continue", "eval"]
+Finish = Literal["stop", "length", "cut"]
+Verdict = Literal["right", "wrong", "unjudged"]
+Key = tuple[int, int]
+"""(group_id, index): names one rollout for the length of a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A problem with an answer.
+
+    >>> Prompt(id="chain-7", text="3+5*2=", answer="86", task="chain", meta={"level": 2}).answer
+    '86'
+    """
+
+    id: str
+    """The data's id column, else hash(task, text, answer) with "#k" for the k-th repeat; never a row number."""
+    text: str = ""
+    """The plain problem. Empty iff `messages` is given."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """The same as chat turns ({"role": ..., "content": ...}), rendered by the model's chat template."""
+    answer: str
+    task: str
+    """Which judge decides."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """What else the data says: level, source, ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. temperature 0 is greedy.
+
+    >>> Sampling(max_tokens=48, temperature=0.6, stop_ids=(2,)).top_p
+    1.0
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: float = 1.0
+    stop_ids: tuple[int, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """n rollouts wanted for a prompt; they become rollouts first_index .. first_index + n - 1 of a group.
+
+    >>> Request(prompt_id="a", group_id=7, first_index=4, n=20, sampling=Sampling(max_tokens=48),
+    ...         phase="continue").n
+    20
+    """
+
+    prompt_id: str
+    group_id: int
+    """New at each visit of a prompt; shared by the requests of one visit."""
+    first_index: int = 0
+    n: int
+    sampling: Sampling
+    phase: Phase = "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What the learner needs of a rollout, one entry a generated token (the stop token included).
+
+    >>> Trace(ids=np.array([5, 2], np.int32), log_probs=np.array([-0.7, -0.1], np.float32),
+    ...       versions=np.array([3, 3], np.int32)).ids.size
+    2
+    """
+
+    ids: np.ndarray
+    """int32."""
+    log_probs: np.ndarray
+    """float32: log-softmax(logits / temperature) of the drawn token, before top-k and top-p."""
+    versions: np.ndarray
+    """int32: the policy version that wrote each token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One generated response and, once judged, what it is worth.
+
+    >>> r = Rollout(prompt_id="a", group_id=7, index=0, phase="train", sampling=Sampling(max_tokens=48),
+    ...             length=12, finish="stop", first_version=3, last_version=3, verdict="right",
+    ...             score=1.0, reward=1.0)
+    >>> r.key, r.judged
+    ((7, 0), True)
+    """
+
+    prompt_id: str
+    group_id: int
+    index: int
+    phase: Phase
+    sampling: Sampling
+    length: int
+    """Generated tokens, the stop token included."""
+    finish: Finish
+    """stop: the model ended it; length: the limit did; cut: a weight update did."""
+    first_version: int
+    last_version: int
+    verdict: Verdict = "unjudged"
+    score: float | None = None
+    """What the judge said, in 0..1; None while unjudged."""
+    reward: float | None = None
+    """What the learner uses; None while unjudged."""
+    drafted: int = 0
+    """Tokens proposed by speculation."""
+    accepted: int = 0
+    """Of those, kept."""
+    trace: Trace | None = None
+
+    @property
+    def key(self) -> Key:
+        return (self.group_id, self.index)
+
+    @property
+    def judged(self) -> bool:
+        return self.verdict != "unjudged"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rollouts of one prompt that share a baseline.
+
+    Two rollouts, one right and one wrong: pass rate 0.5, spread 0.5.
+    """
+
+    prompt_id: str
+    group_id: int
+    rollouts: tuple[Rollout, ...]
+    weight: float | None = None
+    """Its share of the loss; None means 1 / groups in the batch."""
+
+    @property
+    def judged(self) -> tuple[Rollout, ...]:
+        """Unjudged rollouts count for nothing: not the pass rate, not the baseline, not the loss."""
+        return tuple(r for r in self.rollouts if r.judged)
+
+    @property
+    def pass_rate(self) -> float:
+        judged = self.judged
+        return sum(r.verdict == "right" for r in judged) / len(judged) if judged else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the verdicts, sqrt(p (1 - p)); exactly 0 when all agree."""
+        p = self.pass_rate
+        return (p * (1.0 - p)) ** 0.5
+
+    @property
+    def tokens(self) -> int:
+        return sum(r.length for r in self.rollouts)
+
+    @property
+    def oldest_version(self) -> int:
+        return min(r.first_version for r in self.rollouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The groups of one update, and what the curriculum wants of the learner for it."""
+
+    groups: tuple[Group, ...]
+    stage: int = 0
+    kl_coef: float | None = None
+    """None leaves the recipe's coefficient."""
+    entropy_coef: float | None = None
+    reset_reference: bool = False
+    reset_optimizer: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """What time it is, for a curriculum.
+
+    >>> Clock(step=3, version=3, groups=16, free=None, tokens=120_000, progress=0.03).groups
+    16
+    """
+
+    step: int
+    """Updates done."""
+    version: int
+    """The policy that generates now."""
+    groups: int
+    """Groups wanted per update."""
+    free: int | None
+    """Rollouts the engine could start at once; None means ask for all you need (barrier)."""
+    tokens: int
+    """Tokens generated so far."""
+    progress: float
+    """0..1 of the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the learner says after an update.
+
+    >>> Report(metrics={"learn/grad_norm": 0.3}).signals
+    {}
+    """
+
+    metrics: Mapping[str, float]
+    signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
+    """Per rollout, only what the curriculum's `needs` names."""
+
+
+def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
+    """Everything but the trace, for a state_dict."""
+    data = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "trace"}
+    data["sampling"] = dataclasses.asdict(rollout.sampling)
+    return data
+
+
+def rollout_from_json(data: Mapping[str, Any]) -> Rollout:
+    """
+    >>> r = Rollout(prompt_id="a", group_id=1, index=0, phase="train", sampling=Sampling(max_tokens=4),
+    ...             length=2, finish="stop", first_version=0, last_version=0)
+    >>> rollout_from_json(rollout_to_json(r)) == r
+    True
+    """
+    return Rollout(**{**data, "sampling": sampling_from_json(data["sampling"])})
+
+
+def sampling_from_json(data: Mapping[str, Any]) -> Sampling:
+    """JSON knows lists only; a Sampling holds tuples."""
+    return Sampling(**{**data, "stop_ids": tuple(data["stop_ids"]), "stop_strings": tuple(data["stop_strings"])})
