@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -64,7 +65,7 @@ class WarmStart(Section):
     batch: int = Field(32, ge=1)
     """Worked solutions an update."""
     lr: float = Field(2e-3, gt=0)
-    """Decays linearly to a tenth."""
+    """Reached after a twentieth of the steps; falls linearly to a tenth."""
     options: dict[str, Any] = {}
     """Keyword arguments of the task's worked solutions."""
 
@@ -145,6 +146,8 @@ class Save(Section):
     """Steps between checkpoints; also after the last step."""
     keep: int = Field(2, ge=1)
     """Newest checkpoints kept, besides the best."""
+    rollouts: int = Field(64, ge=0)
+    """Rollouts of a step, and of an evaluation, written to RUN/rollouts."""
 
 
 class Config(Section):
@@ -177,7 +180,9 @@ class Config(Section):
         limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
         for key, limit in limits.items():
             if limit >= self.rollout.context:
-                raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {self.rollout.context}")
+                raise ValueError(
+                    f"{key} = {limit} leaves no room for a prompt in rollout.context = {self.rollout.context}"
+                )
         names = [e.name for e in self.eval]
         if len(set(names)) < len(names):
             raise ValueError(f"eval names must differ, got {', '.join(names)}")
@@ -235,7 +240,7 @@ def _parse_value(text: str) -> Any:
 
 def _assign(tree: dict[str, Any], path: list[str], value: Any, item: str) -> None:
     node: Any = tree
-    for here, following in zip(path, path[1:], strict=False):
+    for here, following in pairwise(path):
         if isinstance(node, list):
             node = _list_item(node, here, item)
             continue
@@ -265,34 +270,40 @@ def _one_sentence(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         *parents, last = (str(part) for part in first["loc"])
-        return f'There is no setting "{where}"{_nearest(parents, last)}.'
+        return f'There is no setting "{where}"{_nearest(parents, last)}'
     message = first["msg"].removeprefix("Value error, ")
     if not where:
-        return f"{message[0].upper()}{message[1:]}."
+        return f"{message}."
     return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
 
 
 def _nearest(parents: list[str], last: str) -> str:
-    """The closest key in the same section, else anywhere."""
+    """The closest key in the same section, else anywhere, else what the section has."""
     keys = known_keys()
     prefix = "".join(f"{p}." for p in parents if not p.isdigit())
-    siblings = {k.removeprefix(prefix): k for k in keys if k.startswith(prefix)}
-    near = difflib.get_close_matches(last, siblings, n=1, cutoff=0.5)
-    if near:
-        return f'; did you mean "{siblings[near[0]]}"?'
-    by_leaf = {k.rsplit(".", 1)[-1]: k for k in keys}
-    near = difflib.get_close_matches(last, by_leaf, n=1, cutoff=0.6)
-    return f'; did you mean "{by_leaf[near[0]]}"?' if near else f"; {prefix or 'the top level '}has {', '.join(sorted(siblings)[:12])}"
+    siblings = {key.removeprefix(prefix).split(".")[0]: key for key in keys if key.startswith(prefix)}
+    leaves = {key.rsplit(".", 1)[-1]: key for key in keys}
+    for cutoff, names in ((0.5, siblings), (0.6, leaves)):
+        near = difflib.get_close_matches(last, names, n=1, cutoff=cutoff)
+        if near:
+            return f'; did you mean "{prefix + near[0] if names is siblings else names[near[0]]}"?'
+    return f"; known are {', '.join(sorted(siblings))}."
 
 
 def known_keys() -> list[str]:
     """Dotted names of all settings, as `--set` takes them (list sections without their number)."""
+    return [name for name, _, _ in describe()]
 
-    def walk(section: type[Section], prefix: str) -> Iterable[str]:
+
+def describe() -> list[tuple[str, str, str]]:
+    """(dotted name, default, meaning) of every setting."""
+
+    def walk(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
         for name, info in section.model_fields.items():
             inner = _section_of(info.annotation)
             if inner is None:
-                yield prefix + name
+                default = "required" if info.is_required() else repr(info.default)
+                yield prefix + name, default, info.description or ""
             else:
                 yield from walk(inner, f"{prefix}{name}.")
 

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
+from whet.tasks.prompts import PromptTable
 from whet.types import Prompt
-
-
-class Prompts(Protocol):
-    """A table of problems, kept in columns; a Prompt is made when asked for."""
-
-    ids: Sequence[str]
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, prompt_id: str) -> Prompt: ...
-
-    def __contains__(self, prompt_id: object) -> bool: ...
-
-    def __iter__(self) -> Iterator[Prompt]: ...
 
 
 class Task(Protocol):
@@ -29,7 +15,7 @@ class Task(Protocol):
     alphabet: str
     """Characters a tiny model must know; empty where a real tokenizer is meant."""
 
-    def prompts(self, split: str, seed: int) -> Prompts:
+    def prompts(self, split: str, seed: int) -> PromptTable:
         """split "train" or "eval"; the two share no problem."""
 
     def judge(self, prompt: Prompt, response: str) -> float:

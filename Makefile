@@ -1,0 +1,22 @@
+# One-liners. `make demo` and `make test` need Python 3.11+, pip and make; nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types check bench format clean
+
+demo: .venv/installed ; $(BIN)/whet demo
+test: .venv/installed ; $(BIN)/python -m pytest
+lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
+types: .venv/installed ; $(BIN)/mypy
+check: test lint types
+bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
+format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
+clean: ; rm -rf .venv runs build dist
+
+# torch is named alone first: its own version must be settled before anything else asks for it.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	touch $@

@@ -1,0 +1,39 @@
+"""From a batch to samples: who counts, with which advantage and weight."""
+
+import numpy as np
+import pytest
+
+from whet.learn.losses import ESTIMATORS
+from whet.learn.samples import make_samples
+
+
+def test_samples_by_hand(batch_of, encoder):
+    """Two groups; the unjudged rollout is in neither baseline nor weight."""
+    batch = batch_of([[1.0, None, 0.0], [0.5, 0.5]])
+    samples, signal = make_samples(batch, encoder, ESTIMATORS["dr_grpo"], "sequence")
+    kept = [batch.groups[0].rollouts[0], batch.groups[0].rollouts[2], *batch.groups[1].rollouts]
+    assert signal == 1
+    assert [s.advantage for s in samples] == [0.5, -0.5, 0.0, 0.0]
+    assert [s.weight for s in samples] == pytest.approx([1 / 2 / 2 / r.length for r in kept])
+    assert [list(s.prompt) for s in samples] == [encoder("p0")] * 2 + [encoder("p1")] * 2
+    assert all(np.array_equal(s.response, r.trace.ids) for s, r in zip(samples, kept, strict=True))
+
+
+def test_constant_divides_by_the_limit(batch_of, encoder):
+    samples, _ = make_samples(batch_of([[1.0, 0.0]]), encoder, ESTIMATORS["dr_grpo"], "constant")
+    assert [s.weight for s in samples] == [1 / 2 / 16] * 2
+
+
+def test_the_overlong_penalty_is_part_of_the_reward(batch_of, encoder):
+    batch = batch_of([[1.0, 1.0]])
+    lengths = [r.length for r in batch.groups[0].rollouts]
+    samples, _ = make_samples(batch, encoder, ESTIMATORS["reinforce"], "constant", overlong=16)
+    assert [s.advantage for s in samples] == pytest.approx([1 - n / 16 for n in lengths])
+
+
+def test_a_prompt_is_encoded_once_a_group(batch_of, encoder):
+    asked = []
+    make_samples(
+        batch_of([[1.0, 0.0, 0.0], [None]]), lambda p: asked.append(p) or encoder(p), ESTIMATORS["rloo"], "constant"
+    )
+    assert asked == ["p0"]

@@ -1,0 +1,255 @@
+"""Packed sequences must get the log-probs and gradients they get alone, padded, or in any other pack."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    BambaConfig,
+    BambaForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from whet.errors import WhetError
+from whet.model import packing
+from whet.model.head import head_of, log_probs
+from whet.model.packing import check_packing, divide, hidden_states, make_packs, packed_attention
+from whet.model.tiny import tiny_model
+
+VOCAB = 29
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+FAMILIES = {
+    "llama": lambda: tiny_model(VOCAB, hidden=32, layers=2, heads=4, kv_heads=2),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "gemma2": lambda: Gemma2ForCausalLM(
+        Gemma2Config(**SHAPE, sliding_window=3, attn_logit_softcapping=0.7, attn_implementation="eager")
+    ),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
+}
+
+
+def small(family: str, dtype: torch.dtype = torch.float64) -> Any:
+    """Weights far from their small initial values, so that a leak between sequences shows."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = FAMILIES[family]().to(dtype).eval()
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p), alpha=0.3)
+    return model
+
+
+def some_pairs(seed: int = 0, count: int = 7) -> list[tuple[list[int], np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    sizes = [(int(rng.integers(1, 9)), int(rng.integers(1, 12))) for _ in range(count)]
+    return [(rng.integers(2, VOCAB, p).tolist(), rng.integers(2, VOCAB, n)) for p, n in sizes]
+
+
+def padded_log_probs(model: Any, pairs: Any) -> list[torch.Tensor]:
+    """The plain way: right padding, an attention mask, the model's own attention and logits.
+
+    transformers' eager attention (Gemma 2) makes NaN of rows that see padding alone; causal rows need no mask.
+    """
+    rows = [[*prompt, *response] for prompt, response in pairs]
+    width = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    mask = None if model.config._attn_implementation == "eager" else mask
+    lp = model(input_ids=ids, attention_mask=mask, use_cache=False).logits.log_softmax(-1)
+    out = []
+    for i, (prompt, response) in enumerate(pairs):
+        at = torch.arange(len(prompt), len(prompt) + len(response))
+        out.append(lp[i, at - 1, ids[i, at]])
+    return out
+
+
+def packed_log_probs(model: Any, pairs: Any, budget: int) -> list[torch.Tensor]:
+    out: dict[int, torch.Tensor] = {}
+    for pack in make_packs(pairs, budget):
+        lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
+        out.update(zip(pack.members, lp.split(pack.counts), strict=True))
+    return [out[i] for i in range(len(pairs))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [1, 24, 1000])
+def test_packed_equals_padded(family, budget):
+    """Log-probs, a nonlinear loss of them and every gradient. transformers' norms round to fp32: hence 1e-6."""
+    model, pairs = small(family), some_pairs()
+    plain = padded_log_probs(model, pairs)
+    want = torch.autograd.grad(sum(x.exp().sum() for x in plain), model.parameters())
+    with packed_attention(model):
+        packed = packed_log_probs(model, pairs, budget)
+        got = torch.autograd.grad(sum(x.exp().sum() for x in packed), model.parameters())
+    for a, b in zip(packed, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_context_leaves_the_model_as_it_was():
+    model = small("llama")
+    before = model.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), packed_attention(model, checkpoint=True):
+        assert model.config._attn_implementation == packing.NAME
+        assert model.model.layers[0].training
+        assert not model.model.layers[0].self_attn.training
+        raise ZeroDivisionError
+    assert model.config._attn_implementation == before
+    assert not model.model.layers[0].training
+
+
+def test_divide_by_hand():
+    assert divide([3, 9, 4, 2, 4], budget=8) == [[1], [2, 4], [0, 3]]
+    assert divide([], budget=8) == []
+    assert divide([20, 5], budget=8) == [[0], [1]]
+
+
+@given(st.lists(st.integers(1, 40), max_size=40), st.integers(1, 60))
+def test_divide_holds_each_once_within_the_budget(lengths, budget):
+    packs = divide(lengths, budget)
+    assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in pack) <= budget or len(pack) == 1 for pack in packs)
+    assert all(sum(lengths[i] for i in a) + lengths[b[0]] > budget for a, b in itertools.pairwise(packs))
+
+
+def test_a_pack_by_hand():
+    """Prompt 5 6 7 with response 8 9, and prompt 2 with response 3: the last tokens are not inputs."""
+    (pack,) = make_packs([([2], [3]), ([5, 6, 7], np.array([8, 9]))], budget=10)
+    assert pack.members == (1, 0)
+    assert pack.counts == (2, 1)
+    assert pack.input_ids.tolist() == [[5, 6, 7, 8, 2]]
+    assert pack.position_ids.tolist() == [[0, 1, 2, 3, 0]]
+    assert pack.boundaries.starts.tolist() == [0, 4, 5]
+    assert pack.boundaries.longest == 4
+    assert pack.predict.tolist() == [2, 3, 4]
+    assert pack.targets.tolist() == [8, 9, 3]
+    assert pack.owner.tolist() == [0, 0, 1]
+    assert [(b.sequences, b.longest, b.rows.tolist()) for b in pack.boundaries.buckets] == [
+        (1, 4, [0, 1, 2, 3]),
+        (1, 1, [0]),
+    ]
+
+
+def test_sequences_of_similar_length_share_a_bucket():
+    pairs = [([2] * 5, [3] * n) for n in (16, 15, 12, 4)]
+    (pack,) = make_packs(pairs, budget=100)
+    assert [(b.sequences, b.longest, b.rows.numel()) for b in pack.boundaries.buckets] == [(3, 20, 55), (1, 8, 8)]
+
+
+@pytest.mark.parametrize("pair", [([], [3]), ([2], [])])
+def test_empty_sequences_are_refused(pair):
+    with pytest.raises(WhetError, match="empty prompt or response"):
+        make_packs([pair], 10)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_good_models_pass_the_check(family, dtype):
+    check_packing(small(family, dtype))
+
+
+def test_a_model_that_carries_state_across_sequences_is_refused():
+    """Bamba mixes Mamba layers in: packed, one sequence would leak into the next."""
+    shape = {**SHAPE, "num_hidden_layers": 2}
+    config = BambaConfig(
+        **shape,
+        attn_layer_indices=[1],
+        mamba_n_heads=4,
+        mamba_d_head=8,
+        mamba_n_groups=1,
+        mamba_d_state=8,
+        mamba_expand=2,
+    )
+    torch.manual_seed(0)
+    model = BambaForCausalLM(config).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3)
+    with pytest.raises(WhetError, match="Bamba"):
+        check_packing(model)
+
+
+def test_a_logit_transform_of_its_own_is_refused():
+    model = small("llama")
+    model.lm_head.register_forward_hook(lambda module, args, out: out * 1.5)
+    with pytest.raises(WhetError, match="other log-probs"):
+        check_packing(model)
+
+
+def test_attention_sinks_are_refused():
+    config = GptOssConfig(**SHAPE, num_local_experts=2, num_experts_per_tok=1, sliding_window=8)
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).eval()
+    with pytest.raises(WhetError, match="s_aux"):
+        check_packing(model)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 4, 32), (9, 3, 64), (12, 2, 128), (4, 1, 256)])
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
+    """The flash kernel in half precision against the padded reference in fp32."""
+    pairs = [([2] * 3, [3] * n) for n in (200, 190, 64, 5, 1)]
+    (pack,) = make_packs(pairs, 1000, "cuda")
+    tokens = pack.input_ids.shape[1]
+    generator = torch.Generator("cuda").manual_seed(0)
+    shapes = [(1, h, tokens, d) for h in (heads, kv_heads, kv_heads)]
+    half = [torch.randn(s, generator=generator, device="cuda").to(dtype).requires_grad_() for s in shapes]
+    wide = [x.detach().float().requires_grad_() for x in half]
+    assert packing._can_varlen(half[0][0], half[2][0], None)
+    assert not packing._can_varlen(wide[0][0], wide[2][0], None)
+    kwargs: dict[str, Any] = {"packed": pack.boundaries, "scaling": d**-0.5, "sliding_window": window}
+    ours, _ = packing.attention(None, *half, None, **kwargs)
+    reference, _ = packing.attention(None, *wide, None, **kwargs)
+    torch.testing.assert_close(ours.float(), reference, rtol=0.03, atol=0.02)
+    weights = torch.randn(ours.shape, generator=generator, device="cuda")
+    got = torch.autograd.grad((ours.float() * weights).sum(), half)
+    want = torch.autograd.grad((reference * weights).sum(), wide)
+    for a, b in zip(got, want, strict=True):
+        assert float((a.float() - b).norm() / b.norm()) < 0.02
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_padded_on_a_gpu(family):
+    """bf16 with the flash kernel where it serves, against fp32 on the CPU: errors of rounding only."""
+    exact = small(family, torch.float32)
+    pairs = some_pairs(count=40)
+    with packed_attention(exact), torch.no_grad():
+        want = torch.cat(packed_log_probs(exact, pairs, 64))
+    for dtype, bound in ((torch.float32, 1e-3), (torch.bfloat16, 0.2)):
+        model = small(family, torch.float32).to("cuda", dtype)
+        check_packing(model)
+        out: dict[int, torch.Tensor] = {}
+        with packed_attention(model), torch.no_grad():
+            for pack in make_packs(pairs, 64, "cuda"):
+                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
+                out.update(zip(pack.members, lp.cpu().split(pack.counts), strict=True))
+        got = torch.cat([out[i] for i in range(len(pairs))])
+        assert float((got - want).abs().mean()) < bound

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from whet.report.arms import read_arms
+from whet.report.compare import Cell, compare, compare_table, to_markdown
+
+
+def rows(*points: tuple[int, float]) -> list[dict[str, float]]:
+    """(thousand tokens, accuracy), a second for every ten thousand tokens."""
+    return [
+        {
+            "step": i,
+            "tokens_generated": 1000 * k,
+            "tokens_trained": 250 * k,
+            "time_s": k / 10,
+            "eval/held_out/accuracy": a,
+        }
+        | ({"curriculum/signal_share": 0.2 * i} if i else {})
+        for i, (k, a) in enumerate(points)
+    ]
+
+
+def three_arms(save_run: Callable[..., Path]) -> list[Path]:
+    return [
+        save_run("uniform-seed0", rows((0, 0.2), (100, 0.5), (200, 0.5), (300, 0.6), (400, 0.6)), seed=0),
+        save_run("uniform-seed1", rows((0, 0.2), (100, 0.4), (200, 0.5), (300, 0.5), (400, 0.5)), seed=1),
+        save_run("speed-seed0", rows((0, 0.2), (50, 0.5), (100, 0.6), (150, 0.6), (200, 0.6)), seed=0),
+        save_run("speed-seed1", rows((0, 0.2), (50, 0.5), (110, 0.6), (150, 0.6), (200, 0.6)), seed=1),
+        save_run("lazy", rows((0, 0.2), (200, 0.2), (400, 0.2)), seed=0),
+    ]
+
+
+def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
+    result = compare(read_arms(three_arms(save_run)))
+    assert result.levels == [0.3, 0.4, 0.5, 0.55, 0.6]
+    assert (result.arms, result.seeds, result.evaluation) == (["uniform", "speed", "lazy"], [2, 2, 1], "held_out")
+    at_half = [row[2] for row in result.costs["tokens"]]
+    assert at_half == [
+        Cell("150k", "", "100k–200k"),
+        Cell("50k", "3.0×", "50k–50k"),
+        Cell("never", "<0.38×", "by 400k"),  # 150 / 400 at most
+    ]
+    at_most = [row[4] for row in result.costs["seconds"]]
+    assert at_most == [
+        Cell(">35s", "", "30s–never"),  # the median of 30 and more than 40
+        Cell("10s", ">3.3×", "10s–11s"),
+        Cell("never", "", "by 40s"),  # neither is known, so no ratio
+    ]
+
+
+def test_a_seed_that_ended_early_is_no_lower_end_of_the_range(save_run: Callable[..., Path]) -> None:
+    long = save_run("a-seed0", rows((0, 0.2), (200, 0.4), (300, 0.6), (400, 0.6)))
+    short = save_run("a-seed1", rows((0, 0.2), (100, 0.4)))
+    result = compare(read_arms([long, short]))
+    assert result.levels[-1] == 0.6
+    assert result.costs["tokens"][0][-1] == Cell(">200k", "", "300k–never")  # the median of 300 and more than 100
+
+
+def test_ends_by_hand(save_run: Callable[..., Path]) -> None:
+    ends = compare(read_arms(three_arms(save_run))).ends[0]
+    assert ends["accuracy"] == Cell("0.533", "", "0.500–0.567")  # (0.5 + 0.6 + 0.6) / 3 and 0.5
+    assert ends["tokens"] == Cell("400k")
+    assert ends["trained on"] == Cell("25%")
+    assert ends["signal"] == Cell("50%")  # the mean of 0.2, 0.4, 0.6, 0.8
+
+
+def test_the_terminal_shows_all_arms_at_80_columns(save_run: Callable[..., Path]) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(compare_table(three_arms(save_run)))
+    shown = console.file.getvalue()
+    for word in ("uniform", "speed", "lazy", "0.55", "3.0×", "never", "by 400k", "two consecutive"):
+        assert word in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+
+
+def test_markdown_holds_the_same_cells(save_run: Callable[..., Path]) -> None:
+    text = to_markdown(three_arms(save_run))
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert tables[5] == "| Tokens to accuracy | 0.30 | 0.40 | 0.50 | 0.55 | 0.60 |"
+    assert tables[8].split(" | ")[3] == "50k **3.0×** (50k–50k)"
+    assert tables[9].split(" | ")[3] == "never **<0.38×** (by 400k)"
+    assert {line.count("|") for line in tables[5:]} == {7}
+
+
+def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
+    folder = save_run("plain", rows((0, 0.2), (100, 0.5), (200, 0.5)))
+    hostile = {"a|b\n<img>\x1b[2J [red]*": folder}
+    text = to_markdown(hostile)
+    assert "a\\|b\\n\\<img\\>\\x1b\\[2J" in text and "\x1b" not in text
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    console.print(compare_table(hostile))
+    shown = console.file.getvalue()
+    assert "\x1b[2J" not in shown and "[red]" in shown
+
+
+def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:
+    result = compare(read_arms([save_run("bare", [{"step": 3, "tokens_generated": 10}]), save_run("empty", [])]))
+    assert result.levels == [] and result.ends[0]["accuracy"] == Cell("–") and result.ends[1]["steps"] == Cell("–")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from whet.errors import WhetError
+from whet.report.view import view_run
+
+
+def rollout(step: int, name: str, index: int, verdict: str, response: str, **more: Any) -> dict[str, Any]:
+    where = {"step": step, "prompt_id": name, "group_id": 7, "index": index, "phase": "train", "version": step}
+    what = {"prompt": f"text of {name}", "response": response, "answer": "42", "length": 12, "finish": "stop"}
+    return {**where, **what, "verdict": verdict, "reward": float(verdict == "right"), **more}
+
+
+def shown(folder: Path, **wishes: Any) -> str:
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    view_run(folder, console=console, **wishes)
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+@pytest.fixture
+def run(save_run: Callable[..., Path]) -> Path:
+    return save_run(
+        "run",
+        [{"step": 0}],
+        [
+            rollout(1, "old", 0, "wrong", "first try"),
+            rollout(2, "a", 0, "right", "it is 42", length=23),
+            rollout(2, "b", 0, "wrong", "no idea", finish="length"),
+            rollout(2, "a", 1, "wrong", "it is 41", phase="screen"),
+            rollout(2, "b", 1, "unjudged", "", reward=None),
+        ],
+    )
+
+
+def test_rollouts_stand_under_their_prompt_newest_step_first(run: Path) -> None:
+    text = shown(run)
+    order = ["step 2  a  1 of 2 right", "text of a", "it is 42", "it is 41", "step 2  b  0 of 2 right", "no idea"]
+    order += ["(nothing)", "step 1  old"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert "✓ right    reward 1.00  23 tokens  version 2  stop  train" in text
+    assert "? unjudged reward –" in text and "length  train" in text
+
+
+def test_training_is_shown_before_evaluation(save_run: Callable[..., Path]) -> None:
+    rows = [rollout(4, "e", 0, "right", "evaluated", phase="eval"), rollout(4, "t", 0, "wrong", "trained on")]
+    out = shown(save_run("run", [{"step": 0}], rows))
+    assert out.index("trained on") < out.index("evaluated")
+
+
+def test_wishes_narrow_what_is_shown_but_not_the_count_of_the_group(run: Path) -> None:
+    assert "1 of 2 right, 1 shown" in shown(run, verdict="right")
+    text = shown(run, verdict="right")
+    assert "it is 42" in text and "it is 41" not in text and "no idea" not in text
+    assert "it is 41" in shown(run, phase="screen") and "it is 42" not in shown(run, phase="screen")
+    assert "first try" in shown(run, step=1) and "it is" not in shown(run, step=1)
+    assert shown(run, limit=3).count("reward") == 3
+
+
+def test_wishes_nothing_fits_are_answered_in_a_sentence(run: Path, save_run: Callable[..., Path]) -> None:
+    for wishes, words in (
+        ({"step": 9}, "no rollouts of step 9; it has 2 steps from 1 to 2"),
+        ({"verdict": "good"}, "no verdict"),
+        ({"phase": "eval"}, "fits phase eval"),
+    ):
+        with pytest.raises(WhetError, match=words):
+            shown(run, **wishes)
+    with pytest.raises(WhetError, match="holds no rollouts"):
+        shown(save_run("bare", [{"step": 0}]))
+
+
+def test_hostile_text_does_nothing(save_run: Callable[..., Path]) -> None:
+    text = "[red]markup[/red] [link=x] \x1b[2J\x1b]0;title\x07 \u202eabc \x9b31m \r over :smile: \ud800"
+    hostile = {"prompt_id": text, "prompt": text, "answer": text, "finish": text, "phase": text}
+    out = shown(save_run("run", [{"step": 0}], [rollout(1, "p", 0, "right", text, **hostile)]))
+    assert not set(out) & set("\x1b\x07\u202e\x9b\r")
+    assert "[red]markup[/red] [link=x]" in out and ":smile:" in out and r"\x1b[2J" in out and r"\ud800" in out
+    out.encode()
+
+
+def test_a_long_line_is_shortened(save_run: Callable[..., Path]) -> None:
+    out = shown(save_run("run", [{"step": 0}], [rollout(1, "p", 0, "right", "y" * 100_000 + "end")]))
+    assert len(out) < 5000 and "characters left out" in out and "yend" in out

@@ -1,0 +1,86 @@
+"""What the tests of whole runs share: a recipe that takes a second, a silent watcher, and what "the same run" means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from whet.config import Config, load_config
+
+SMALL = (
+    "steps=5",
+    "model.hidden=16",
+    "model.layers=1",
+    "model.heads=2",
+    'data.0.options={train_count=60, mix={"1"=0.5, "2-4"=0.5}}',
+    "eval.0.options={eval_count=60}",
+    "eval.0.limit=12",
+    "eval.0.max_tokens=12",
+    "eval.0.every=2",
+    "rollout.context=48",
+    "rollout.max_tokens=12",
+    "rollout.slots=12",
+    "curriculum.groups=3",
+    "curriculum.rollouts=4",
+    "curriculum.patience=50",
+    "learn.lr=3e-3",
+    "learn.warmup=2",
+    "save.every=2",
+)
+"""A model that knows nothing: rewards come from the fixture's judge, not from skill."""
+
+
+def small_config(*sets: str) -> Config:
+    return load_config(sets=[*SMALL, *sets])
+
+
+class Silent:
+    """A watcher that only remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.rows: list[dict[str, float]] = []
+
+    def update(self, metrics: dict[str, float], progress: float) -> None:
+        self.rows.append(metrics)
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+    def warm_start(self, step: int, steps: int, loss: float) -> None:
+        pass
+
+
+def even_digits(prompt: Any, response: str) -> float:
+    """A reward an untrained model earns about half the time, so that groups have spread."""
+    return float(sum(c.isdigit() for c in response) % 2 == 0)
+
+
+TIMED = ("time/", "time_s", "rollout/seconds", "rollout/tokens_per_s", "judge/seconds", "learn/seconds")
+
+
+def timeless(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what a clock measured."""
+    return [{k: v for k, v in row.items() if not k.startswith(TIMED)} for row in rows]
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    newest = max((folder / "checkpoints").glob("step_*"))
+    return load_file(newest / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    from whet.run import read_metrics
+
+    assert timeless(read_metrics(one)) == timeless(read_metrics(other))
+    mine, theirs = newest_weights(one), newest_weights(other)
+    assert mine.keys() == theirs.keys()
+    for name, tensor in mine.items():
+        assert torch.equal(tensor, theirs[name]), name
+    wrote, same = ({p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other))
+    assert wrote == same

@@ -1,0 +1,145 @@
+"""The commands as a person meets them: bad input gets one sentence and exit code 2, and loses nothing."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from small_run import SMALL
+
+from whet import cli, files
+from whet.config import dump_config, load_config
+
+QUICK = ["--set=steps=2", *(f"--set={item}" for item in SMALL if not item.startswith("steps="))]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr("sys.argv", ["whet", *words])
+    monkeypatch.setenv("COLUMNS", "200")
+    try:
+        cli.main()
+    except SystemExit as left:
+        return int(left.code or 0)
+    return 0
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one sentence a refused command prints."""
+    assert call(monkeypatch, *words) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert sentence.startswith("whet: ") and "Traceback" not in sentence
+    assert len(sentence.splitlines()) == 1, sentence
+    return sentence
+
+
+def problems(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_bad_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    sentence = refused(monkeypatch, capsys, "train", "--data", str(tmp_path / "none.jsonl"), out)
+    assert "none.jsonl" in sentence
+    (tmp_path / "empty.jsonl").write_text("")
+    assert "empty" in refused(monkeypatch, capsys, "train", "--data", str(tmp_path / "empty.jsonl"), out)
+    twice = problems(tmp_path / "twice.jsonl", [{"id": "x", "prompt": "1+1=", "answer": "2"}] * 2)
+    assert '"x"' in refused(monkeypatch, capsys, "train", "--data", twice, out).replace("'", '"')
+    assert not (tmp_path / "run").exists(), "nothing is made for a run that cannot start"
+
+
+def test_unknown_keys_values_and_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    assert "learn.lr" in refused(monkeypatch, capsys, "train", "--set", "learn.lrr=1", out)
+    assert "learn.lr = -1" in refused(monkeypatch, capsys, "train", "--set", "learn.lr=-1", out)
+    assert "dapo" in refused(monkeypatch, capsys, "train", "--curriculum", "dappo", out)
+    assert "chain" in refused(monkeypatch, capsys, "train", "--set", "data.0.task=chian", out)
+    assert "no model folder" in refused(monkeypatch, capsys, "train", "--model", str(tmp_path / "no"), out)
+    assert "no_such_module" in refused(monkeypatch, capsys, "train", "--reward", "no_such_module:f", out)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prompt_longer_than_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = refused(
+        monkeypatch, capsys, "train", *QUICK, "--set=rollout.context=13", f"--out={tmp_path / 'run'}",
+        '--set=data.0.options={train_count=20, mix={"9-12"=1.0}}',
+    )  # fmt: skip
+    assert "rollout.context" in sentence
+
+
+def test_folders_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in refused(monkeypatch, capsys, "train", *QUICK, f"--out={tmp_path / 'file' / 'run'}")
+    (tmp_path / "empty").mkdir()
+    assert "no run to resume" in refused(monkeypatch, capsys, "train", "--resume", f"--out={tmp_path / 'empty'}")
+    assert "--resume" in refused(monkeypatch, capsys, "train", "--resume")
+    assert "no run in" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
+    assert "no run in" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
+
+
+def test_a_full_disk_is_one_sentence_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    assert call(monkeypatch, "train", *QUICK, out) == 0
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        patch.setattr(files.os, "fsync", full)
+        sentence = refused(patch, capsys, "train", "--resume", out, "--set=steps=4")
+    assert "space" in sentence
+    assert call(monkeypatch, "train", "--resume", out, "--set=steps=4") == 0
+
+
+def test_a_run_can_be_trained_viewed_compared_and_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert call(monkeypatch, "train", *QUICK, f"--out={run}") == 0
+    capsys.readouterr()
+    assert "already" in refused(monkeypatch, capsys, "train", *QUICK, f"--out={run}")
+    assert call(monkeypatch, "view", str(run), "--limit=3") == 0
+    assert call(monkeypatch, "compare", str(run), f"--page={tmp_path / 'page.html'}") == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!")
+    capsys.readouterr()
+    assert call(monkeypatch, "eval", str(run), f"--out={tmp_path / 'eval'}") == 0
+    accuracy = json.loads((tmp_path / "eval" / "eval.json").read_text())["eval/held_out/accuracy"]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert accuracy == last["eval/held_out/accuracy"]
+    assert len((tmp_path / "eval" / "responses.jsonl").read_text().splitlines()) == 12
+
+
+def test_dry_run_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "train", "--dry-run", *QUICK) == 0
+    printed = capsys.readouterr().out
+    assert "[curriculum]" in printed and "60 training prompts" in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(monkeypatch, "list") == 0
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("uniform", "dapo", "chain", "rloo", "learn.lr"))
+    assert call(monkeypatch, "doctor", "tiny") == 0
+    assert "torch" in capsys.readouterr().out
+    assert call(monkeypatch, "--version") == 0
+
+
+@pytest.mark.parametrize(
+    "recipe", sorted(Path(__file__).parent.parent.joinpath("recipes").rglob("*.toml")), ids=lambda p: p.stem
+)
+def test_every_recipe_holds(recipe: Path) -> None:
+    settings = load_config(recipe)
+    assert dump_config(settings)

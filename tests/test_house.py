@@ -1,0 +1,108 @@
+"""The rules of the house: who may import whom, how long a file may grow, and that every knob is meant."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whet
+from whet import config
+
+ROOT = Path(whet.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+ALLOWED = {
+    # package or file of whet -> the parts of whet it may import; all others are free (loop, api, cli, ...)
+    "errors": set(),
+    "types": set(),
+    "config": {"errors"},
+    "files": {"errors"},
+    "tasks": {"tasks", "types", "errors", "config", "text"},
+    "curriculum": {"curriculum", "types", "errors", "config"},
+    "model": {"model", "types", "errors", "config"},
+    "rollout": {"rollout", "model", "types", "errors", "config"},
+    "learn": {"learn", "model", "types", "errors", "config", "files"},
+    "draft": {"draft", "model", "types", "errors", "config"},
+    "text": {"types", "errors", "config"},
+    "metrics": {"types"},
+    "advice": set(),
+    "report": {"report", "types", "errors", "config", "run", "files", "text"},
+}
+NO_TORCH = {
+    "errors",
+    "types",
+    "config",
+    "files",
+    "tasks",
+    "curriculum",
+    "run",
+    "problems",
+    "report",
+    "metrics",
+    "advice",
+}
+TORCH = {"torch", "transformers", "safetensors", "tokenizers"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names imported anywhere in the file, TYPE_CHECKING blocks included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide who imports whom"
+            names.add(node.module or "")
+            if node.module == "whet":
+                names |= {f"whet.{alias.name}" for alias in node.names}
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downwards(path: Path) -> None:
+    part = part_of(path)
+    if part in ALLOWED:
+        mine = {name.split(".")[1] for name in imports(path) if name.startswith("whet.")}
+        assert mine <= ALLOWED[part], f"{path.name} imports {mine - ALLOWED[part]}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_torch_above_the_model(path: Path) -> None:
+    if part_of(path) in NO_TORCH:
+        assert not {name.split(".")[0] for name in imports(path)} & TORCH
+
+
+def test_light_parts_load_without_torch() -> None:
+    """Also through what they import: one process, so that nothing was loaded before."""
+    code = (
+        "import sys, whet, whet.cli, whet.problems, whet.run, whet.curriculum.build, whet.report.page\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_and_functions_fit(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 80, f"{path.name}:{node.lineno} {node.name}"
+
+
+def test_no_file_without_a_noun() -> None:
+    assert not [p for p in FILES if p.stem in {"utils", "util", "common", "helpers", "misc"}]
+
+
+def test_every_knob_is_known() -> None:
+    """A new setting is a visible decision: it changes this number, and says what it means."""
+    described = config.describe()
+    assert len(described) == 68
+    silent = [name for name, _, meaning in described if not meaning]
+    assert len(silent) < 30, "most settings carry a sentence; a plain name may go without"

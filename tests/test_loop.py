@@ -1,0 +1,107 @@
+"""Whole runs in one process: barrier and stream, what an update does to running rollouts, judges that misbehave."""
+
+import time
+from pathlib import Path
+
+import pytest
+from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
+
+from whet import api
+from whet.errors import Starved
+from whet.run import read_metrics, read_rollouts
+
+
+def run(folder: Path, *sets: str, reward=even_digits, silent: Silent | None = None) -> Silent:
+    silent = silent or Silent()
+    api.run_recipe(small_config(*sets), folder, watcher=silent, reward=reward)
+    return silent
+
+
+def test_a_barrier_run_leaves_a_whole_folder(tmp_path: Path) -> None:
+    run(tmp_path / "a")
+    rows = read_metrics(tmp_path / "a")
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [("eval/held_out/accuracy" in row) for row in rows] == [True, False, True, False, True, True]
+    last = rows[-1]
+    assert last["version"] == 5 and last["rollouts"] == 5 * 12 and last["prompts_seen"] == 15
+    assert last["tokens_generated"] == sum(row["length/mean"] * 12 for row in rows[1:])
+    for key in ("reward/mean", "verdict/right", "length/p90", "learn/entropy", "learn/grad_norm", "learn/mismatch",
+                "curriculum/signal_share", "rollout/tokens_per_s", "time/generate", "time/train"):  # fmt: skip
+        assert key in last, key
+    assert sorted(p.name for p in (tmp_path / "a" / "checkpoints").glob("step_*"))[-1] == "step_00000005"
+    written = list(read_rollouts(tmp_path / "a"))
+    assert {row["phase"] for row in written} == {"train", "eval"}
+    assert (tmp_path / "a" / "report.html").is_file()
+
+
+def test_same_seed_same_run_other_seed_other_run(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        run(tmp_path / name, f"seed={seed}")
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    assert timeless(read_metrics(tmp_path / "a")) != timeless(read_metrics(tmp_path / "c"))
+
+
+def test_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) -> None:
+    """The fast path against the slow one: fp64, so that the batch a token was computed in cannot be seen."""
+    run(tmp_path / "barrier", "model.dtype=float64")
+    run(tmp_path / "stream", "model.dtype=float64", "rollout.mode=stream", "curriculum.look_ahead=0", "rollout.slots=5")
+    mine, theirs = newest_weights(tmp_path / "barrier"), newest_weights(tmp_path / "stream")
+    assert max((mine[k] - theirs[k]).abs().max().item() for k in mine) < 1e-9
+
+
+@pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
+def test_stream_carries_on_over_updates(tmp_path: Path, on_update: str) -> None:
+    run(tmp_path / "a", "rollout.mode=stream", f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8",
+        "rollout.slots=18")  # fmt: skip
+    rows = read_metrics(tmp_path / "a")
+    assert rows[-1]["step"] == 8
+    assert max(row["curriculum/age_max"] for row in rows[1:]) in (1, 2)
+    cut = sum(row["rollout/cut"] for row in rows[1:])
+    assert cut > 0 if on_update == "cut" else cut == 0
+    assert (rows[-1]["curriculum/cut"] > 0) == (on_update == "cut")
+
+
+def test_stream_is_on_policy_when_asked(tmp_path: Path) -> None:
+    run(tmp_path / "a", "rollout.mode=stream", "curriculum.name=dapo", "rollout.slots=18")
+    assert all(row["curriculum/age_max"] == 0 for row in read_metrics(tmp_path / "a")[1:])
+
+
+def test_dapo_trains_on_groups_with_signal_alone(tmp_path: Path) -> None:
+    run(tmp_path / "a", "curriculum.name=dapo")
+    rows = read_metrics(tmp_path / "a")[1:]
+    assert all(row["learn/signal_share"] == 1.0 for row in rows)
+
+
+def test_starvation_is_said_not_suffered(tmp_path: Path) -> None:
+    with pytest.raises(Starved):
+        run(tmp_path / "a", "curriculum.name=dapo", "curriculum.patience=2", reward=lambda prompt, response: 1.0)
+    run(tmp_path / "b", "curriculum.name=dapo", "curriculum.patience=2", "curriculum.starvation=relax",
+        reward=lambda prompt, response: 1.0)  # fmt: skip
+    assert read_metrics(tmp_path / "b")[-1]["curriculum/starved"] > 0
+
+
+def test_a_reward_that_raises_or_loops_costs_its_rollouts_alone(tmp_path: Path) -> None:
+    def moody(prompt, response: str) -> float:
+        if len(response) % 5 == 0:
+            raise ValueError("no")
+        if len(response) % 7 == 0:
+            time.sleep(60)
+        return even_digits(prompt, response)
+
+    run(tmp_path / "a", "judge.timeout_s=0.2", "steps=2", "curriculum.starvation=partial", reward=moody)
+    rows = read_metrics(tmp_path / "a")
+    assert rows[-1]["step"] == 2
+    assert sum(row["verdict/unjudged"] for row in rows[1:]) > 0
+
+
+def test_token_budget_ends_the_run(tmp_path: Path) -> None:
+    run(tmp_path / "a", "token_budget=200", "steps=100")
+    rows = read_metrics(tmp_path / "a")
+    assert rows[-1]["tokens_generated"] >= 200 > rows[-2]["tokens_generated"]
+    assert "eval/held_out/accuracy" in rows[-1]
+
+
+def test_warm_start_then_no_steps_leaves_a_base(tmp_path: Path) -> None:
+    run(tmp_path / "a", "steps=0", "warm_start.steps=3", "warm_start.batch=4", reward=None)
+    assert [row["step"] for row in read_metrics(tmp_path / "a")] == [0]
+    assert (tmp_path / "a" / "checkpoints" / "step_00000000" / "config.json").is_file()

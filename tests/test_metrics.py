@@ -1,0 +1,82 @@
+import dataclasses
+
+from whet.advice import PATIENCE, SIGNS, Advice
+from whet.metrics import Stopwatch, rollout_metrics
+from whet.types import Group, Rollout, Sampling
+
+BASE = Rollout(
+    prompt_id="a", group_id=0, index=0, phase="train", sampling=Sampling(max_tokens=8), length=4, finish="stop",
+    first_version=0, last_version=0, verdict="right", score=1.0, reward=1.0,
+)  # fmt: skip
+
+
+def rollout(**changes: object) -> Rollout:
+    return dataclasses.replace(BASE, **changes)  # type: ignore[arg-type]
+
+
+def test_hand_counted_step() -> None:
+    metrics = rollout_metrics(
+        [
+            rollout(),
+            rollout(verdict="wrong", score=0.0, reward=0.0, length=8, finish="length"),
+            rollout(verdict="wrong", score=0.0, reward=0.0, length=6),
+            rollout(verdict="unjudged", score=None, reward=None, length=2),
+            rollout(finish="cut", length=100, verdict="unjudged", score=None, reward=None),
+        ]
+    )
+    assert metrics["verdict/right"] == 0.25 and metrics["verdict/wrong"] == 0.5 and metrics["verdict/unjudged"] == 0.25
+    assert metrics["reward/mean"] == 1 / 3
+    assert metrics["length/mean"] == 5.0 and metrics["length/max"] == 8.0 and metrics["length/p50"] == 5.0
+    assert metrics["length/truncated"] == 0.25
+    assert metrics["length/right"] == 4.0 and metrics["length/wrong"] == 7.0
+
+
+def test_nothing_finished_says_nothing() -> None:
+    assert rollout_metrics([]) == {}
+    assert rollout_metrics([rollout(finish="cut")]) == {}
+
+
+def test_group_numbers() -> None:
+    group = Group(
+        prompt_id="a",
+        group_id=0,
+        rollouts=(
+            rollout(first_version=3),
+            rollout(verdict="wrong", first_version=2),
+            rollout(verdict="unjudged", first_version=4),
+        ),
+    )
+    assert group.pass_rate == 0.5 and group.spread == 0.5
+    assert group.tokens == 12 and group.oldest_version == 2 and len(group.judged) == 2
+    assert Group(prompt_id="a", group_id=0, rollouts=(rollout(),) * 3).spread == 0.0
+
+
+def test_stopwatch_accounts_for_everything() -> None:
+    watch = Stopwatch()
+    with watch.timing("a"), watch.timing("b"):
+        pass
+    with watch.timing("a"):
+        pass
+    metrics = watch.metrics()
+    assert set(metrics) == {"time/a", "time/b", "time/total", "time/idle"}
+    assert all(value >= 0 for value in metrics.values())
+
+
+def test_advice_is_given_once_and_only_for_a_streak() -> None:
+    advice, bad, good = Advice(), {"length/truncated": 0.9}, {"length/truncated": 0.1}
+    said = [advice.check(m) for m in [bad] * (PATIENCE - 1) + [good] + [bad] * 3 * PATIENCE]
+    assert [len(s) for s in said].count(1) == 1
+    assert said[2 * PATIENCE - 1] == [SIGNS["truncated"][1]]
+
+
+def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
+    healthy = {
+        "length/truncated": 0.1, "verdict/right": 0.4, "verdict/unjudged": 0.0, "curriculum/signal_share": 0.4,
+        "learn/entropy": 0.5, "learn/mismatch": 1e-4,
+    }  # fmt: skip
+    sick = {
+        "length/truncated": 0.9, "verdict/right": 0.0, "verdict/unjudged": 0.2, "curriculum/signal_share": 0.01,
+        "learn/entropy": 0.001, "learn/mismatch": 0.5,
+    }  # fmt: skip
+    assert not any(shows(healthy) for shows, _ in SIGNS.values())
+    assert all(shows(sick) for shows, _ in SIGNS.values())

@@ -1,0 +1,158 @@
+"""A run that was interrupted, at any instant and in any way, ends as the one that was not."""
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from faults import Faults, Killed
+from small_run import SMALL, Silent, assert_same_run, even_digits, small_config
+
+from whet import api, files
+from whet.config import dump_config, load_config
+from whet.errors import WhetError
+from whet.run import read_metrics
+
+KINDS = {
+    "barrier": (),
+    "dapo": ("curriculum.name=dapo", "curriculum.max_age=1"),
+    "stream cut": ("rollout.mode=stream",),
+    "stream recompute": ("rollout.mode=stream", "rollout.on_update=recompute", "curriculum.max_age=2"),
+    "bf16 masters, kl": ("model.dtype=bfloat16", "learn.kl_coef=0.1", "learn.updates=2"),
+}
+
+
+def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
+    silent = Silent()
+    api.run_recipe(small_config(*sets), folder, watcher=silent, reward=even_digits, resume=resume)
+    return silent
+
+
+class Stop(Silent):
+    """Presses Ctrl-C after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def update(self, metrics: dict[str, float], progress: float) -> None:
+        super().update(metrics, progress)
+        if metrics["step"] == self.after:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
+    train(tmp_path / "whole", *KINDS[kind])
+    api.run_recipe(small_config(*KINDS[kind]), tmp_path / "parts", watcher=Stop(3), reward=even_digits)
+    assert read_metrics(tmp_path / "parts")[-1]["step"] == 3
+    told = train(tmp_path / "parts", *KINDS[kind], resume=True)
+    assert "Resuming after step 3." in told.messages
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+class WritesAndRenames(Faults):
+    """Whole runs are not repeated for every fsync and chmod; tests/test_run.py does that for the folder alone."""
+
+    CHANGES = ("write", "replace", "rename", "truncate", "unlink", "rmtree")
+
+
+@pytest.mark.parametrize(("kind", "least"), [("before", 24), ("half", 10)])
+def test_a_crash_at_any_write_or_rename_is_survived(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, least: int
+) -> None:
+    """Killed before or in the midst of the k-th change of a file, for every k of a run (after it = before the next)."""
+    sets = ("steps=2", "save.every=1", "save.keep=1", "save.rollouts=4", "eval.0.limit=4", "curriculum.groups=2")
+    train(tmp_path / "whole", *sets)
+    for number in itertools.count():
+        folder = tmp_path / f"killed-{number}"
+        faults = WritesAndRenames(kind, number)
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "os", faults)
+            patch.setattr(files, "shutil", faults)
+            with contextlib.suppress(Killed):
+                train(folder, *sets)
+        if not faults.fired:
+            break
+        train(folder, *sets, resume=(folder / "config.toml").is_file())
+        assert_same_run(tmp_path / "whole", folder)
+        shutil.rmtree(folder)
+    assert number >= least, "a run of two steps changes more files than that"
+
+
+def start_process(folder: Path, recipe: Path, resume: bool) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "whet", "train", "--out", str(folder)]
+    command += ["--resume"] if resume else [str(recipe)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    with folder.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
+def said(folder: Path) -> str:
+    return folder.with_suffix(".log").read_text()
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        rows = read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
+        if rows and rows[-1]["step"] >= step:
+            return
+        assert process.poll() is None, said(folder)
+        time.sleep(0.01)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def process_recipe(tmp_path: Path, steps: int) -> Path:
+    recipe = tmp_path / "recipe.toml"
+    sets = [*SMALL, f"steps={steps}", "data.0.reward=small_run:even_digits", "eval.0.reward=small_run:even_digits"]
+    recipe.write_text(dump_config(load_config(sets=sets)))
+    return recipe
+
+
+def test_three_real_kills(tmp_path: Path) -> None:
+    recipe = process_recipe(tmp_path, 40)
+    whole = start_process(tmp_path / "whole", recipe, resume=False)
+    assert whole.wait(180) == 0, said(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    for attempt, step in enumerate((4, 15, 27)):
+        process = start_process(folder, recipe, resume=attempt > 0)
+        wait_for_step(folder, step, process)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL
+    last = start_process(folder, recipe, resume=True)
+    assert last.wait(180) == 0, said(folder)
+    assert_same_run(tmp_path / "whole", folder)
+
+
+def test_sigterm_saves_and_leaves_and_a_second_process_is_refused(tmp_path: Path) -> None:
+    recipe = process_recipe(tmp_path, 4000)
+    folder = tmp_path / "run"
+    process = start_process(folder, recipe, resume=False)
+    wait_for_step(folder, 3, process)
+    with pytest.raises(WhetError, match=str(process.pid)):
+        train(folder, resume=True)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+    last = read_metrics(folder)[-1]["step"]
+    assert (folder / "checkpoints" / f"step_{last:08d}").is_dir()
+
+
+def test_a_corrupted_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> None:
+    train(tmp_path / "whole")
+    train(tmp_path / "hurt", "save.keep=3")
+    newest = max((tmp_path / "hurt" / "checkpoints").glob("step_*"))
+    weights = newest / "model.safetensors"
+    damaged = bytearray(weights.read_bytes())
+    damaged[-3] ^= 0xFF
+    weights.write_bytes(damaged)
+    told = train(tmp_path / "hurt", "save.keep=3", resume=True)
+    assert any("step_00000005" in text for text in told.messages)
+    assert "Resuming after step 4." in told.messages
+    assert_same_run(tmp_path / "whole", tmp_path / "hurt")

@@ -1,0 +1,3 @@
+from whet.cli import main
+
+main()

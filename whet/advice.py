@@ -1,0 +1,56 @@
+"""Plain warnings about a run that goes wrong quietly: each said once, with the knob to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+Metrics = Mapping[str, float]
+
+PATIENCE = 5
+"""A sign must stand for so many steps in a row: single steps are noise."""
+
+SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
+    "truncated": (
+        lambda m: m.get("length/truncated", 0.0) > 0.5,
+        "More than half of the responses hit the limit and were cut off; raise rollout.max_tokens and rollout.context.",
+    ),
+    "no_reward": (
+        lambda m: m.get("verdict/right", 1.0) == 0.0,
+        "Not one response was right for {patience} steps; the prompts are too hard for this model, or the judge does "
+        "not see its answers (whet view shows them).",
+    ),
+    "unjudged": (
+        lambda m: m.get("verdict/unjudged", 0.0) > 0.05,
+        "More than 5% of the responses were not judged; raise judge.timeout_s or judge.memory_mb, or mend the judge.",
+    ),
+    "signal": (
+        lambda m: m.get("curriculum/signal_share", 1.0) < 0.05,
+        'Fewer than 5% of the groups have both right and wrong answers; try curriculum.name = "dapo", more '
+        "curriculum.rollouts, or prompts nearer to what the model can do.",
+    ),
+    "entropy": (
+        lambda m: 0.0 < m.get("learn/entropy", 1.0) < 0.005,
+        "The model's entropy is close to zero: it no longer explores; set learn.entropy_coef or lower learn.lr.",
+    ),
+    "mismatch": (
+        lambda m: m.get("learn/mismatch", 0.0) > 0.1,
+        "Recorded and recomputed log-probabilities drift apart; lower curriculum.max_age, or use model.dtype = "
+        '"float32".',
+    ),
+}
+
+
+class Advice:
+    """Feed it each step's metrics; it answers with the sentences that are due now."""
+
+    def __init__(self) -> None:
+        self._streak = dict.fromkeys(SIGNS, 0)
+
+    def check(self, metrics: Metrics) -> list[str]:
+        due = []
+        for name, (shows, sentence) in SIGNS.items():
+            self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
+            if self._streak[name] == PATIENCE:
+                due.append(sentence.format(patience=PATIENCE))
+                self._streak[name] = -(10**9)  # never again in this run
+        return due

@@ -1,0 +1,228 @@
+"""whet from Python: `whet.train(...)`, and what the commands share.
+
+Order matters here: settings, data, judges, curriculum and model folder are all checked before a run
+folder is made, and that before any weight is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet import config, files
+from whet.curriculum.build import check_curriculum
+from whet.errors import WhetError
+from whet.problems import JudgeFunction, Problems, load_problems
+from whet.run import Run, best_checkpoint, read_metrics
+from whet.types import Prompt
+
+if TYPE_CHECKING:
+    from whet.loop import Watcher
+    from whet.parts import Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What `whet.train` gives back."""
+
+    folder: Path
+    metrics: list[dict[str, Any]]
+    """The lines of metrics.jsonl."""
+
+    @property
+    def model(self) -> Path:
+        """The newest checkpoint: a Hugging Face folder."""
+        return max((self.folder / "checkpoints").glob("step_*"))
+
+    def accuracy(self, name: str = "held_out") -> list[float]:
+        key = f"eval/{name}/accuracy"
+        return [row[key] for row in self.metrics if row.get(key) is not None]
+
+
+def train(
+    model: str | Path | None = None,
+    prompts: Iterable[Prompt | Mapping[str, Any] | tuple[str, str]] | str | Path | None = None,
+    reward: JudgeFunction | str | None = None,
+    curriculum: str | None = None,
+    *,
+    recipe: str | Path | None = None,
+    settings: Mapping[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = False,
+) -> Result:
+    """Train, and come back when done.
+
+    model: a Hugging Face folder or "tiny". prompts: a JSONL path, or problems as (text, answer) pairs, dicts or
+    Prompts. reward: called with (prompt, response) in worker processes, gives a score in 0..1; or "module:function".
+    settings: dotted keys as of `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
+    """
+    from whet.report.live import RunProgress
+
+    folder = Path(out) if out else new_folder()
+    sets = [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items()]
+    if resume:
+        chosen = config.load_config(folder / "config.toml", sets)
+    else:
+        sets = [*flag_sets(model, prompts, reward, curriculum, folder), *sets]
+        chosen = config.load_config(Path(recipe) if recipe else None, sets)
+    function = reward if callable(reward) else None
+    in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
+    watcher = RunProgress(quiet=quiet)
+    try:
+        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher)
+    finally:
+        watcher.close()
+    return Result(folder=folder, metrics=read_metrics(folder))
+
+
+def run_recipe(
+    settings: config.Config,
+    folder: Path,
+    *,
+    watcher: Watcher,
+    resume: bool = False,
+    reward: JudgeFunction | None = None,
+    prompts: list[Any] | None = None,
+) -> None:
+    """One run from its first or last checkpoint to its end."""
+    if prompts is not None and not resume:
+        write_prompts(Path(settings.data[0].path), prompts)
+    problems = check(settings, reward)
+    with ExitStack() as stack:
+        run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, config.dump_config(settings)))
+        if problems.overlap:
+            watcher.message(f"{problems.overlap} evaluation prompts are also trained on.")
+        stack.enter_context(run.stop_signals())
+        parts = start(run, settings, problems, watcher)
+        stack.callback(parts.close)
+        from whet import loop
+
+        loop.train(run, parts, watcher)
+        _write_page(folder)
+
+
+def check(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
+    """Everything that can be wrong with a recipe, found before any weight is loaded."""
+    check_curriculum(settings.curriculum.name)
+    problems = load_problems(settings, reward)
+    from whet.model.load import check_model
+
+    check_model(settings.model)
+    return problems
+
+
+def start(run: Run, settings: config.Config, problems: Problems, watcher: Watcher) -> Parts:
+    """The parts where the run left off, or warm-started at its beginning."""
+    from whet.learn.checkpoint import load_checkpoint
+    from whet.parts import build_parts, restore_parts, run_warm_start
+
+    folder = run.newest_checkpoint(watcher.message)
+    parts = build_parts(settings, problems, weights=folder)
+    try:
+        if folder is not None:
+            restore_parts(parts, load_checkpoint(folder))
+            watcher.message(f"Resuming after step {parts.tally.step}.")
+        run.cut_back(parts.tally.step if folder is not None else -1)
+        if parts.fresh:
+            run_warm_start(parts, _tell_warm_start(watcher))
+    except BaseException:
+        parts.close()
+        raise
+    return parts
+
+
+def evaluate_model(model: Path, recipe: Path | None, sets: Iterable[str], out: Path | None) -> dict[str, float]:
+    """Every [[eval]] set for a run (its best checkpoint, else its newest), a checkpoint or any Hugging Face folder."""
+    folder, own_recipe = _weights_of(model)
+    chosen = recipe or own_recipe
+    if chosen is None:
+        raise WhetError(f"{model} is no run, so it brings no recipe; name one with --recipe that holds [[eval]].")
+    name = json.dumps(str(folder))
+    settings = config.load_config(chosen, [*sets, f"model.name={name}"])
+    if not settings.eval:
+        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate.")
+    problems = check(settings)
+    from whet.eval import evaluate
+    from whet.parts import build_parts
+
+    metrics: dict[str, float] = {}
+    rows: list[dict[str, Any]] = []
+    parts = build_parts(settings, problems)
+    try:
+        for eval_set in parts.evals:
+            metrics |= evaluate(eval_set, parts.engine, parts.judge, lambda r: rows.extend(parts.rollout_rows(r)))
+    finally:
+        parts.close()
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        files.write_text(out / "eval.json", json.dumps({"model": str(folder), **metrics}, indent=2) + "\n")
+        files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    return metrics
+
+
+def _weights_of(model: Path) -> tuple[Path, Path | None]:
+    """(folder with weights, the recipe beside it): a run, one of its checkpoints, or a plain model folder."""
+    if (model / "checkpoints").is_dir():
+        best = best_checkpoint(model)
+        if best is None:
+            raise WhetError(f"The run {model} holds no whole checkpoint.")
+        return best, model / "config.toml"
+    beside = model.parent.parent / "config.toml"
+    return model, beside if beside.is_file() else None
+
+
+def new_folder() -> Path:
+    return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
+    """Problems given from Python become a file of the run, so that the run can be resumed."""
+    lines = []
+    for item in prompts:
+        if isinstance(item, Prompt):
+            row = {"id": item.id, "prompt": item.text or list(item.messages), "answer": item.answer, **item.meta}
+        elif isinstance(item, Mapping):
+            row = dict(item)
+        elif isinstance(item, tuple) and len(item) == 2:
+            row = {"prompt": item[0], "answer": item[1]}
+        else:
+            raise WhetError(f"A prompt is a (text, answer) pair, a dict or a Prompt, got {type(item).__name__}.")
+        lines.append(json.dumps(row))
+    files.write_text(path, "\n".join(lines) + "\n")
+
+
+def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:
+    """Function arguments (or command-line flags) as overrides of the recipe."""
+    sets = [f"model.name={json.dumps(str(model))}"] if model is not None else []
+    if prompts is not None:
+        path = prompts if isinstance(prompts, str | Path) else folder / "prompts.jsonl"
+        sets += ["data.0.task=text", f"data.0.path={json.dumps(str(path))}"]
+    if isinstance(reward, str):
+        sets.append(f"data.0.reward={json.dumps(reward)}")
+    if curriculum is not None:
+        sets.append(f"curriculum.name={json.dumps(curriculum)}")
+    return sets
+
+
+def _toml_value(value: Any) -> str:
+    return json.dumps(value)  # JSON scalars and lists are TOML, too
+
+
+def _tell_warm_start(watcher: Watcher) -> Callable[[str, int, int, float], None]:
+    def told(name: str, step: int, steps: int, loss: float) -> None:
+        if step % 50 == 0 or step == steps:
+            watcher.message(f"{name}: {step}/{steps} updates, loss {loss:.3f}")
+
+    return told
+
+
+def _write_page(folder: Path) -> None:
+    from whet.report.page import write_page
+
+    write_page(folder / "report.html", [folder], title=folder.name, note="")

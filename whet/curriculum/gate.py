@@ -1,0 +1,252 @@
+"""A gate stands over a source and says which groups train: the base class of plain groups, DAPO and the like.
+
+It asks the source for prompts, keeps the book of groups, and emits a batch once enough of them were admitted.
+A subclass overrides `admit`, and where it must `groups_to_ask`, `sizes` and `continuations`. Ages, cuts,
+look-ahead, starvation, counters and state are the same for all and live here.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from whet.curriculum.base import Source
+from whet.curriculum.counts import Counts
+from whet.curriculum.groups import GroupBook, Visit
+from whet.errors import Starved
+from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
+
+Admission = Literal["keep", "drop", "more"]
+Starvation = Literal["raise", "relax", "partial"]
+
+
+class Gate:
+    needs: frozenset[str] = frozenset()
+    phase: Phase = "train"
+    """Of the first request of a group."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        sampling: Sampling,
+        rollouts: int,
+        max_age: int = 0,
+        look_ahead: float = 1.0,
+        starvation: Starvation = "raise",
+        patience: int = 20,
+    ):
+        """`rollouts`: how many a group is first asked for; the other knobs as in `config.Curriculum`."""
+        self.source = source
+        self.sampling = sampling
+        self.rollouts = rollouts
+        self.max_age = max_age
+        self.look_ahead = look_ahead
+        self.starvation = starvation
+        self.patience = patience
+        self.book = GroupBook()
+        self.counts = Counts()
+        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of who must be asked again, in ask order
+        self.ages: list[int] = []  # of the groups of the last batch
+        self.dry = False  # the source had nothing more, and nothing is open
+
+    # What makes a gate
+
+    def admit(self, group: Group) -> Admission:
+        """All asked rollouts came, and two or more are judged: train on it, drop it, or ask for more first."""
+        raise NotImplementedError
+
+    def groups_to_ask(self, clock: Clock) -> int:
+        """New groups that the batch still lacks."""
+        return clock.groups - self.book.ready - self.book.open
+
+    def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
+        """How many rollouts each new group is first asked for; `rollouts` on average, since so many are free."""
+        return [self.rollouts] * len(prompt_ids)
+
+    def continuations(self, clock: Clock) -> list[Request]:
+        """Requests (`book.ask_more`) for groups whose admission was "more"; they come before new groups."""
+        return []
+
+    # The protocol
+
+    def plan(self, clock: Clock) -> list[Request]:
+        self._release_spare(clock.groups)
+        requests = self.continuations(clock)
+        count = self._room(clock, taken=sum(request.n for request in requests))
+        ids, places = self._pick(count, clock)
+        for prompt_id, n, place in zip(ids, self.sizes(ids), places, strict=True):
+            requests.append(self.book.ask(prompt_id, n, self.sampling, self.phase, place))
+        self.counts.add("asked", len(ids))
+        self.counts.add("rollouts", sum(request.n for request in requests))
+        self.dry = count > 0 and not ids and self.book.open == 0
+        return requests
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            assert rollout.group_id < self.book.next_id, f"rollout {rollout.key} was never asked for"
+            if rollout.group_id not in self.book:  # its group was cut before it came
+                self.counts.add("tokens_dropped", rollout.length)
+            elif rollout.finish == "cut":
+                self.counts.add("tokens_dropped", rollout.length)
+                self._give_back(self.book.remove(rollout.group_id), "cut")
+            elif (visit := self.book.add(rollout)) is not None:
+                self._decide(visit)
+        self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
+
+    def emit(self, clock: Clock) -> Batch | None:
+        for visit in self.book.expire(clock.version - self.max_age):
+            self._give_back(visit, "expired")
+        if self.book.ready >= clock.groups:
+            groups = self.book.first_ready(clock.groups)
+            return self._take(groups, clock) if len(groups) == clock.groups else None
+        if self.book.open == 0 and (self.dry or self._budget(clock) <= 0):
+            return self._take(self._starve(clock), clock)
+        return None
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self._release_spare(0)
+
+    def holds(self) -> set[int]:
+        return self.book.holds()
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            **self.counts.metrics(),
+            "curriculum/ready": float(self.book.ready),
+            "curriculum/open": float(self.book.open),
+            "curriculum/age_mean": sum(self.ages) / len(self.ages) if self.ages else 0.0,
+            "curriculum/age_max": float(max(self.ages, default=0)),
+            **self.source.metrics(),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "book": self.book.state_dict(),
+            "source": self.source.state_dict(),
+            "counts": self.counts.state_dict(),
+            "returned": [list(pair) for pair in self.returned],
+            "ages": list(self.ages),
+            "dry": self.dry,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.book.load_state_dict(state["book"])
+        self.source.load_state_dict(state["source"])
+        self.counts.load_state_dict(state["counts"])
+        self.returned = [(place, prompt_id) for place, prompt_id in state["returned"]]
+        self.ages = list(state["ages"])
+        self.dry = state["dry"]
+
+    # Asking
+
+    def _room(self, clock: Clock, taken: int) -> int:
+        """New groups to ask for now: what is wanted, within window, free capacity and patience.
+
+        Under stream the look-ahead window is filled, unless max_age is 0: what is asked beyond the batch
+        would then be too old for the next one, whatever comes of it.
+        """
+        want = self.groups_to_ask(clock)
+        if clock.free is not None:
+            window = clock.groups + int(self.look_ahead * clock.groups) - len(self.book)
+            fits = max(0, clock.free - taken) // self.rollouts
+            if self.book.open == 0:
+                fits = max(fits, 1)  # a group may be larger than the engine: it queues
+            want = min(window if self.max_age > 0 else want, window, fits)
+        return max(0, min(want, self._budget(clock)))
+
+    def _budget(self, clock: Clock) -> int:
+        """Groups that may still be asked for this batch before it counts as starving."""
+        return self.patience * clock.groups - self.counts.since("asked")
+
+    def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
+        """Prompts to ask, and the places in line of those that are asked again.
+
+        The source gets back no more than is picked now, so that ask order holds among those that wait.
+        """
+        if count == 0:
+            return [], []
+        back, self.returned = self.returned[:count], self.returned[count:]
+        self.source.give_back([prompt_id for _, prompt_id in back])
+        ids = self.source.pick(count, clock)
+        places = [place if prompt_id == picked else None for (place, prompt_id), picked in zip(back, ids, strict=False)]
+        return ids, places + [None] * (len(ids) - len(places))
+
+    def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
+        """No verdict: the prompt is asked again, before any other, as a new group in the same place."""
+        insort(self.returned, (visit.place, visit.prompt_id))
+        self.counts.add(why)
+        self.counts.add("reasked")
+        self.counts.add("tokens_dropped", visit.tokens)
+
+    # Deciding
+
+    def _decide(self, visit: Visit) -> None:
+        group = visit.group
+        if len(group.rollouts) < 2:
+            self.counts.add("unjudged_groups")
+            self.counts.acceptance.add(False)
+            self._drop(group)
+            return
+        admission = self.admit(group)
+        if admission == "more":
+            self.book.wait(group.group_id)
+            return
+        self.counts.add("judged", len(group.rollouts))
+        self.counts.add("right", sum(rollout.verdict == "right" for rollout in group.rollouts))
+        self.counts.signal.add(group.spread > 0)
+        self.counts.acceptance.add(admission == "keep")
+        if admission == "keep":
+            self.counts.add("accepted")
+            self.book.keep(group.group_id)
+        else:
+            self._reject(group)
+
+    def _reject(self, group: Group) -> None:
+        self.counts.add("rejected_easy" if group.pass_rate > 0.5 else "rejected_hard")
+        if self.starvation == "relax":
+            self.book.set_aside(group.group_id)
+        else:
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        self.counts.add("tokens_dropped", self.book.remove(group.group_id).tokens)
+
+    def _release_spare(self, keep: int) -> None:
+        """A batch can take in at most `keep` rejected groups: the traces of all others are freed."""
+        if self.book.spare > keep:
+            for group in self.book.best_spare()[keep:]:
+                self._drop(group)
+
+    # Emitting
+
+    def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
+        for group in groups:
+            visit = self.book.remove(group.group_id)
+            self.counts.add("tokens_kept", group.tokens)
+            self.counts.add("tokens_dropped", visit.tokens - group.tokens)  # its unjudged rollouts
+        self.counts.add("trained", len(groups))
+        self.counts.batch()
+        self.ages = [clock.version - group.oldest_version for group in groups]
+        self.dry = False
+        return Batch(groups=tuple(groups))
+
+    def _starve(self, clock: Clock) -> list[Group]:
+        """Nothing is open and asking more is in vain: what the policy makes of it."""
+        self.counts.add("starved")
+        ready = self.book.first_ready(clock.groups)
+        if self.starvation == "partial" and ready:
+            return ready
+        if self.starvation == "relax":
+            oldest = clock.version - self.max_age
+            spare = [group for group in self.book.best_spare() if group.oldest_version >= oldest]
+            filled = ready + spare[: clock.groups - len(ready)]
+            if len(filled) == clock.groups:
+                self.counts.add("relaxed", len(filled) - len(ready))
+                return sorted(filled, key=lambda group: self.book.place(group.group_id))
+        other = ', or set curriculum.starvation to "relax" or "partial"' if self.starvation == "raise" else ""
+        raise Starved(
+            f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
+            f"{self.counts.why_starved(self.dry)}{other}."
+        )

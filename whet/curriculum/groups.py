@@ -1,0 +1,208 @@
+"""The group book: which groups are open, which are ready, and in what order they were first asked for.
+
+Shared by all gates. A group is born with its first request, may be asked for more under the same id (a
+screened prompt that is continued), is complete when all asked rollouts have come, and then waits, is
+ready, is spare, or is gone; a gate (`gate.py`) decides which. A prompt that is asked again, because a
+weight update cut its group or the group grew too old, gets a new group in its old place in the order.
+The book keeps no counters and knows no source: it never decides, and never asks on its own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.types import Group, Phase, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+
+
+@dataclass(slots=True)
+class Visit:
+    """One visit of a prompt: how many rollouts were asked so far, and those that came, by index."""
+
+    prompt_id: str
+    group_id: int
+    place: int
+    """In the order of first ask: the id of the prompt's first group, kept when it is asked again."""
+    asked: int = 0
+    came: dict[int, Rollout] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.came) == self.asked
+
+    @property
+    def group(self) -> Group:
+        """What a learner may see of it: the judged rollouts, by index."""
+        judged = tuple(rollout for _, rollout in sorted(self.came.items()) if rollout.judged)
+        return Group(prompt_id=self.prompt_id, group_id=self.group_id, rollouts=judged)
+
+    @property
+    def tokens(self) -> int:
+        return sum(rollout.length for rollout in self.came.values())
+
+
+class GroupBook:
+    """Groups by id, and in line: in the order of first ask.
+
+    >>> book = GroupBook()
+    >>> request = book.ask("a", 4, Sampling(max_tokens=8), "screen")
+    >>> request.group_id, book.open, book.ready
+    (0, 1, 0)
+    """
+
+    def __init__(self, next_id: int = 0):
+        self.next_id = next_id
+        """A stage that starts with a new book goes on counting here: an id names one group for a whole run."""
+        self._visits: dict[int, Visit] = {}  # open and ready ones
+        self._line: list[tuple[int, int]] = []  # their (place, group id), sorted
+        self._waiting: dict[int, Visit] = {}  # of those, complete ones that will be asked for more
+        self._ready: dict[int, int] = {}  # of those, ready ones: their oldest version
+        self._spare: dict[int, Visit] = {}  # rejected, kept for a batch that starves
+        self._oldest = 0  # no ready group is older; saves looking at all of them at every emit
+
+    def __contains__(self, group_id: int) -> bool:
+        return group_id in self._visits
+
+    def __len__(self) -> int:
+        """Open and ready groups."""
+        return len(self._visits)
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def open(self) -> int:
+        """Neither ready nor gone: rollouts are to come, or more will be asked."""
+        return len(self._visits) - len(self._ready)
+
+    def holds(self) -> set[int]:
+        return self._visits.keys() | self._spare.keys()
+
+    def ask(self, prompt_id: str, n: int, sampling: Sampling, phase: Phase, place: int | None = None) -> Request:
+        """A new group: last in line, unless `place` is that of an earlier group which got no verdict."""
+        visit = Visit(prompt_id, self.next_id, self.next_id if place is None else place)
+        self._visits[visit.group_id] = visit
+        insort(self._line, (visit.place, visit.group_id))
+        self.next_id += 1
+        return self._request(visit, n, sampling, phase)
+
+    def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase) -> Request:
+        """More rollouts for a waiting group; it keeps its id and its place in the order."""
+        return self._request(self._waiting.pop(group_id), n, sampling, phase)
+
+    def _request(self, visit: Visit, n: int, sampling: Sampling, phase: Phase) -> Request:
+        assert n > 0, f"group {visit.group_id} is asked for {n} rollouts"
+        first = visit.asked
+        visit.asked += n
+        return Request(
+            prompt_id=visit.prompt_id, group_id=visit.group_id, first_index=first, n=n, sampling=sampling, phase=phase
+        )
+
+    def add(self, rollout: Rollout) -> Visit | None:
+        """The rollout's group if it is complete now."""
+        visit = self._visits[rollout.group_id]
+        assert rollout.index < visit.asked, f"rollout {rollout.key} was never asked for"
+        assert rollout.index not in visit.came, f"rollout {rollout.key} was delivered twice"
+        visit.came[rollout.index] = rollout
+        return visit if visit.complete else None
+
+    def wait(self, group_id: int) -> None:
+        """Complete, but more will be asked: open still."""
+        self._waiting[group_id] = self._visits[group_id]
+
+    def waiting(self) -> list[Group]:
+        """In ask order."""
+        return [visit.group for visit in sorted(self._waiting.values(), key=lambda visit: visit.place)]
+
+    def keep(self, group_id: int) -> None:
+        """Ready to train."""
+        version = self._visits[group_id].group.oldest_version
+        self._oldest = min(self._oldest, version) if self._ready else version
+        self._ready[group_id] = version
+
+    def set_aside(self, group_id: int) -> None:
+        """Rejected, but held: it stands in nobody's way, and is there when a batch starves."""
+        self._spare[group_id] = self.remove(group_id)
+
+    def remove(self, group_id: int) -> Visit:
+        """Taken, dropped, cut or expired."""
+        if group_id in self._spare:
+            return self._spare.pop(group_id)
+        self._waiting.pop(group_id, None)
+        self._ready.pop(group_id, None)
+        visit = self._visits.pop(group_id)
+        del self._line[bisect_left(self._line, (visit.place, group_id))]
+        return visit
+
+    def first_ready(self, count: int) -> list[Group]:
+        """Up to `count` ready groups with nothing open before them.
+
+        Taking groups as they complete would prefer short responses; in ask order, who is long only waits.
+        """
+        groups: list[Group] = []
+        for _, group_id in self._line:
+            if len(groups) == count or group_id not in self._ready:
+                break
+            groups.append(self._visits[group_id].group)
+        return groups
+
+    def expire(self, version: int) -> list[Visit]:
+        """Takes out the ready groups with a token of a policy before `version`."""
+        if not self._ready or self._oldest >= version:
+            return []
+        old = [group_id for group_id, oldest in self._ready.items() if oldest < version]
+        self._oldest = version
+        return [self.remove(group_id) for group_id in old]
+
+    def best_spare(self) -> list[Group]:
+        """Spare groups, largest p (1 - p) first, then in ask order."""
+        in_line = sorted(self._spare.values(), key=lambda visit: visit.place)
+        return sorted((visit.group for visit in in_line), key=lambda group: -group.spread)
+
+    def place(self, group_id: int) -> int:
+        return (self._visits.get(group_id) or self._spare[group_id]).place
+
+    @property
+    def spare(self) -> int:
+        return len(self._spare)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "next_id": self.next_id,
+            "visits": [_visit_to_json(visit) for visit in self._visits.values()],
+            "waiting": list(self._waiting),
+            "ready": list(self._ready),
+            "spare": [_visit_to_json(visit) for visit in self._spare.values()],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.next_id = state["next_id"]
+        self._waiting, self._ready = {}, {}
+        self._visits = _visits_from_json(state["visits"])
+        self._line = sorted((visit.place, visit.group_id) for visit in self._visits.values())
+        self._spare = _visits_from_json(state["spare"])
+        for group_id in state["waiting"]:
+            self.wait(group_id)
+        for group_id in state["ready"]:
+            self.keep(group_id)
+
+
+def _visit_to_json(visit: Visit) -> dict[str, Any]:
+    return {
+        "prompt_id": visit.prompt_id,
+        "group_id": visit.group_id,
+        "place": visit.place,
+        "asked": visit.asked,
+        "came": [rollout_to_json(rollout) for rollout in visit.came.values()],
+    }
+
+
+def _visits_from_json(rows: Sequence[Mapping[str, Any]]) -> dict[int, Visit]:
+    visits = {}
+    for row in rows:
+        came = {rollout.index: rollout for rollout in map(rollout_from_json, row["came"])}
+        visits[row["group_id"]] = Visit(row["prompt_id"], row["group_id"], row["place"], row["asked"], came)
+    return visits

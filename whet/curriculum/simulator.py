@@ -1,0 +1,145 @@
+"""A small make-believe engine and judge: prompts with known pass rates, no model, no time.
+
+`contract.py` plays curricula against it. A rollout's length and verdict depend on (seed, group id, index) alone,
+so they are the same in whatever order it is delivered; the order, and who is cut by an update, come from
+the world's seed. Nothing here looks at a curriculum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from whet.types import Request, Rollout, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a simulated run is like.
+
+    >>> World(prompts=3, pass_rates=(0.0, 0.5)).ids
+    ['p0', 'p1', 'p2']
+    """
+
+    prompts: int = 24
+    pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
+    """Of prompt i: number i modulo their count."""
+    lengths: tuple[int, ...] = ()
+    """Of prompt i, likewise; empty draws one for each rollout."""
+    groups: int = 4
+    """Groups an update."""
+    updates: int = 8
+    slots: int | None = None
+    """Rollouts that run at once (stream); None is barrier."""
+    unjudged: float = 0.0
+    """Share of rollouts without a verdict."""
+    cut: float = 0.0
+    """Share of running rollouts that an update cuts; the others run on into the next version."""
+    order: Literal["random", "shortest"] = "random"
+    """Who finishes first."""
+    seed: int = 0
+
+    @property
+    def ids(self) -> list[str]:
+        return [f"p{i}" for i in range(self.prompts)]
+
+
+class SealedRollout(Rollout):
+    """A rollout that refuses to show its trace."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "trace":
+            raise AssertionError("Contract line 7 (no traces): the curriculum looked at Rollout.trace")
+        return object.__getattribute__(self, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    request: Request
+    index: int
+    began: int
+    """The version that wrote its first token."""
+    length: int
+    verdict: Verdict
+
+
+class Simulator:
+    """Engine and judge in one: requests in, judged rollouts out."""
+
+    def __init__(self, world: World, *, sealed: bool):
+        self.world = world
+        self.kind = SealedRollout if sealed else Rollout
+        self.version = 0
+        self.tokens = 0
+        self._rng = np.random.default_rng((world.seed, 7))
+        self._running: list[Job] = []
+        self._cut: list[Rollout] = []
+
+    @property
+    def idle(self) -> bool:
+        return not self._running and not self._cut
+
+    @property
+    def free(self) -> int | None:
+        return None if self.world.slots is None else max(0, self.world.slots - len(self._running))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            for index in range(request.first_index, request.first_index + request.n):
+                self._running.append(Job(request, index, self.version, *self._draw(request, index)))
+
+    def collect(self) -> list[Rollout]:
+        """All that was cut, and some of what runs: a random part of it, or the shortest eighth."""
+        done, self._cut = self._cut, []
+        if self._running:
+            count = -(-len(self._running) // 8)
+            if self.world.order == "random":
+                self._running = [self._running[i] for i in self._rng.permutation(len(self._running))]
+                count = int(self._rng.integers(1, len(self._running) + 1))
+            else:
+                self._running.sort(key=lambda job: (job.length, job.request.group_id, job.index))
+            finished, self._running = self._running[:count], self._running[count:]
+            done += [self._finish(job) for job in finished]
+        self.tokens += sum(rollout.length for rollout in done)
+        return done
+
+    def update(self, version: int) -> None:
+        """New weights; some of what runs does not survive them."""
+        fates = (self._rng.random(len(self._running)) < self.world.cut).tolist()
+        self._cut += [self._finish(job, cut=True) for job, cut in zip(self._running, fates, strict=True) if cut]
+        self._running = [job for job, cut in zip(self._running, fates, strict=True) if not cut]
+        self.version = version
+
+    def _draw(self, request: Request, index: int) -> tuple[int, Verdict]:
+        """Length and verdict, from the rollout's key alone."""
+        world, number = self.world, int(request.prompt_id[1:])
+        long, passed, judged = np.random.default_rng((world.seed, request.group_id, index)).random(3)
+        length = 1 + int(long * request.sampling.max_tokens)
+        if world.lengths:
+            length = world.lengths[number % len(world.lengths)]
+        if judged < world.unjudged:
+            return length, "unjudged"
+        return length, "right" if passed < world.pass_rates[number % len(world.pass_rates)] else "wrong"
+
+    def _finish(self, job: Job, cut: bool = False) -> Rollout:
+        verdict: Verdict = "unjudged" if cut else job.verdict
+        score = None if verdict == "unjudged" else float(verdict == "right")
+        return self.kind(
+            prompt_id=job.request.prompt_id,
+            group_id=job.request.group_id,
+            index=job.index,
+            phase=job.request.phase,
+            sampling=job.request.sampling,
+            length=job.length,
+            finish="cut" if cut else "stop",
+            first_version=job.began,
+            last_version=self.version,
+            verdict=verdict,
+            score=score,
+            reward=score,
+        )

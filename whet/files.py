@@ -1,0 +1,204 @@
+"""Every change of a file of a run: whole or not at all, at any instant a process may be killed.
+
+Data goes into a temporary neighbour, is synced to the disk, and takes its name in one rename. A
+name that starts with TMP is rubbish, whatever it holds; one that starts with OLD is what a new
+folder was about to replace; `recover` removes the first and puts the second back. Callers write
+`files.write_text(...)` and hold the run's lock. A full disk, a missing permission and the like
+become a WhetError of one sentence. Reading files is not this module's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from whet.errors import WhetError
+
+TMP = ".whet-tmp-"
+OLD = ".whet-old-"
+
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+_RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+def temporary(path: Path) -> Path:
+    """The neighbour that `path` is prepared in."""
+    return path.with_name(TMP + path.name)
+
+
+@contextlib.contextmanager
+def one_sentence(path: Path) -> Iterator[None]:
+    """What the operating system refuses at `path` becomes a WhetError that says what to do."""
+    try:
+        yield
+    except WhetError:
+        raise
+    except Exception as error:
+        code = _os_error_code(error)
+        if code is None:
+            raise
+        raise WhetError(f"{_reason(path, code)}; everything saved before is untouched.") from error
+
+
+def make_folder(path: Path) -> None:
+    with one_sentence(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    write_with(path, lambda tmp: _write(tmp, data, os.O_TRUNC))
+
+
+def write_with(path: Path, writer: Callable[[Path], object]) -> None:
+    """`writer` makes the file under the path it is given, whose suffix is that of `path`."""
+    tmp = temporary(path)
+    make_folder(path.parent)
+    with one_sentence(path):
+        try:
+            writer(tmp)
+            _sync(tmp)
+            os.replace(tmp, path)
+        except Exception:
+            with contextlib.suppress(OSError):
+                os.unlink(tmp)  # a full disk needs the space back
+            raise
+        _sync(path.parent)
+
+
+def write_into(folder: Path, writer: Callable[[Path], object]) -> None:
+    """For writers that name their own files. Not atomic: the folder must be one that `publish` is still to come for."""
+    with one_sentence(folder):
+        writer(folder)
+
+
+def append_line(path: Path, line: str) -> None:
+    """One write, not synced: a killed process loses nothing, a failing machine what `sync` has not covered."""
+    assert "\n" not in line, "a line holds no line break"
+    with one_sentence(path):
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            _write(path, line.encode() + b"\n", os.O_APPEND)
+        except Exception:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)  # else the next line would grow on to half a line
+            raise
+
+
+def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
+    """Drops the lines that `keep` refuses; an untouched file is not written again."""
+    with one_sentence(path):
+        before = path.read_bytes()
+    lines = before.decode(errors="replace").split("\n")
+    after = "".join(line + "\n" for line in lines if line and keep(line)).encode()
+    if after != before:
+        write_bytes(path, after)
+
+
+def sync(path: Path) -> None:
+    with one_sentence(path):
+        _sync(path)
+
+
+def publish(tmp: Path, final: Path) -> None:
+    """`tmp` becomes `final` in one rename once all of it is on the disk; an earlier `final` is replaced."""
+    old = final.with_name(OLD + final.name)
+    with one_sentence(final):
+        # Some writers (safetensors) make private files; the folder's own mode says what the user's umask allows.
+        mode = tmp.stat().st_mode & 0o666
+        for path in sorted(tmp.rglob("*"), reverse=True):
+            if path.is_file():
+                os.chmod(path, mode)
+            _sync(path)
+        _sync(tmp)
+        if final.exists():
+            remove_tree(old)
+            os.rename(final, old)
+        os.rename(tmp, final)
+        _sync(final.parent)
+    remove_tree(old)
+
+
+def remove_file(path: Path) -> None:
+    """Missing is fine."""
+    with one_sentence(path), contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def remove_tree(path: Path) -> None:
+    """The name is gone at once, so that a kill in between leaves no half folder under it. Missing is fine."""
+    with one_sentence(path):
+        if not path.exists():
+            return
+        doomed = path
+        if not path.name.startswith(TMP):
+            doomed = temporary(path)
+            if doomed.exists():
+                shutil.rmtree(doomed)
+            os.rename(path, doomed)
+        shutil.rmtree(doomed)
+
+
+def recover(folder: Path) -> None:
+    """Finishes or undoes what a killed process left half done directly in `folder`."""
+    with one_sentence(folder):
+        for old in sorted(folder.glob(OLD + "*")):
+            final = folder / old.name.removeprefix(OLD)
+            if final.exists():
+                remove_tree(old)
+            else:
+                os.rename(old, final)
+        for tmp in sorted(folder.glob(TMP + "*")):
+            if tmp.is_dir() and not tmp.is_symlink():
+                remove_tree(tmp)
+            else:
+                os.unlink(tmp)
+
+
+def _write(path: Path, data: bytes, flag: int) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | flag, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(handle, view) :]
+    finally:
+        os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:  # some network file systems cannot; they promise nothing either
+            raise
+    finally:
+        os.close(handle)
+
+
+def _os_error_code(error: Exception) -> int | None:
+    """safetensors writes from Rust and tells the operating system's error in words only."""
+    if isinstance(error, OSError):
+        return error.errno or errno.EIO
+    told = _RUST_OS_ERROR.search(str(error))
+    return int(told[1]) if told else None
+
+
+def _reason(path: Path, code: int) -> str:
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return f"There is no space left to write {path}: free some and go on with --resume"
+    if code in (errno.EACCES, errno.EPERM):
+        return f"There is no permission to write {path}: choose another folder or change its owner or mode"
+    if code == errno.EROFS:
+        return f"{path} cannot be written, it lies on a read-only file system: choose another folder"
+    if code in (errno.ENOTDIR, errno.EEXIST):
+        return f"{path} cannot be made, a part of that path is a file and not a folder: choose another folder"
+    return f"{path} cannot be written ({os.strerror(code)})"

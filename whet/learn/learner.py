@@ -1,0 +1,270 @@
+"""The learner: a batch of judged rollouts in, one better policy out.
+
+The loop calls `step` once a batch; each call is one version. Rollouts become samples (`samples.py`), samples become
+packs (`model/packing.py`), each pack one forward and backward, all packs of a batch one optimiser step (or
+`learn.updates` of them). A batch without any signal takes no optimiser step: moments and weights stay, the version
+still advances, since the loop counts batches. It never touches rollouts, curricula or files: `tensors`, `state_dict`
+and `load` are what a checkpoint needs, and resumed training is bit for bit the uninterrupted one on a CPU.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.config import Learn
+from whet.errors import Diverged, WhetError
+from whet.learn.losses import ESTIMATORS, importance, k3
+from whet.learn.optimizer import AdamW, learning_rate
+from whet.learn.samples import Sample, make_samples
+from whet.model.head import head_of, log_probs
+from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention
+from whet.types import Batch, Report
+
+PATIENCE = 3
+"""So many updates in a row that are not finite end the run."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the tokens of a pass; they stay on the device until the metrics are asked for."""
+
+    loss: Tensor | float = 0.0
+    mismatch_max: Tensor | float = 0.0
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    tokens: int = 0
+
+    def add(self, loss: Tensor, parts: Mapping[str, Tensor]) -> None:
+        self.loss = self.loss + loss.detach()
+        self.tokens += parts["mismatch"].numel()
+        self.mismatch_max = torch.clamp(parts["mismatch"].max(), min=self.mismatch_max)
+        for name, values in parts.items():
+            total = values.detach().sum(dtype=torch.float64)
+            self.sums[name] = self.sums[name] + total if name in self.sums else total
+
+    def metrics(self) -> dict[str, float]:
+        means = {f"learn/{name}": float(total) / self.tokens for name, total in self.sums.items()}
+        means["learn/importance_mean"] = means.pop("learn/importance")
+        return {"learn/loss": float(self.loss), "learn/mismatch_max": float(self.mismatch_max), **means}
+
+
+class Learner:
+    can_signal: frozenset[str] = frozenset()
+    """Per-rollout signals a curriculum may ask for in `Report.signals`; none yet."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: Learn,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        device: torch.device | str | None = None,
+    ) -> None:
+        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's."""
+        self.model = model.eval()
+        self.config = config
+        self.version = 0
+        self.updates = 0
+        """Optimiser steps taken: what warms up the learning rate."""
+        self.skipped = 0
+        self.skipped_in_row = 0
+        self.ooms = 0
+        self.pack_tokens = config.pack_tokens
+        self.device = torch.device(device) if device is not None else model.device
+        self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
+        self._encode = encode
+        self._estimator = ESTIMATORS[config.estimator]
+        published = config.aggregate == "published"
+        self._aggregate = self._estimator.aggregate if published else config.aggregate
+        self._reference: Any = None
+        if config.checkpoint_activations:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        check_packing(model)
+
+    def step(self, batch: Batch, progress: float = 0.0) -> Report:
+        """Train on a batch. `progress` 0..1 of the run sets the learning rate."""
+        kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
+        entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
+        samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
+        if not kl and not entropy:
+            samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
+        self._heed(batch, kl)
+        lr = self._learning_rate(progress)
+        metrics = (
+            self._learn(samples, kl, entropy, progress) if samples else {"learn/loss": 0.0, "learn/grad_norm": 0.0}
+        )
+        self.version += 1
+        metrics |= {
+            "learn/lr": lr,
+            "learn/tokens": float(sum(s.response.size for s in samples)),
+            "learn/rollouts": float(len(samples)),
+            "learn/signal_share": signal / len(batch.groups) if batch.groups else 0.0,
+            "learn/skipped": float(self.skipped),
+            "learn/oom": float(self.ooms),
+        }
+        return Report(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
+        reference = dict(self._reference.named_parameters()) if self._reference is not None else {}
+        kinds = {
+            "masters": self.optimizer.master_tensors(),
+            "optimizer": self.optimizer.moment_tensors(),
+            "reference": {name: p.detach() for name, p in reference.items()},
+        }
+        return {kind: named for kind, named in kinds.items() if named}
+
+    def state_dict(self) -> dict[str, Any]:
+        names = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")
+        return {name: getattr(self, name) for name in names}
+
+    def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
+        """The live weights are the caller's to load, before this."""
+        self.optimizer.load(tensors.get("masters", {}), tensors.get("optimizer", {}))
+        self._reference = None
+        if reference := tensors.get("reference"):
+            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+            self._fill_reference(reference)
+        for name in self.state_dict():
+            setattr(self, name, state[name])
+
+    def _heed(self, batch: Batch, kl: float) -> None:
+        """Resets, and the reference: made when KL is first wanted, of the weights as they are then."""
+        if batch.reset_optimizer:
+            self.optimizer.reset()
+        if kl and self._reference is None:
+            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+        elif batch.reset_reference and self._reference is not None:
+            self._fill_reference(dict(self.model.named_parameters()))
+
+    @torch.no_grad()
+    def _fill_reference(self, weights: Mapping[str, Tensor]) -> None:
+        for name, p in self._reference.named_parameters():
+            p.copy_(weights[name])
+
+    def _learning_rate(self, progress: float) -> float:
+        c = self.config
+        return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
+
+    def _learn(self, samples: list[Sample], kl: float, entropy: float, progress: float) -> dict[str, float]:
+        """All updates of a batch; a skipped one ends it. The metrics are the last update's."""
+        old = (
+            self._within_memory(samples, lambda: self._score(self.model, samples)) if self.config.updates > 1 else None
+        )
+        reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
+        metrics: dict[str, float] = {}
+        for _ in range(self.config.updates):
+            tally = self._within_memory(samples, lambda: self._gradient(samples, old, reference, kl, entropy))
+            norm = self.optimizer.grad_norm()
+            metrics = {**tally.metrics(), "learn/grad_norm": norm}
+            if not (math.isfinite(float(tally.loss)) and math.isfinite(norm)):
+                self._skip()
+                break
+            self.optimizer.step(self._learning_rate(progress), norm)
+            self.updates += 1
+            self.skipped_in_row = 0
+        return metrics
+
+    def _skip(self) -> None:
+        self.optimizer.zero_grad()
+        self.skipped += 1
+        self.skipped_in_row += 1
+        if self.skipped_in_row >= PATIENCE:
+            raise Diverged(
+                f"The loss or its gradient was not finite {PATIENCE} times in a row (last at version {self.version}); "
+                "lower learn.lr, or go back to the last checkpoint."
+            )
+
+    def _gradient(
+        self, samples: list[Sample], old: list[Tensor] | None, reference: list[Tensor] | None, kl: float, entropy: float
+    ) -> Tally:
+        """The gradient of the whole batch, pack by pack, left in the optimiser."""
+        tally = Tally()
+        with packed_attention(self.model, self.config.checkpoint_activations):
+            for pack in self._packs(samples):
+                loss, parts = self._loss(pack, samples, old, reference, kl, entropy)
+                loss.backward()
+                self.optimizer.accumulate()
+                tally.add(loss, parts)
+        return tally
+
+    def _loss(
+        self,
+        pack: Pack,
+        samples: list[Sample],
+        old: list[Tensor] | None,
+        reference: list[Tensor] | None,
+        kl: float,
+        entropy: float,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        c, members = self.config, [samples[i] for i in pack.members]
+        hidden, head, heat = hidden_states(self.model, pack), head_of(self.model), _temperature(pack, members)
+        lp, entropies = log_probs(hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0)
+        lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
+        behaviour = torch.as_tensor(np.concatenate([s.behaviour for s in members])).to(lp)
+        w = importance(lp_old, behaviour, c.importance_cap)
+        advantage = _spread([s.advantage for s in members], pack, lp)
+        surrogate, held = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
+        token_loss = w * surrogate
+        parts = {"entropy": entropies, "importance": w, "clipped": held, "mismatch": (lp_old - behaviour).abs()}
+        if reference is not None:
+            parts["kl"] = k3(lp, torch.cat([reference[i] for i in pack.members]))
+            token_loss = token_loss + kl * parts["kl"]
+        if entropy:
+            token_loss = token_loss - entropy * entropies
+        return (_spread([s.weight for s in members], pack, lp) * token_loss).sum(), parts
+
+    @torch.no_grad()
+    def _score(self, model: Any, samples: list[Sample]) -> list[Tensor]:
+        """Log-probs of every response under `model`, in the order of the samples."""
+        out: dict[int, Tensor] = {}
+        with packed_attention(model):
+            for pack in self._packs(samples):
+                heat = _temperature(pack, [samples[i] for i in pack.members])
+                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, heat)
+                out.update(zip(pack.members, lp.split(pack.counts), strict=True))
+        return [out[i] for i in range(len(samples))]
+
+    def _packs(self, samples: list[Sample]) -> list[Pack]:
+        return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, self.device)
+
+    def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
+        """`work`, again with smaller packs each time the device is full, down to one sequence a pack."""
+        while True:
+            try:
+                return work()
+            except torch.OutOfMemoryError:
+                self.ooms += 1
+            # Here, after the handler, the traceback no longer keeps the failed pass alive.
+            self.optimizer.zero_grad()
+            lengths = [len(s.prompt) + s.response.size - 1 for s in samples]
+            packs = divide(lengths, self.pack_tokens)
+            if max(len(pack) for pack in packs) == 1:
+                raise WhetError(
+                    f"A single sequence of {max(lengths)} tokens does not fit in memory; "
+                    "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model."
+                )
+            largest = max(sum(lengths[i] for i in pack) for pack in packs)
+            self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
+            torch.cuda.empty_cache()
+
+
+def _temperature(pack: Pack, members: list[Sample]) -> Tensor | float:
+    heats = [s.temperature for s in members]
+    if len(set(heats)) == 1:
+        return heats[0]
+    return torch.tensor(heats, dtype=torch.float64, device=pack.owner.device)[pack.owner]
+
+
+def _spread(values: list[float], pack: Pack, like: Tensor) -> Tensor:
+    """A number a rollout -> a number a token."""
+    return torch.tensor(values, dtype=like.dtype, device=like.device)[pack.owner]

@@ -1,0 +1,132 @@
+"""AdamW that owns fp32 masters where the live weights are bf16 or fp16, and writes them back in place.
+
+A bf16 weight near 1 cannot hold a change below 0.004: at lr 1e-6 it would hardly ever move. So masters, moments and
+the gradient summed over micro-batches are fp32; fp32 and fp64 weights are their own masters. The rollout twin shares
+the live Parameters: they are only ever written in place. Weight decay is decoupled and spares what is not a matrix of
+weights: norms, biases (fewer than two dimensions) and embeddings, a head tied to them included.
+An update is: backward and `accumulate` per micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import WhetError
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def learning_rate(step: int, progress: float, *, peak: float, warmup: int, schedule: str) -> float:
+    """Linear warm-up over the first `warmup` steps (step counts from 0), times the schedule at progress 0..1.
+
+    constant: 1; linear: 1 - progress; cosine: (1 + cos(pi progress)) / 2.
+
+    >>> [learning_rate(s, 0.5, peak=1.0, warmup=4, schedule="linear") for s in (0, 1, 3, 9)]
+    [0.125, 0.25, 0.5, 0.5]
+    """
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    progress = min(max(progress, 0.0), 1.0)
+    shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    return peak * warm * shape[schedule]
+
+
+class AdamW:
+    """betas (0.9, 0.999), eps 1e-8 (Loshchilov & Hutter 2019), over the parameters that ask for a gradient."""
+
+    def __init__(self, model: nn.Module, *, weight_decay: float = 0.0, grad_clip: float = 1.0) -> None:
+        self.grad_clip = grad_clip
+        self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.masters = {name: _master(p) for name, p in self.live.items()}
+        self._halves = [name for name, p in self.live.items() if p.dtype in _HALF]
+        self._written = {name: self.live[name]._version for name in self._halves}
+        embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        spared = [n for n, p in self.live.items() if p.ndim < 2 or id(p) in embedded]
+        decayed = [n for n in self.live if n not in set(spared)]
+        groups = [
+            {"params": [self.masters[n] for n in names], "weight_decay": decay}
+            for names, decay in ((decayed, weight_decay), (spared, 0.0))
+            if names
+        ]
+        self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
+
+    def accumulate(self) -> None:
+        """After each backward: half-precision gradients are added to the masters' fp32 ones and dropped."""
+        for name in self._halves:
+            live, master = self.live[name], self.masters[name]
+            if live.grad is not None:
+                master.grad = live.grad.float() if master.grad is None else master.grad.add_(live.grad)
+                live.grad = None
+
+    def grad_norm(self) -> float:
+        """Of the whole accumulated gradient."""
+        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        return float(nn.utils.get_total_norm(grads)) if grads else 0.0
+
+    @torch.no_grad()
+    def step(self, lr: float, norm: float) -> None:
+        """One update with the gradient scaled to `grad_clip` where its norm is larger; the gradient is used up."""
+        self._adopt()
+        for group in self._adam.param_groups:
+            group["lr"] = lr
+        if norm > self.grad_clip:
+            torch._foreach_mul_([m.grad for m in self.masters.values() if m.grad is not None], self.grad_clip / norm)
+        self._adam.step()
+        self.zero_grad()
+        self._publish()
+
+    def zero_grad(self) -> None:
+        for p in (*self.live.values(), *self.masters.values()):
+            p.grad = None
+
+    def reset(self) -> None:
+        """Moments back to zero, bias correction from the start; masters stay."""
+        self._adam.state.clear()
+
+    def master_tensors(self) -> dict[str, Tensor]:
+        """Only those that are not the live weights themselves."""
+        self._adopt()
+        return {name: self.masters[name].detach() for name in self._halves}
+
+    def moment_tensors(self) -> dict[str, Tensor]:
+        """exp_avg, exp_avg_sq and step of each parameter that was updated, as "exp_avg.NAME"."""
+        return {f"{part}.{n}": t for n, m in self.masters.items() for part, t in self._adam.state.get(m, {}).items()}
+
+    @torch.no_grad()
+    def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+        """What the two above gave. Copied in place; the live weights follow the masters."""
+        if set(masters) != set(self._halves):
+            odd = sorted(set(masters) ^ set(self._halves))
+            raise WhetError(
+                f"The checkpoint's masters do not fit this model (first difference: {odd[0]}); same model and dtype?"
+            )
+        for name, tensor in masters.items():
+            self.masters[name].copy_(tensor)
+        self.reset()
+        for key, tensor in moments.items():
+            part, _, name = key.partition(".")
+            if name not in self.masters:
+                raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
+            master = self.masters[name]
+            self._adam.state[master][part] = tensor.to(master.device, copy=True)
+        self._publish()
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """Live weights that others wrote since (a warm start, a merge) are the truth: their masters start again."""
+        for name, version in self._written.items():
+            if self.live[name]._version != version:
+                self.masters[name].copy_(self.live[name])
+                self._written[name] = self.live[name]._version
+
+    def _publish(self) -> None:
+        if self._halves:
+            torch._foreach_copy_([self.live[n] for n in self._halves], [self.masters[n] for n in self._halves])
+            self._written = {name: self.live[name]._version for name in self._halves}
+
+
+def _master(live: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(live.detach().float()) if live.dtype in _HALF else live

@@ -1,0 +1,78 @@
+"""A batch as the learner wants it: judged rollouts with their tokens, advantage and weight in the loss.
+
+The learner calls `make_samples` once a step. What cannot be trained on exactly (no trace, tokens drawn greedily or
+from a cut-down distribution) is refused here. numpy only; the model comes later.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.errors import WhetError
+from whet.learn.advantages import overlong_penalty
+from whet.learn.losses import Estimator, token_weights
+from whet.types import Batch, Rollout, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One rollout to train on."""
+
+    prompt: Sequence[int]
+    response: np.ndarray
+    behaviour: np.ndarray
+    """Log-probs recorded when the tokens were drawn."""
+    temperature: float
+    advantage: float
+    weight: float
+    """Of each of its tokens in the loss of the batch."""
+
+
+def make_samples(
+    batch: Batch,
+    encode: Callable[[str], Sequence[int]],
+    estimator: Estimator,
+    aggregate: str,
+    overlong: int = 0,
+) -> tuple[list[Sample], int]:
+    """(samples, groups with signal). Unjudged rollouts count for nothing, groups without signal in the weights."""
+    judged = [[r for r in group.judged if r.length > 0] for group in batch.groups]
+    rewards = [np.array([_reward(r, overlong) for r in rollouts]) for rollouts in judged]
+    lengths = [np.array([r.length for r in rollouts]) for rollouts in judged]
+    limits = [np.array([r.sampling.max_tokens for r in rollouts]) for rollouts in judged]
+    if aggregate == "batch_tokens" and len({len(rollouts) for rollouts in judged}) > 1:
+        message = "larger groups weigh more under batch_tokens; set learn.aggregate to group_tokens to weigh all alike"
+        warnings.warn(message, stacklevel=2)
+    advantages = estimator.advantage(rewards)
+    weights = token_weights(aggregate, lengths, limits, [group.weight for group in batch.groups])
+    samples = []
+    for group, rollouts, a, w in zip(batch.groups, judged, advantages, weights, strict=True):
+        prompt = encode(group.prompt_id) if rollouts else ()
+        samples += [_sample(r, prompt, float(a[i]), float(w[i])) for i, r in enumerate(rollouts)]
+    return samples, sum(bool(a.any()) for a in advantages)
+
+
+def _reward(rollout: Rollout, overlong: int) -> float:
+    assert rollout.reward is not None, "a judged rollout has a reward"
+    return rollout.reward + overlong_penalty(rollout.length, rollout.sampling.max_tokens, overlong)
+
+
+def _sample(rollout: Rollout, prompt: Sequence[int], advantage: float, weight: float) -> Sample:
+    trace, how = _trace(rollout), rollout.sampling
+    if how.temperature <= 0 or how.top_k > 0 or how.top_p < 1:
+        raise WhetError(
+            f"Rollout {rollout.key} was drawn at temperature {how.temperature}, top_k {how.top_k}, top_p {how.top_p}; "
+            "training needs a temperature above 0, top_k 0 and top_p 1."
+        )
+    return Sample(prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight)
+
+
+def _trace(rollout: Rollout) -> Trace:
+    if rollout.trace is None:
+        raise WhetError(f"Rollout {rollout.key} comes without its trace; the learner needs token ids and log-probs.")
+    assert len(rollout.trace.ids) == rollout.length == len(rollout.trace.log_probs)
+    return rollout.trace

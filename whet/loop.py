@@ -1,0 +1,146 @@
+"""The loop, for every curriculum and every engine, and nothing that could live elsewhere.
+
+plan -> generate -> judge -> observe, until the curriculum emits a batch; then one learner step. Under
+barrier `collect` drains the engine; under stream it returns as soon as something finished and
+`plan` is asked again with the capacity that fell free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from whet.advice import Advice
+from whet.errors import Starved
+from whet.eval import evaluate
+from whet.metrics import Stopwatch, rollout_metrics
+from whet.parts import Parts, save_parts
+from whet.run import Run
+from whet.types import Batch, Report, Request, Rollout
+
+
+class Watcher(Protocol):
+    """Whoever looks at a run while it goes: the terminal, or nobody."""
+
+    def update(self, metrics: dict[str, float], progress: float) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+
+def train(run: Run, parts: Parts, watcher: Watcher) -> None:
+    """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
+    advice = Advice()
+    if parts.fresh:
+        watch = Stopwatch()
+        metrics = evaluate_due(run, parts, watch)
+        record(run, parts, metrics | watch.metrics(), watcher)
+        save(run, parts, metrics)
+    while not parts.done and not run.stopping:
+        watch = Stopwatch()
+        batch, seen = gather(parts, watch)
+        report = learn(parts, batch, watch)
+        metrics = step_metrics(parts, batch, seen, report, watch)
+        run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
+        metrics |= evaluate_due(run, parts, watch)
+        record(run, parts, metrics | watch.metrics(), watcher)
+        for sentence in advice.check(metrics):
+            watcher.message(sentence)
+        if parts.done or run.stopping or parts.tally.step % parts.config.save.every == 0:
+            save(run, parts, metrics)
+
+
+def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
+    """The next batch, and all that was judged on the way to it."""
+    curriculum, engine, judge = parts.curriculum, parts.engine, parts.judge
+    seen: list[Rollout] = []
+    stall = Stall()
+    while (batch := curriculum.emit(parts.clock())) is None:
+        asked = curriculum.plan(parts.clock())
+        with watch.timing("generate"):
+            engine.submit(asked)
+            finished = engine.collect()
+        with watch.timing("judge"):
+            judge.send(finished)
+            judged = judge.receive(wait=engine.idle)
+        parts.tally.count(asked, finished)
+        seen += judged
+        curriculum.observe(parts.store.put(judged))
+        stall.check(parts, asked, judged)
+    return batch, seen
+
+
+class Stall:
+    """Nothing asked, running or judged, twice in a row: waiting longer would change nothing.
+
+    Twice, because `plan` may be what tells a curriculum to apply its starvation policy at the next `emit`.
+    """
+
+    def __init__(self) -> None:
+        self.still = 0
+
+    def check(self, parts: Parts, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
+        moved = asked or judged or not parts.engine.idle or not parts.judge.idle
+        self.still = 0 if moved else self.still + 1
+        if self.still == 2:
+            raise Starved(
+                f"Step {parts.tally.step}: the curriculum {parts.config.curriculum.name} asks for nothing, nothing "
+                'runs, and no batch is full; set curriculum.starvation = "relax" or "partial", or lower '
+                "curriculum.groups."
+            )
+
+
+def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
+    """One update; then the engine and the curriculum hear of it, and traces nobody needs are freed."""
+    with watch.timing("train"):
+        report = parts.learner.step(parts.store.attach(batch), parts.progress)
+        parts.engine.update(parts.learner.version)
+    parts.tally.step += 1
+    parts.tally.tokens_trained += int(report.metrics.get("learn/tokens", 0))
+    parts.curriculum.updated(parts.clock(), report)
+    parts.store.keep(parts.curriculum.holds())
+    return report
+
+
+def step_metrics(
+    parts: Parts, batch: Batch, seen: Sequence[Rollout], report: Report, watch: Stopwatch
+) -> dict[str, float]:
+    tally = parts.tally
+    tally.time_s += watch.metrics()["time/total"]
+    generate_s = watch.seconds.get("generate", 0.0)
+    tokens = sum(r.length for r in seen)
+    return {
+        **rollout_metrics(seen),
+        **parts.curriculum.metrics(),
+        **parts.engine.stats(),
+        **parts.judge.stats(),
+        **report.metrics,
+        "batch/groups": float(len(batch.groups)),
+        "batch/tokens": float(sum(g.tokens for g in batch.groups)),
+        "rollout/tokens_per_s": tokens / generate_s if generate_s > 0 else 0.0,
+    }
+
+
+def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
+    """Before the first step, every so many steps, and after the last."""
+    metrics: dict[str, float] = {}
+    kept: list[Rollout] = []
+    with watch.timing("eval"):
+        for eval_set in parts.evals:
+            if parts.tally.step % eval_set.every == 0 or parts.done:
+                metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
+    if kept:
+        run.write_rollouts(parts.tally.step, parts.rollout_rows(kept[: parts.config.save.rollouts]), kind="eval")
+    parts.engine.stats(), parts.judge.stats()  # evaluation is no part of the next step's counters
+    return metrics
+
+
+def record(run: Run, parts: Parts, metrics: dict[str, float], watcher: Watcher) -> None:
+    row = {**parts.tally.metrics(), "version": float(parts.learner.version), **metrics}
+    run.record(parts.tally.step, row)
+    watcher.update({"step": float(parts.tally.step), **row}, parts.progress)
+
+
+def save(run: Run, parts: Parts, metrics: dict[str, float]) -> None:
+    """`best` is judged on the set named held_out alone: a reported benchmark must not choose the weights."""
+    score = metrics.get("eval/held_out/accuracy")
+    run.save(parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep)

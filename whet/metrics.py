@@ -1,0 +1,58 @@
+"""What one step looked like: the rollouts' side of a line of metrics.jsonl."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from whet.types import Rollout
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
+
+    Cut rollouts were never finished: they are counted by the engine, and left out here.
+    """
+    done = [r for r in rollouts if r.finish != "cut"]
+    if not done:
+        return {}
+    lengths = np.array([r.length for r in done], dtype=np.float64)
+    metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in ("right", "wrong", "unjudged")}
+    rewards = [r.reward for r in done if r.reward is not None]
+    if rewards:
+        metrics["reward/mean"] = float(np.mean(rewards))
+    metrics["length/mean"] = float(lengths.mean())
+    for share in (50, 90, 99):
+        metrics[f"length/p{share}"] = float(np.percentile(lengths, share))
+    metrics["length/max"] = float(lengths.max())
+    metrics["length/truncated"] = sum(r.finish == "length" for r in done) / len(done)
+    for verdict in ("right", "wrong"):
+        mine = [r.length for r in done if r.verdict == verdict]
+        if mine:
+            metrics[f"length/{verdict}"] = float(np.mean(mine))
+    return metrics
+
+
+class Stopwatch:
+    """Seconds by name, for the time/* metrics of a step."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def metrics(self) -> dict[str, float]:
+        """time/NAME, time/total, and time/idle: what no name accounts for."""
+        total = time.perf_counter() - self.start
+        named = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}

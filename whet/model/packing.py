@@ -1,0 +1,296 @@
+"""Many sequences in one row: packing under a token budget, and the attention that keeps them apart.
+
+The learner and the warm start call `make_packs`, then `hidden_states` inside `packed_attention(model)`, which plugs
+the attention below into an unmodified Hugging Face model. On a GPU in half precision it is torch's variable-length
+flash attention; elsewhere (CPU, fp32, fp64, soft-capped scores) sequences of similar length are padded together for
+SDPA and gathered back, which is also the reference. The forward pass a user makes outside the context is untouched.
+`check_packing` proves on a few tokens that a model works so, instead of keeping a list of those that do.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from whet.errors import WhetError
+from whet.model.head import head_of, log_probs
+
+NAME = "whet_packed"
+_FULLNESS = 0.75
+"""Sequences shorter than this share of the longest one of their bucket start a new bucket: padding against calls."""
+_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+_REFUSED = ("s_aux", "position_bias")
+"""Attention sinks, score biases: what a model adds to its attention that is not done here."""
+
+Pair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
+"""(prompt ids, response ids)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A run of sequences padded to one length."""
+
+    sequences: int
+    longest: int
+    rows: Tensor
+    """[tokens]: where each token of the run lies in the padded [sequences * longest]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Where the sequences of a pack lie, in the forms that attention needs."""
+
+    starts: Tensor
+    """int32 [sequences + 1]."""
+    longest: int
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One micro-batch. The last token of a sequence predicts nothing and is left out of the input."""
+
+    members: tuple[int, ...]
+    """Which of the sequences, in the order they lie here."""
+    counts: tuple[int, ...]
+    """Response tokens of each member."""
+    input_ids: Tensor
+    """[1, T]."""
+    position_ids: Tensor
+    boundaries: Boundaries
+    predict: Tensor
+    """[R]: the positions whose hidden states predict the response tokens, member after member."""
+    targets: Tensor
+    """[R]."""
+    owner: Tensor
+    """[R]: which member (0, 1, ...) a response token belongs to."""
+
+
+def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices, longest first, cut wherever the next would pass the budget; one longer than the budget stands alone.
+
+    Neighbours in length share a pack, so that padding in the reference attention is small.
+
+    >>> divide([3, 9, 4, 2], budget=8)
+    [[1], [2, 0], [3]]
+    """
+    packs: list[list[int]] = []
+    room = -1
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if lengths[i] > room:
+            packs.append([])
+            room = budget
+        packs[-1].append(i)
+        room -= lengths[i]
+    return packs
+
+
+def make_packs(pairs: Sequence[Pair], budget: int, device: torch.device | str = "cpu") -> list[Pack]:
+    """Prompt and response of each pair, packed. Neither may be empty."""
+    if any(len(prompt) == 0 or len(response) == 0 for prompt, response in pairs):
+        raise WhetError("A sequence to train on has an empty prompt or response; give every prompt at least one token.")
+    lengths = [len(prompt) + len(response) - 1 for prompt, response in pairs]
+    return [_make_pack(pairs, members, device) for members in divide(lengths, budget)]
+
+
+def _make_pack(pairs: Sequence[Pair], members: list[int], device: torch.device | str) -> Pack:
+    prompts = np.array([len(pairs[i][0]) for i in members])
+    counts = np.array([len(pairs[i][1]) for i in members])
+    lengths = prompts + counts - 1
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    ids = np.concatenate([part for i in members for part in (pairs[i][0], pairs[i][1][:-1])])
+    predict = np.repeat(starts[:-1] + prompts - 1, counts) + _ranges(counts)
+
+    def put(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.as_tensor(array, dtype=dtype).to(device)
+
+    return Pack(
+        members=tuple(members),
+        counts=tuple(counts.tolist()),
+        input_ids=put(ids)[None],
+        position_ids=put(_ranges(lengths))[None],
+        boundaries=Boundaries(put(starts, torch.int32), int(lengths.max()), _buckets(lengths.tolist(), device)),
+        predict=put(predict),
+        targets=put(np.concatenate([pairs[i][1] for i in members])),
+        owner=put(np.repeat(np.arange(len(members)), counts)),
+    )
+
+
+def hidden_states(model: Any, pack: Pack) -> Tensor:
+    """[R, width]: the last hidden states that predict the response tokens. Only inside `packed_attention(model)`."""
+    out = model.get_decoder()(
+        input_ids=pack.input_ids, position_ids=pack.position_ids, packed=pack.boundaries, use_cache=False
+    )
+    return out.last_hidden_state[0].index_select(0, pack.predict)
+
+
+@contextmanager
+def packed_attention(model: Any, checkpoint: bool = False) -> Iterator[None]:
+    """The model takes packs (forward and backward) until the context ends; `checkpoint` computes activations again.
+
+    transformers checkpoints a layer only in training mode. The layers alone are put into it, not what they hold:
+    dropout stays off, as it was when the rollouts were drawn.
+    """
+    layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
+    before, flags = model.config._attn_implementation, [layer.training for layer in layers]
+    model.config._attn_implementation = NAME
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        for layer, flag in zip(layers, flags, strict=True):
+            layer.training = flag
+
+
+def check_packing(model: Any) -> None:
+    """Two short sequences, packed and alone, must get the same log-probs; else the model is refused by name."""
+    vocab = model.get_input_embeddings().num_embeddings
+    device = model.get_input_embeddings().weight.device
+    pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [3 % vocab] * 4) for n in (4, 2)]
+    (pack,) = make_packs(pairs, budget=64, device=device)
+    with torch.no_grad():
+        try:
+            with packed_attention(model):
+                ours, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
+        except (TypeError, AttributeError, RuntimeError) as error:
+            raise WhetError(f"{type(model).__name__} cannot be trained on packed sequences: {error}") from error
+        theirs = torch.cat([_alone(model, *pairs[i]) for i in pack.members])
+    gap = float((ours - theirs).abs().max())
+    loose = model.dtype in (torch.bfloat16, torch.float16)
+    if not gap < (0.3 if loose else 1e-3):
+        raise WhetError(
+            f"{type(model).__name__} cannot be trained here: packed sequences get other log-probs than single ones "
+            f"(by {gap:.2g}), so it mixes tokens or shapes logits in a way whet does not know; choose another model."
+        )
+
+
+def _alone(model: Any, prompt: Any, response: Any) -> Tensor:
+    ids = torch.tensor([[*prompt, *response]], device=model.get_input_embeddings().weight.device)
+    logits = model(input_ids=ids, use_cache=False).logits[0]
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return wide.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
+
+
+def attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    packed: Boundaries,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **rest: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: [1, heads, T, d] in, [1, T, heads, d] out. Causal within each sequence."""
+    unknown = [name for name in _REFUSED if rest.get(name) is not None]
+    if unknown or attention_mask is not None or dropout:
+        what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
+        raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    kernel = _varlen if _can_varlen(q, v, softcap) else _reference
+    return kernel(q, k, v, packed, scaling, sliding_window, softcap)[None], None
+
+
+AttentionInterface.register(NAME, attention)
+
+
+def _can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
+    if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16) or softcap is not None:
+        return False
+    d = q.shape[-1]
+    return d == v.shape[-1] and d <= 256 and d % 8 == 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def _varlen(
+    q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, scale: float | None, window: int | None, softcap: float | None
+) -> Tensor:
+    """A window of w keys counts the token itself, so w - 1 to the left of it."""
+    reach = -1 if window is None else window - 1
+    sizes = (packed.starts, packed.starts, packed.longest, packed.longest)
+    out = varlen_attn(q, k, v, *sizes, scale=scale, window_size=(reach, 0), **_GQA)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, scale: float | None, window: int | None, softcap: float | None
+) -> Tensor:
+    if k.shape[1] != q.shape[1]:
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    tokens = [bucket.rows.numel() for bucket in packed.buckets]
+    parts = zip(packed.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True)
+    out = [_in_bucket(*part, scale, window, softcap) for part in parts]
+    return out[0] if len(out) == 1 else torch.cat(out)
+
+
+def _in_bucket(
+    bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float | None
+) -> Tensor:
+    """Padding lies to the right, where a causal query never looks; its own rows are not gathered back."""
+    q, k, v = (_pad(x, bucket) for x in (q, k, v))
+    if softcap is not None:
+        out = _soft_capped(q, k, v, scale, window, softcap)
+    elif window is not None and window < bucket.longest:
+        mask = _mask(bucket.longest, window, q.device)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+    else:
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+    return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
+
+
+def _pad(x: Tensor, bucket: Bucket) -> Tensor:
+    """[tokens, heads, d] -> [sequences, heads, longest, d]."""
+    rows = x.new_zeros(bucket.sequences * bucket.longest, *x.shape[1:]).index_copy(0, bucket.rows, x)
+    return rows.unflatten(0, (bucket.sequences, bucket.longest)).transpose(1, 2)
+
+
+def _soft_capped(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, cap: float) -> Tensor:
+    """Gemma 2: scores become c tanh(scores / c) before the softmax, for which SDPA has no argument."""
+    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    mask = _mask(q.shape[-2], window, q.device)
+    scores = (torch.tanh(scores / cap) * cap).masked_fill(~mask, float("-inf"))
+    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    return torch.softmax(scores, dim=-1, dtype=wide).to(v.dtype) @ v
+
+
+def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
+    at = torch.arange(length, device=device)
+    back = at[:, None] - at[None, :]
+    return (back >= 0) & (back < (length if window is None else window))
+
+
+def _buckets(lengths: list[int], device: torch.device | str) -> tuple[Bucket, ...]:
+    """Lengths fall from left to right (`divide` sorts), so a bucket is a run and its first sequence the longest."""
+    runs: list[list[int]] = []
+    for n in lengths:
+        if not runs or n < _FULLNESS * runs[-1][0]:
+            runs.append([])
+        runs[-1].append(n)
+    out = []
+    for run in runs:
+        rows = _ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run)
+        out.append(Bucket(len(run), run[0], torch.as_tensor(rows).to(device)))
+    return tuple(out)
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+    """0 .. n - 1 for each n, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)

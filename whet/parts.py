@@ -1,0 +1,262 @@
+"""What a run is made of: built from a recipe, saved to a checkpoint, restored from one.
+
+The only file that knows every component. `loop.py` moves them; none of them knows another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from whet import config
+from whet.curriculum.base import Curriculum
+from whet.curriculum.build import build_curriculum
+from whet.errors import WhetError
+from whet.eval import EvalSet
+from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
+from whet.learn.learner import Learner
+from whet.learn.warm_start import warm_start
+from whet.model.load import load_model
+from whet.problems import Problems
+from whet.rollout.base import Engine
+from whet.rollout.engine import LocalEngine
+from whet.rollout.store import RolloutStore
+from whet.tasks.judge import Judge
+from whet.text import Codec
+from whet.types import Clock, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+
+
+@dataclass
+class Tally:
+    """How far a run is. Saved with it."""
+
+    step: int = 0
+    tokens_generated: int = 0
+    """By training rollouts, cut ones included, evaluation excluded."""
+    tokens_trained: int = 0
+    rollouts: int = 0
+    prompts_seen: int = 0
+    """Visits: a prompt counts again each time it is asked."""
+    time_s: float = 0.0
+    """Without evaluation, saving and warm start."""
+
+    def count(self, asked: Sequence[Request], finished: Sequence[Rollout]) -> None:
+        self.prompts_seen += sum(r.first_index == 0 for r in asked)
+        self.rollouts += len(finished)
+        self.tokens_generated += sum(r.length for r in finished)
+
+    def metrics(self) -> dict[str, float]:
+        return {name: float(value) for name, value in asdict(self).items() if name != "step"}
+
+
+@dataclass(kw_only=True)
+class Parts:
+    config: config.Config
+    problems: Problems
+    model: PreTrainedModel
+    tokenizer: Any
+    codec: Codec
+    engine: Engine
+    judge: Judge
+    curriculum: Curriculum
+    learner: Learner
+    evals: tuple[EvalSet, ...]
+    store: RolloutStore = field(default_factory=RolloutStore)
+    tally: Tally = field(default_factory=Tally)
+    fresh: bool = True
+    """Not restored from a checkpoint: the evaluation before the first step is still to come."""
+
+    @property
+    def progress(self) -> float:
+        shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]
+        if self.config.token_budget:
+            shares.append(self.tally.tokens_generated / self.config.token_budget)
+        return min(1.0, max(shares))
+
+    @property
+    def done(self) -> bool:
+        return self.progress >= 1.0
+
+    def clock(self) -> Clock:
+        return Clock(
+            step=self.tally.step,
+            version=self.learner.version,
+            groups=self.config.curriculum.groups,
+            free=self.engine.free,
+            tokens=self.tally.tokens_generated,
+            progress=self.progress,
+        )
+
+    def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+        """What the model wrote, for RUN/rollouts."""
+        rows = []
+        for rollout in rollouts:
+            prompt = self.problems.lookup(rollout.prompt_id)
+            assert rollout.trace is not None
+            row = rollout_to_json(rollout)
+            del row["sampling"]
+            row["prompt"] = prompt.text or list(prompt.messages)
+            row["response"] = self.codec.decode(rollout.trace.ids.tolist())
+            row["answer"] = prompt.answer
+            rows.append(row)
+        return rows
+
+    def close(self) -> None:
+        self.judge.close()
+
+
+def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
+    """`weights`: a checkpoint folder that stands in for the recipe's model (resume)."""
+    chosen = settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)})
+    model, tokenizer = load_model(
+        chosen, alphabet=problems.alphabet, context=settings.rollout.context, seed=settings.seed
+    )
+    codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None))
+    judge = build_judge(settings, problems, codec)  # forks its workers before any CUDA work
+    codec.check_lengths(chain(problems.train, problems.eval_by_id.values()), settings.rollout.context)
+    encode = prompt_encoder(problems, codec)
+    return Parts(
+        config=settings,
+        problems=problems,
+        model=model,
+        tokenizer=tokenizer,
+        codec=codec,
+        engine=build_engine(settings, model, encode, codec),
+        judge=judge,
+        curriculum=build_curriculum(
+            settings.curriculum,
+            ids=problems.train.ids,
+            sampling=training_sampling(settings, codec),
+            seed=settings.seed,
+        ),
+        learner=Learner(model, settings.learn, encode=encode),
+        evals=eval_sets(settings, problems, codec),
+    )
+
+
+def build_engine(
+    settings: config.Config, model: PreTrainedModel, encode: Callable[[str], Sequence[int]], codec: Codec
+) -> LocalEngine:
+    rollout = settings.rollout
+    return LocalEngine(
+        model,
+        encode=encode,
+        decode=codec.decode,
+        seed=settings.seed,
+        slots=rollout.slots,
+        context=rollout.context,
+        page=rollout.page,
+        pages=rollout.pages,
+        mode=rollout.mode,
+        on_update=rollout.on_update,
+    )
+
+
+def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:
+    judge = settings.judge
+    return Judge(
+        problems.lookup,
+        problems.judges,
+        decode=codec.decode,
+        workers=judge.workers,
+        timeout_s=judge.timeout_s,
+        memory_mb=judge.memory_mb,
+        pass_at=judge.pass_at,
+        ordered=settings.rollout.ordered,
+    )
+
+
+def prompt_encoder(problems: Problems, codec: Codec) -> Callable[[str], Sequence[int]]:
+    return lambda prompt_id: codec.encode(problems.lookup(prompt_id))
+
+
+def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
+    """No top-k or top-p: the learner could not follow the distribution they leave."""
+    return Sampling(
+        max_tokens=settings.rollout.max_tokens,
+        temperature=settings.rollout.temperature,
+        stop_ids=codec.stop_ids,
+        stop_strings=settings.rollout.stop_strings,
+    )
+
+
+def eval_sets(settings: config.Config, problems: Problems, codec: Codec) -> tuple[EvalSet, ...]:
+    def sampling(entry: config.Eval) -> Sampling:
+        return Sampling(
+            max_tokens=entry.max_tokens,
+            temperature=entry.temperature,
+            top_p=entry.top_p,
+            stop_ids=codec.stop_ids,
+            stop_strings=settings.rollout.stop_strings,
+        )
+
+    return tuple(
+        EvalSet(name=e.name, prompts=problems.evals[e.name], n=e.n, sampling=sampling(e), every=e.every)
+        for e in settings.eval
+    )
+
+
+def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -> None:
+    """Every [[warm_start]] entry in turn; `told(name, step, steps, loss)` hears of each update."""
+    for number, entry in enumerate(parts.config.warm_start):
+        rng = np.random.default_rng((parts.config.seed, 7919, number))
+
+        def batches(entry: config.WarmStart = entry, rng: np.random.Generator = rng) -> Iterator[Any]:
+            for _ in range(entry.steps):
+                pairs = parts.problems.solutions(rng, entry.batch, entry.options)
+                yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
+
+        def told_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
+            told(f"warm start {number + 1}", step + 1, entry.steps, loss)
+
+        warm_start(parts.model, batches(), steps=entry.steps, lr=entry.lr, on_step=told_step)
+
+
+def save_parts(parts: Parts, folder: Path) -> None:
+    engine = parts.engine.state_dict()
+    waiting = RolloutStore()
+    pending = [rollout_to_json(r) for r in waiting.put(parts.judge.pending())]
+    save_checkpoint(
+        folder,
+        model=parts.model,
+        tokenizer=parts.tokenizer,
+        tensors=parts.learner.tensors(),
+        arrays={
+            "traces": parts.store.arrays(),
+            "judge": waiting.arrays(),
+            "engine": {k: v for k, v in engine.items() if isinstance(v, np.ndarray)},
+        },
+        states={
+            "tally": asdict(parts.tally),
+            "learner": parts.learner.state_dict(),
+            "curriculum": parts.curriculum.state_dict(),
+            "judge": pending,
+            "engine": {k: v for k, v in engine.items() if not isinstance(v, np.ndarray)},
+        },
+    )
+
+
+def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
+    """`parts` were built on the checkpoint's weights; everything else is put back here."""
+    states, arrays = checkpoint.states, checkpoint.arrays
+    try:
+        load_weights_into(parts.model, checkpoint.folder)
+        parts.learner.load(checkpoint.tensors, states["learner"])
+        parts.curriculum.load_state_dict(states["curriculum"])
+        parts.store.load(arrays["traces"])
+        parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})
+        parts.tally = Tally(**states["tally"])
+    except KeyError as missing:
+        raise WhetError(
+            f"The checkpoint {checkpoint.folder} holds no {missing}; was it written by whet train?"
+        ) from None
+    waiting = RolloutStore()
+    waiting.load(arrays["judge"])
+    parts.judge.send(waiting.attach_rollouts([rollout_from_json(r) for r in states["judge"]]))
+    parts.fresh = False

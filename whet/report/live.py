@@ -1,0 +1,262 @@
+"""Progress in the terminal, of the run in this process (`RunProgress`) or of several others (`follow`).
+
+On a terminal a table that redraws itself: a line for each run with bar, time left, accuracy, signal share and
+speed. Anywhere else (nohup, CI, a pipe) plain lines, at most one every few seconds and one at each evaluation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from whet.config import read_toml
+from whet.report import formats
+from whet.report.arms import Folders, name_runs
+from whet.report.status import PACE_WINDOW, Pace, Status, plain_line
+from whet.report.tail import Tail
+from whet.text import printable
+
+EVERY_S = 10.0
+"""Seconds between plain lines."""
+POLL_S = 0.25
+"""Seconds between looks at the followed files."""
+DRAW_S = 0.1
+"""Seconds between drawings: steps of a tiny model are shorter."""
+WIDE = 96
+"""From so many columns on there is room for the course of the accuracy, the tokens and the steps."""
+COURSE = 16
+"""Evaluations in the course of the accuracy."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class RunProgress:
+    """Shows the run of this process. Fits the loop's `Watcher`; `close` it in a `finally`.
+
+    Draws when it is told something and has no thread of its own: judges are forked from this process.
+    """
+
+    def __init__(
+        self, name: str = "", *, quiet: bool = False, console: Console | None = None, every_s: float = EVERY_S
+    ) -> None:
+        self.quiet = quiet
+        self._console = console or Console(stderr=True)
+        self._status = Status(printable(name, one_line=True))
+        self._every_s = every_s
+        self._live: Live | None = None
+        self._shown_at = float("-inf")
+
+    def start(self, total: int) -> None:
+        """So many steps are planned. Not needed where `update` is told the progress."""
+        self._status.steps = total
+        self._show()
+
+    def update(self, metrics: Mapping[str, Any], progress: float | None = None) -> None:
+        """After each step, with its row of metrics and how far the run is, 0..1."""
+        evaluated = self._status.add(metrics, progress, time.monotonic())
+        self._show(evaluated or self._status.progress >= 1.0)
+
+    def message(self, text: str) -> None:
+        """A sentence that stays."""
+        if not self.quiet:
+            self._console.print(Text(printable(text)), soft_wrap=not redraws(self._console))
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _show(self, due: bool = False) -> None:
+        drawn = redraws(self._console)
+        wait = DRAW_S if drawn else self._every_s
+        if self.quiet or not (due or time.monotonic() >= self._shown_at + wait):
+            return
+        self._shown_at = time.monotonic()
+        left = self._status.pace.left()
+        if not drawn:
+            self._console.print(Text(plain_line(self._status, left)), soft_wrap=True)
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        self._live.update(progress_table([(self._status, left)], self._console.width), refresh=True)
+
+
+class Followed:
+    """A run that another process writes: its files and what is known of it."""
+
+    def __init__(self, name: str, folder: Path, total: tuple[int, int] | None) -> None:
+        self.folder = folder
+        self.status = Status(printable(name, one_line=True))
+        self._tail = Tail(folder / "metrics.jsonl")
+        self._read_at = time.monotonic()
+        self._knows_total = total is not None
+        if total is not None:
+            self.status.steps, self.status.token_budget = total
+
+    def read(self) -> bool:
+        """Takes in the new rows; says whether one holds an evaluation."""
+        if not self._knows_total:
+            if not (self.folder / "config.toml").is_file():
+                return False
+            recipe = read_toml(self.folder / "config.toml")
+            self.status.steps, self.status.token_budget = recipe.get("steps", 0), recipe.get("token_budget", 0)
+            self._knows_total = True
+        rows = self._tail.read()
+        if rows:
+            self._read_at = time.monotonic()
+        evaluated = False
+        for row in rows:
+            evaluated |= self.status.add(row)
+        return evaluated
+
+    def left(self) -> float | None:
+        return self.status.pace.left(time.monotonic() - self._read_at)
+
+
+def follow(
+    folders: Folders,
+    alive: Callable[[], bool],
+    *,
+    totals: Mapping[str, tuple[int, int]] | None = None,
+    console: Console | None = None,
+    every_s: float = EVERY_S,
+    poll_s: float = POLL_S,
+) -> None:
+    """Shows the runs in these folders while `alive()`, then once more to the end.
+
+    totals: name -> (steps, token budget); where it names none, the run's config.toml is asked.
+    """
+    console = console or Console()
+    named = dict(folders) if isinstance(folders, Mapping) else name_runs(folders)
+    runs = [Followed(name, Path(folder), (totals or {}).get(name)) for name, folder in named.items()]
+    if redraws(console):
+        _redraw(runs, alive, console, poll_s)
+    else:
+        _print_lines(runs, alive, console, every_s, poll_s)
+
+
+def _redraw(runs: Sequence[Followed], alive: Callable[[], bool], console: Console, poll_s: float) -> None:
+    together = Together(len(runs))
+    with Live(console=console, auto_refresh=False) as live:
+        going = True
+        while going:
+            going = alive()
+            for run in runs:
+                run.read()
+            lines = [(run.status, run.left() if going else None) for run in runs]
+            together.add(lines, time.monotonic())
+            live.update(progress_table(lines, console.width, together if len(runs) > 1 else None), refresh=True)
+            if going:
+                time.sleep(poll_s)
+
+
+class Together:
+    """The progress of several runs as one. Those that wait their turn count too."""
+
+    def __init__(self, runs: int) -> None:
+        self.progress = -1.0
+        self._pace = Pace(PACE_WINDOW * runs)
+        self._moved_at = 0.0
+        self.left: float | None = None
+
+    def add(self, lines: Sequence[tuple[Status, float | None]], now: float) -> None:
+        progress = sum(status.progress for status, _ in lines) / len(lines)
+        if progress != self.progress:
+            self.progress, self._moved_at = progress, now
+            self._pace.add(now, progress)
+        lefts = [self._pace.left(now - self._moved_at), *(left for _, left in lines)]
+        self.left = max((left for left in lefts if left is not None), default=None)
+
+
+def _print_lines(
+    runs: Sequence[Followed], alive: Callable[[], bool], console: Console, every_s: float, poll_s: float
+) -> None:
+    printed_at = dict.fromkeys(runs, float("-inf"))
+    told: dict[Followed, int | None] = dict.fromkeys(runs)
+    going = True
+    while going:
+        going = alive()
+        for run in runs:
+            evaluated = run.read()
+            news = run.status.step != told[run]
+            if news and (evaluated or not going or time.monotonic() >= printed_at[run] + every_s):
+                printed_at[run], told[run] = time.monotonic(), run.status.step
+                console.print(Text(plain_line(run.status, run.left())), soft_wrap=True)
+        if going:
+            time.sleep(poll_s)
+
+
+def redraws(console: Console) -> bool:
+    """Whether this console can move its cursor."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+def progress_table(lines: Sequence[tuple[Status, float | None]], width: int, together: Together | None = None) -> Table:
+    """A line for each run (with its seconds left), and one for all of them."""
+    wide = width >= WIDE
+    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
+    table.add_column("", ratio=1, min_width=6)
+    for head in ("done", "left", "accuracy"):
+        table.add_column(head, justify="right", no_wrap=True, min_width=5)
+    if wide:
+        table.add_column("", no_wrap=True, min_width=COURSE)
+    for head in ("signal", "tok/s", "tokens", "step") if wide else ("signal", "tok/s"):
+        table.add_column(head, justify="right", no_wrap=True, min_width=5)
+    for status, left in lines:
+        table.add_row(*_cells(status, left, wide))
+    if together is not None:
+        done = together.progress
+        table.add_row(
+            Text("all"), _bar(done), Text(formats.percent(done)), Text(_left(done, together.left)), style="bold"
+        )
+    return table
+
+
+def _cells(status: Status, left: float | None, wide: bool) -> list[Text | ProgressBar]:
+    if status.step is None:
+        return [Text(status.name), _bar(0.0), Text("waiting", style="dim")]
+    cells: list[Text | ProgressBar] = [
+        Text(status.name or f"step {status.step}"),
+        _bar(status.progress),
+        Text(formats.percent(status.progress)),
+        Text(_left(status.progress, left)),
+        Text(formats.accuracy(status.accuracy), style="bold"),
+    ]
+    if wide:
+        cells.append(Text(sparkline(status.accuracies, COURSE), style="cyan"))
+    numbers = [formats.share(status.signal), formats.count(status.speed)]
+    if wide:
+        numbers += [formats.count(status.tokens), str(status.step)]
+    return [*cells, *map(Text, numbers)]
+
+
+def _left(progress: float, seconds: float | None) -> str:
+    if progress >= 1.0:
+        return "done"
+    return formats.duration(None if seconds is None else round(seconds))
+
+
+def _bar(progress: float) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=progress)
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values in small bars, between the lowest and the highest of all.
+
+    >>> sparkline([0.2, 0.5, 0.8], 8)
+    '▁▄█'
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[int((value - low) * scale)] for value in values[-width:])

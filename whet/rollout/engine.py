@@ -1,0 +1,307 @@
+"""The local rollout engine: continuous batching over the rollout twin, exact for a given key.
+
+`submit` queues, `step` admits what fits, prefills it, and decodes one token for every running row; `collect` and
+`generate` step until they have what they promise. It implements `whet.rollout.base.Engine`. It knows nothing of prompts
+but their token ids, of text but stop strings, and of training but a version number: weights change in place under it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from whet.errors import WhetError
+from whet.model.twin import kv_shapes, rollout_twin
+from whet.rollout.flight import Flight, empty_trace, request_from_json
+from whet.rollout.noise import row_key
+from whet.rollout.pages import Cache, PagedCache, SlotCache
+from whet.rollout.rows import Rows
+from whet.rollout.sampling import sample
+from whet.rollout.scheduler import Scheduler
+from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
+
+
+class LocalEngine:
+    can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep"})
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+        slots: int,
+        context: int,
+        page: int = 0,
+        pages: int = 0,
+        mode: Literal["barrier", "stream"] = "barrier",
+        on_update: Literal["cut", "recompute", "keep"] = "cut",
+        version: int = 0,
+    ) -> None:
+        known = getattr(model.config, "max_position_embeddings", None) or context
+        if context > known:
+            raise WhetError(
+                f"rollout.context = {context} is more than the {known} positions {type(model).__name__} knows."
+            )
+        self.encode, self.decode = encode, decode
+        self.seed, self.slots, self.context = seed, slots, context
+        self.mode, self.on_update, self.version = mode, on_update, version
+        self.twin = rollout_twin(model)
+        self.device = model.device
+        self.cache = _make_cache(self.twin, slots, context, page, pages)
+        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
+        """Of recorded log-probs."""
+        self.rows = Rows(slots, context, self.dtype, self.device)
+        self.scheduler = Scheduler()
+        self.done: list[Rollout] = []
+        """Finished, waiting to be collected."""
+        self._tickets: dict[int, dict[int, Rollout]] = {}
+        """Per `generate` call under way, what has finished of it, by arrival."""
+        self._arrivals = 0
+        self._stats: Counter[str] = Counter()
+        self._seconds = 0.0
+
+    # ---- what callers use
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.scheduler.add(self._flights(requests))
+
+    def collect(self) -> list[Rollout]:
+        while self._busy and not (self.mode == "stream" and self.done):
+            self.step()
+        done, self.done = self.done, []
+        return done
+
+    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+        ticket = self._arrivals
+        flights = self._flights(requests, ticket)
+        found = self._tickets[ticket] = {}
+        self.scheduler.add(flights)
+        while len(found) < len(flights):
+            self.step()
+        del self._tickets[ticket]
+        return [found[f.arrival] for f in flights]
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self.done
+
+    @property
+    def free(self) -> int | None:
+        if self.mode == "barrier":
+            return None
+        return max(0, self.slots - self.rows.size - len(self.scheduler.waiting))
+
+    def update(self, version: int) -> None:
+        if self.on_update == "recompute":
+            self._evict_all()
+        elif self.on_update == "cut":
+            self._evict_all()
+            cut = self.scheduler.cut()
+            self.done += [f.rollout("cut", self.version) for f in cut]
+            self._stats["cut"] += len(cut)
+        self.version = version
+
+    def stats(self) -> dict[str, float]:
+        names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
+        out = {f"rollout/{name}": float(self._stats[name]) for name in names}
+        out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        out["rollout/seconds"] = self._seconds
+        self._stats.clear()
+        self._seconds = 0.0
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """Running flights are saved as waiting ones: a resumed engine prefills them again and goes on."""
+        running = sorted(range(self.rows.size), key=lambda row: self.rows.flights[row].arrival)
+        flights = [(self.rows.flights[row], self.rows.trace(row)) for row in running]
+        flights += [(f, f.trace) for f in self.scheduler.waiting]
+        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
+        return {
+            "version": self.version,
+            "arrivals": self._arrivals,
+            "begun": np.array(sorted(self.scheduler.begun), np.int64),
+            "flights": [{**f.to_json(), "tokens": trace.ids.size} for f, trace in flights],
+            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
+            "ids": np.concatenate([np.zeros(0, np.int32), *(t.ids for t in traces)]),
+            "log_probs": np.concatenate([np.zeros(0, self.dtype), *(t.log_probs for t in traces)]),
+            "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self.idle, "state is loaded into an engine that has not begun"
+        self.version, self._arrivals = int(state["version"]), int(state["arrivals"])
+        self.scheduler.begun = set(state["begun"].tolist())
+        at = 0
+
+        def trace(n: int) -> Trace:
+            nonlocal at
+            part, at = slice(at, at + n), at + n
+            return Trace(ids=state["ids"][part], log_probs=state["log_probs"][part], versions=state["versions"][part])
+
+        for data in state["flights"]:
+            flight = self._flight(request_from_json(data), data["index"], data["arrival"])
+            flight.trace = trace(data["tokens"])
+            self.scheduler.waiting.append(flight)
+        for data in state["done"]:
+            fields = {k: v for k, v in data.items() if k != "tokens"}
+            self.done.append(rollout_from_json({**fields, "trace": trace(data["tokens"])}))
+
+    # ---- one step
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit what fits, then one forward: the newest token of every running row, all tokens of every new one."""
+        begin = time.perf_counter()
+        rows = self.rows
+        self._make_room()
+        running = rows.size
+        wave = self.scheduler.next_wave(running, self.slots, self.cache)
+        if running or wave:
+            blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
+            leaders, source = self._admit(wave)
+            if leaders:
+                blocks.append((slice(running, running + len(leaders)), *_right_aligned(leaders)))
+            logits = self._forward(blocks)
+            if len(leaders) < len(wave):
+                logits = self._fork(logits, running + len(leaders), source)
+            rows.length[:running] += 1
+            self._stats["steps"] += 1
+            self._stats["prefill_tokens"] += sum(f.known for f in leaders)
+            self._draw(logits)
+        self._seconds += time.perf_counter() - begin
+
+    def _admit(self, wave: Sequence[tuple[Flight, int]]) -> tuple[list[Flight], list[int]]:
+        """Rows for a wave: first those to prefill, then their forks; and for each fork the row it copies."""
+        leaders = [i for i, (_, leader) in enumerate(wave) if leader == i]
+        forks = [i for i, (_, leader) in enumerate(wave) if leader != i]
+        place = {i: self.rows.add(wave[i][0]) for i in (*leaders, *forks)}
+        for i in leaders:
+            self.cache.open(place[i], wave[i][0].known)
+        return [wave[i][0] for i in leaders], [place[wave[i][1]] for i in forks]
+
+    def _fork(self, logits: Tensor, first: int, source: Sequence[int]) -> Tensor:
+        """Rows from `first` on take the cache and the logits of the rows `source`."""
+        target = range(first, first + len(source))
+        self.cache.fork(source, target, self.rows.length[target].tolist())
+        return logits[torch.tensor([*range(first), *source], device=self.device)]
+
+    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]]) -> Tensor:
+        """Logits [rows, vocab] after each row's newest token; the model's own head, soft-cap and scale included."""
+        context = self.cache.context([(rows, position) for rows, _, position in blocks])
+        ids = np.concatenate([ids.ravel() for _, ids, _ in blocks])
+        keep: int | Tensor = 0  # all: every row has one new token
+        if sum(len(ids) for _, ids, _ in blocks) < ids.size:
+            last = np.cumsum(np.concatenate([np.full(*ids.shape) for _, ids, _ in blocks])) - 1
+            keep = torch.from_numpy(last).to(self.device)
+        out = self.twin(
+            input_ids=torch.from_numpy(ids).to(self.device)[None],
+            position_ids=context.position[None],
+            use_cache=False,
+            logits_to_keep=keep,
+            ctx=context,
+        )
+        logits: Tensor = out.logits[0]
+        return logits
+
+    def _draw(self, logits: Tensor) -> None:
+        token, log_prob = sample(logits, self.rows.draws(), self.rows.positions())
+        if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
+            token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
+        self._stats["tokens"] += self.rows.size
+        self.rows.record(token.numpy(), log_prob.numpy(), self.version)
+        self._retire(self.rows.finished(self.decode))
+
+    def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
+        self._stats["finished"] += len(ended)
+        finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
+        flights = [self._evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
+        for flight in sorted(flights, key=lambda f: f.arrival):
+            rollout = flight.rollout(finishes[id(flight)], self.version)
+            if flight.ticket is None:
+                self.done.append(rollout)
+            else:
+                self._tickets[flight.ticket][flight.arrival] = rollout
+
+    def _make_room(self) -> None:
+        """Preempt the youngest until every row has a page for its next token. One row alone always fits."""
+        rows = self.rows
+        while self.cache.lacking(rows.length[: rows.size]) > self.cache.free:
+            youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
+            self.scheduler.give_back([self._evict(youngest)])
+            self._stats["preempted"] += 1
+        self.cache.grow(rows.length[: rows.size])
+
+    def _evict(self, row: int) -> Flight:
+        """The flight leaves its row and takes its tokens along."""
+        flight = self.rows.flights[row]
+        flight.trace = self.rows.trace(row)
+        self.cache.close(row)
+        last = self.rows.remove(row)
+        if last != row:
+            self.cache.move(last, row, int(self.rows.length[row]))
+        return flight
+
+    def _evict_all(self) -> None:
+        self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.rows.size or self.scheduler.waiting)
+
+    def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
+        """All of them or, when one is refused, none."""
+        flights: list[Flight] = []
+        for request in requests:
+            first = self._flight(request, request.first_index, 0)
+            for i in range(request.n):
+                arrival = self._arrivals + len(flights)
+                flights.append(self._flight(request, request.first_index + i, arrival, first.prompt))
+                flights[-1].ticket = ticket
+        self._arrivals += len(flights)
+        return flights
+
+    def _flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray | None = None) -> Flight:
+        if prompt is None:
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+        if not 0 < prompt.size < self.context:
+            raise WhetError(
+                f'Prompt "{request.prompt_id}" has {prompt.size} tokens; rollout.context = {self.context} '
+                f"takes 1 to {self.context - 1}."
+            )
+        limit = min(request.sampling.max_tokens, self.context - prompt.size)
+        if limit < 1:
+            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
+        key = row_key(self.seed, request.phase == "eval", request.group_id, index)
+        return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
+
+
+def _make_cache(twin: PreTrainedModel, slots: int, context: int, page: int, pages: int) -> Cache:
+    shapes = kv_shapes(twin)
+    if page == 0:
+        return SlotCache(shapes, slots, context, twin.device)
+    full = -(-context // page)
+    if 0 < pages < full:
+        raise WhetError(
+            f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
+        )
+    return PagedCache(shapes, slots, context, page, pages or slots * full, twin.device)
+
+
+def _right_aligned(flights: Sequence[Flight]) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids and positions [B, longest], padded on the left: every row's newest token is in the last column."""
+    width = max(f.known for f in flights)
+    ids = np.zeros((len(flights), width), np.int64)
+    position = np.arange(width) - width + np.array([[f.known] for f in flights])
+    for row, f in enumerate(flights):
+        ids[row, width - f.known :] = np.concatenate((f.prompt, f.trace.ids))
+    return ids, np.maximum(position, -1)

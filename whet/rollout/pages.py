@@ -1,0 +1,238 @@
+"""Where K and V lie: the page pool with reference counts, and the two forms of the cache over it.
+
+`SlotCache`: a page is a whole row of `context` tokens and row i owns page i, read by slice: the fast form on a CPU.
+`PagedCache`: pages of a few tokens, a block table, and prompt pages shared by the rollouts of a prompt.
+Both keep rows 0..B-1 dense (the engine moves the last row into a hole) and make the `PageContext` of a forward.
+They know tokens by number only, and never look at what is in a page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.model.attention import Block, PageContext
+from whet.model.twin import KVShape
+
+
+class PagePool:
+    """Reference counts of pages 0..count-1.
+
+    >>> pool = PagePool(2)
+    >>> page = pool.take(1); pool.share(page); pool.drop(page); pool.free
+    1
+    >>> pool.drop(page); pool.free
+    2
+    """
+
+    def __init__(self, count: int) -> None:
+        self.owners = [0] * count
+        self._free = list(range(count - 1, -1, -1))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        assert n <= len(self._free), "the scheduler admits and preempts so that pages suffice"
+        taken = [self._free.pop() for _ in range(n)]
+        for page in taken:
+            self.owners[page] = 1
+        return taken
+
+    def share(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "only a page in use can be shared"
+            self.owners[page] += 1
+
+    def drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "a page is dropped once by each owner"
+            self.owners[page] -= 1
+            if self.owners[page] == 0:
+                self._free.append(page)
+
+
+class Cache(Protocol):
+    @property
+    def free(self) -> int:
+        """Pages to be had."""
+
+    def need(self, tokens: int, forked: bool) -> int:
+        """Pages a row of so many tokens takes, alone or forked from another."""
+
+    def open(self, row: int, tokens: int) -> None:
+        """A new row that will be filled with `tokens` tokens."""
+
+    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
+        """New rows `target` with the first `tokens` tokens of the rows `source`."""
+
+    def lacking(self, length: np.ndarray) -> int:
+        """Pages missing to give each row 0..B-1 of these lengths room for one more token."""
+
+    def grow(self, length: np.ndarray) -> None:
+        """Give them that room."""
+
+    def move(self, source: int, target: int, tokens: int) -> None: ...
+
+    def close(self, row: int) -> None: ...
+
+    def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
+        """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
+
+
+class PageStore:
+    """The tensors of all layers, and how a forward finds its way in them."""
+
+    def __init__(self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device) -> None:
+        def zeros(shape: KVShape, dim: int) -> Tensor:
+            # Not empty: a masked key still meets its value, and 0 times a stray nan is nan.
+            return torch.zeros(pages + 1, shape.heads, page, dim, dtype=shape.dtype, device=device)
+
+        self.keys = [zeros(s, s.key_dim) for s in shapes]
+        self.values = [zeros(s, s.value_dim) for s in shapes]
+        self.trash = pages
+        """The page that padding is written to."""
+        self.device = device
+
+    def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
+        where = np.concatenate([self._place(rows, position) for rows, position in blocks], 1)
+        page, offset, flat = torch.from_numpy(where).to(self.device)
+        out, at = [], 0
+        for rows, position in blocks:
+            first, last = int(position.min()), int(position.max())
+            out.append(
+                Block(
+                    flat[at : at + position.size].view(position.shape),
+                    last + 1,
+                    rows=rows,
+                    table=self._table(rows, last),
+                    level=first == last and position.shape[1] == 1,
+                )
+            )
+            at += position.size
+        return PageContext(self.keys, self.values, page, offset, flat, out)
+
+    def _place(self, rows: slice, position: np.ndarray) -> np.ndarray:
+        """Page, offset and position [3, B * q] of a block's tokens; padding goes to the trash page."""
+        place = np.empty((3, *position.shape), np.int64)
+        place[0], place[1] = self._locate(rows, position)
+        place[2] = position
+        if position.shape[1] > 1:
+            place[:, position < 0] = [[self.trash], [0], [0]]
+        return place.reshape(3, -1)
+
+    def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Page and offset of each token."""
+        raise NotImplementedError
+
+    def _table(self, rows: slice, last: int) -> Tensor | None:
+        """The block table of these rows up to position `last`, where pages are not whole slots."""
+        raise NotImplementedError
+
+
+class SlotCache(PageStore):
+    def __init__(self, shapes: Sequence[KVShape], slots: int, context: int, device: torch.device) -> None:
+        super().__init__(shapes, slots, context, device)
+
+    @property
+    def free(self) -> int:
+        return sys.maxsize
+
+    def need(self, tokens: int, forked: bool) -> int:
+        return 0
+
+    def open(self, row: int, tokens: int) -> None: ...
+
+    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
+        longest = max(tokens)
+        for pages in (*self.keys, *self.values):
+            index = torch.tensor([source, target], device=pages.device)
+            pages[index[1], :, :longest] = pages[index[0], :, :longest]
+
+    def lacking(self, length: np.ndarray) -> int:
+        return 0
+
+    def grow(self, length: np.ndarray) -> None: ...
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        for pages in (*self.keys, *self.values):
+            pages[target, :, :tokens] = pages[source, :, :tokens]
+
+    def close(self, row: int) -> None: ...
+
+    def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.arange(rows.start, rows.stop)[:, None], position
+
+    def _table(self, rows: slice, last: int) -> None:
+        return None
+
+
+class PagedCache(PageStore):
+    def __init__(
+        self, shapes: Sequence[KVShape], slots: int, context: int, page: int, pages: int, device: torch.device
+    ) -> None:
+        super().__init__(shapes, pages, page, device)
+        self.page = page
+        self.pool = PagePool(pages)
+        self.table = np.zeros((slots, -(-context // page)), np.int64)
+        self.held = np.zeros(slots, np.int64)
+        """Pages of each row."""
+
+    @property
+    def free(self) -> int:
+        return self.pool.free
+
+    def need(self, tokens: int, forked: bool) -> int:
+        return int(tokens % self.page > 0) if forked else -(-tokens // self.page)
+
+    def open(self, row: int, tokens: int) -> None:
+        self._set(row, self.pool.take(self.need(tokens, False)))
+
+    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
+        """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
+        copied: list[tuple[int, int]] = []
+        for src, dst, n in zip(source, target, tokens, strict=True):
+            shared = self.table[src, : n // self.page].tolist()
+            self.pool.share(shared)
+            own = self.pool.take(self.need(n, True))
+            copied += [(int(self.table[src, len(shared)]), page) for page in own]
+            self._set(dst, shared + own)
+        if copied:
+            for pages in (*self.keys, *self.values):
+                index = torch.tensor(copied, device=pages.device).T
+                pages[index[1]] = pages[index[0]]
+
+    def lacking(self, length: np.ndarray) -> int:
+        return int((length == self.held[: length.size] * self.page).sum())
+
+    def grow(self, length: np.ndarray) -> None:
+        for row in np.flatnonzero(length == self.held[: length.size] * self.page):
+            self.table[row, self.held[row]] = self.pool.take(1)[0]
+            self.held[row] += 1
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        self.table[target] = self.table[source]
+        self.held[target] = self.held[source]
+        self.held[source] = 0
+
+    def close(self, row: int) -> None:
+        self.pool.drop(self.table[row, : self.held[row]].tolist())
+        self.held[row] = 0
+
+    def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        page, offset = np.divmod(np.maximum(position, 0), self.page)
+        return np.take_along_axis(self.table[rows], page, 1), offset
+
+    def _table(self, rows: slice, last: int) -> Tensor:
+        return torch.from_numpy(self.table[rows, : last // self.page + 1]).to(self.device)
+
+    def _set(self, row: int, pages: list[int]) -> None:
+        assert self.held[row] == 0, "a row is closed before it is used again"
+        self.table[row, : len(pages)] = pages
+        self.held[row] = len(pages)

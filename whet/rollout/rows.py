@@ -1,0 +1,139 @@
+"""The running batch as columns: row i is one flight, rows 0..size-1 are in use.
+
+numpy on the host; on a CPU the tensors of a forward are views of these columns. A decode step touches them
+with whole-column operations only; per-row Python happens when a flight enters, leaves or watches for a stop string.
+Used by the engine alone; it knows nothing of the model or of pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from whet.rollout.flight import Flight
+from whet.rollout.sampling import Draws
+from whet.types import Finish, Trace
+
+
+class Rows:
+    def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
+        self.size = 0
+        self.device = device
+        self.flights: list[Flight] = []
+        self.token = np.zeros(slots, np.int64)
+        """The newest token, which the next decode step feeds."""
+        self.length = np.zeros(slots, np.int64)
+        """Tokens whose K and V are cached."""
+        self.count = np.zeros(slots, np.int32)
+        """Tokens generated."""
+        self.limit = np.zeros(slots, np.int32)
+        self.stops = np.full((slots, 1), -1, np.int64)
+        self.watches = np.zeros(slots, bool)
+        """Has stop strings."""
+        self.keys = np.zeros((2, slots), np.int32)
+        self.temperature = np.ones(slots, dtype)
+        self.top_k = np.zeros(slots, np.int64)
+        self.top_p = np.ones(slots, dtype)
+        self.ids = np.zeros((slots, context), np.int32)
+        self.log_probs = np.zeros((slots, context), dtype)
+        self.versions = np.zeros((slots, context), np.int32)
+        self._numbers = np.arange(slots)
+        self._draws: Draws | None = None
+
+    def add(self, flight: Flight) -> int:
+        row, self.size = self.size, self.size + 1
+        self.flights.append(flight)
+        sampling, trace = flight.request.sampling, flight.trace
+        n = trace.ids.size
+        self.count[row], self.limit[row] = n, flight.limit
+        self.length[row] = flight.known
+        self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
+        self.keys[:, row] = flight.key
+        self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
+        self.watches[row] = bool(sampling.stop_strings)
+        self._set_stops(row, sampling.stop_ids)
+        self._draws = None
+        return row
+
+    def remove(self, row: int) -> int:
+        """The flight in `row` leaves, the last row takes its place; returns the row that moved."""
+        last = self.size = self.size - 1
+        if row != last:
+            n = self.count[last]
+            columns: tuple[np.ndarray, ...] = (
+                self.token,
+                self.length,
+                self.count,
+                self.limit,
+                self.stops,
+                self.watches,
+            )
+            for column in (*columns, self.temperature, self.top_k, self.top_p):
+                column[row] = column[last]
+            self.keys[:, row] = self.keys[:, last]
+            for matrix in (self.ids, self.log_probs, self.versions):
+                matrix[row, :n] = matrix[last, :n]
+            self.flights[row] = self.flights[last]
+        self.flights.pop()
+        self._draws = None
+        return last
+
+    def trace(self, row: int) -> Trace:
+        n = self.count[row]
+        return Trace(
+            ids=self.ids[row, :n].copy(),
+            log_probs=self.log_probs[row, :n].copy(),
+            versions=self.versions[row, :n].copy(),
+        )
+
+    def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
+        """One more token for each row."""
+        n = self.size
+        rows, count = self._numbers[:n], self.count[:n]
+        self.token[:n] = token
+        self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
+        count += 1
+
+    def finished(self, decode: Callable[[Sequence[int]], str]) -> list[tuple[int, Finish]]:
+        """Rows that their newest token ended, and how; a stop goes before the limit."""
+        n = self.size
+        stop = (self.stops[:n] == self.token[:n, None]).any(1)
+        if self.watches[:n].any():
+            for row in np.flatnonzero(self.watches[:n] & ~stop):
+                flight, count = self.flights[row], self.count[row]
+                stop[row] = flight.stops_in(self.ids[row, max(0, count - flight.tail()) : count], decode)
+        ended = np.flatnonzero(stop | (self.count[:n] >= self.limit[:n]))
+        return [(int(row), "stop" if stop[row] else "length") for row in ended]
+
+    def draws(self) -> Draws:
+        """How the rows draw their next token; kept until one comes or goes."""
+        if self._draws is None:
+            n = self.size
+            hot, top_k, top_p = self.temperature[:n], self.top_k[:n], self.top_p[:n]
+            greedy = hot == 0
+            self._draws = Draws(
+                keys=self._tensor(self.keys[:, :n]),
+                temperature=None if ((hot == 1) | greedy).all() else self._tensor(np.where(greedy, 1, hot)[:, None]),
+                greedy=self._tensor(greedy[:, None]) if greedy.any() else None,
+                all_greedy=bool(greedy.all()),
+                top_k=self._tensor(top_k[:, None]) if top_k.any() else None,
+                top_p=self._tensor(top_p[:, None]) if (top_p < 1).any() else None,
+            )
+        return self._draws
+
+    def positions(self) -> torch.Tensor:
+        """Index of the token each row draws next."""
+        return self._tensor(self.count[: self.size])
+
+    def _tensor(self, column: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(column).to(self.device)
+
+    def _set_stops(self, row: int, ids: Sequence[int]) -> None:
+        missing = len(ids) - self.stops.shape[1]
+        if missing > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
+        self.stops[row] = -1
+        self.stops[row, : len(ids)] = ids

@@ -1,0 +1,327 @@
+"""One training, one folder: its lock, its logs, its checkpoints, and how it stops and goes on.
+
+    RUN/config.toml   lock   metrics.jsonl   rollouts/step_00000012.jsonl, eval_00000012.jsonl
+    RUN/checkpoints/step_00000012/   scores.json (of all kept)   best.json (the best of them, for other tools)
+
+The loop records and saves through a Run; reports and viewers use the readers at the end. Every change
+goes through `whet.files`, so a process may be killed at any instant and the folder resumes. What a
+checkpoint holds is not known here, only whether it is whole. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import numpy as np
+
+from whet import files
+from whet.errors import WhetError
+from whet.learn.checkpoint import verify_checkpoint
+
+CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
+SCORES, BEST = "scores.json", "best.json"
+_CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
+_ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
+
+
+class Run:
+    """Made by `Run.create` or `Run.resume`; the folder is locked until it is closed or the process ends."""
+
+    def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
+        self.folder = folder
+        self.config_text = config_text
+        self.stopping = False
+        """A signal asked to stop: finish the step, save, leave."""
+        self._lock = lock
+
+    @classmethod
+    def create(cls, folder: Path, config_toml: str) -> Self:
+        files.make_folder(folder)
+        lock = Lock(folder / LOCK)
+        try:
+            for name in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS):
+                if (folder / name).exists():
+                    raise WhetError(
+                        f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
+                    )
+            files.write_text(folder / CONFIG, config_toml)
+        except BaseException:
+            lock.release()
+            raise
+        return cls(folder, lock, config_toml)
+
+    @classmethod
+    def resume(cls, folder: Path) -> Self:
+        """Locks the folder and clears away what a killed process left half done."""
+        if not (folder / CONFIG).is_file():
+            what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
+            raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
+        lock = Lock(folder / LOCK)
+        try:
+            for part in (folder, folder / ROLLOUTS, folder / CHECKPOINTS):
+                files.recover(part)
+            run = cls(folder, lock, (folder / CONFIG).read_text(encoding="utf-8"))
+            run._name_best(read_scores(folder))
+            return run
+        except (OSError, UnicodeDecodeError) as error:
+            lock.release()
+            raise WhetError(f"{folder / CONFIG} cannot be read: {error}.") from error
+        except BaseException:
+            lock.release()
+            raise
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def record(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl; what is not finite becomes null."""
+        row = {"step": step, **{name: metrics[name] for name in sorted(metrics) if name != "step"}}
+        files.append_line(self.folder / METRICS, json.dumps(_plain(row)))
+
+    def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
+        """One file a step and kind; written again, it is replaced. ASCII, for the text is the model's."""
+
+        def write(path: Path) -> None:
+            with path.open("w") as file:
+                for row in rows:
+                    file.write(json.dumps(_plain({"step": step, **row})) + "\n")
+
+        files.write_with(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", write)
+
+    def cut_back(self, step: int) -> None:
+        """The logs as they were after `step`; -1 empties them. A line torn by a kill goes too."""
+        for path, _, of_step in _rollout_files(self.folder):
+            if of_step > step:
+                files.remove_file(path)
+        if (self.folder / METRICS).exists():
+            files.keep_lines(self.folder / METRICS, lambda line: _step_of_line(line) <= step)
+
+    def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
+        """A checkpoint through `write`, which makes its argument appear whole; then the best, then the old ones go.
+
+        Kept are the `keep` newest and the one with the highest score. Later steps than this one are of a
+        future that was abandoned when the run went on from an older checkpoint.
+        """
+        final = checkpoint_path(self.folder, step)
+        files.make_folder(final.parent)
+        if (self.folder / METRICS).exists():
+            files.sync(self.folder / METRICS)  # no checkpoint may be newer than its log
+        there = checkpoint_steps(self.folder)
+        scores = {s: v for s, v in read_scores(self.folder).items() if s in there and s <= step}
+        if score is not None and math.isfinite(score):
+            scores[step] = float(score)
+        # Before the checkpoint: a score without one is ignored, one without its score might be pruned though best.
+        files.write_text(final.parent / SCORES, json.dumps(scores))
+        write(final)
+        assert final.is_dir(), f"{final} was not written"
+        self._prune(step, keep, best=self._name_best(scores))
+
+    def _name_best(self, scores: Mapping[int, float]) -> int | None:
+        there = [step for step in checkpoint_steps(self.folder) if step in scores]
+        best = min(there, key=lambda step: (-scores[step], step), default=None)
+        path = self.folder / CHECKPOINTS / BEST
+        if best is None:
+            files.remove_file(path)
+        else:
+            files.write_text(path, json.dumps({"step": best, "score": scores[best]}))
+        return best
+
+    def _prune(self, step: int, keep: int, best: int | None) -> None:
+        steps = checkpoint_steps(self.folder)
+        kept = {best, *[s for s in steps if s <= step][-keep:]}
+        for old in steps:
+            if old not in kept:
+                files.remove_tree(checkpoint_path(self.folder, old))
+        files.recover(self.folder / CHECKPOINTS)
+
+    def newest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
+        """The newest that is whole, None when the run has none yet. `warn` hears of each that was passed over."""
+        steps = checkpoint_steps(self.folder)
+        for step in reversed(steps):
+            path = checkpoint_path(self.folder, step)
+            wrong = verify_checkpoint(path)
+            if wrong is None:
+                return path
+            warn(f"The checkpoint {path.name} is skipped: {wrong}.")
+        if steps:  # to begin again would cut all logs away
+            raise WhetError(
+                f"No checkpoint in {self.folder / CHECKPOINTS} is whole: bring one back from a backup, "
+                "or start again in another folder."
+            )
+        return None
+
+    def best_checkpoint(self) -> Path | None:
+        return best_checkpoint(self.folder)
+
+    @contextlib.contextmanager
+    def stop_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM set `stopping`; a further SIGINT is a KeyboardInterrupt. Only in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask_to_stop(number: int, _: FrameType | None) -> None:
+            if self.stopping and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self.stopping = True
+
+        before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+class Lock:
+    """One process a run. Freed by the system when the process ends, however it ends."""
+
+    held: set[int] = set()  # noqa: RUF012 (of the process, for its forks)
+
+    def __init__(self, path: Path) -> None:
+        with files.one_sentence(path):
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._handle, 0)
+                os.write(self._handle, f"{os.getpid()}\n".encode())
+            except BlockingIOError:
+                holder = os.read(self._handle, 32).decode(errors="replace").strip()
+                os.close(self._handle)
+                raise WhetError(
+                    f"{path.parent} is in use by {f'process {holder}' if holder else 'another process'}: "
+                    "wait for it to end, or stop it."
+                ) from None
+            except BaseException:
+                os.close(self._handle)
+                raise
+        self.held.add(self._handle)
+
+    def release(self) -> None:
+        if self._handle in self.held:
+            self.held.remove(self._handle)
+            os.close(self._handle)
+
+    @classmethod
+    def forget_inherited(cls) -> None:
+        """A forked worker that outlives the run must not hold its lock."""
+        while cls.held:
+            os.close(cls.held.pop())
+
+
+os.register_at_fork(after_in_child=Lock.forget_inherited)
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / CHECKPOINTS / f"step_{step:08d}"
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """The steps with a checkpoint, whole or not, rising."""
+    names = (_CHECKPOINT_NAME.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir())
+    return sorted(int(name[1]) for name in names if name)
+
+
+def best_checkpoint(folder: Path) -> Path | None:
+    """The whole checkpoint with the highest score, the earliest of equals; where none has a score, the newest."""
+    scores = read_scores(folder)
+    steps = checkpoint_steps(folder)
+    scored = sorted((s for s in steps if s in scores), key=lambda s: (-scores[s], s))
+    unscored = [s for s in reversed(steps) if s not in scores]
+    paths = (checkpoint_path(folder, step) for step in (*scored, *unscored))
+    return next((path for path in paths if verify_checkpoint(path) is None), None)
+
+
+def read_scores(folder: Path) -> dict[int, float]:
+    """Step to score; also of checkpoints that are not there."""
+    path = folder / CHECKPOINTS / SCORES
+    if not path.exists():
+        return {}
+    try:
+        return {int(step): float(score) for step, score in json.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        raise WhetError(
+            f"{path} is damaged: delete it, and the checkpoint after this one counts as the best."
+        ) from None
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a run may be writing it."""
+    _check_run(folder)
+    path = folder / METRICS
+    return list(_read_rows(path)) if path.exists() else []
+
+
+def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
+    """The rollouts of one step, or of all steps in their order; each row has its `step`."""
+    _check_run(folder)
+    for path, _, of_step in _rollout_files(folder):
+        if step is None or step == of_step:
+            yield from _read_rows(path)
+
+
+def _check_run(folder: Path) -> None:
+    if not (folder / CONFIG).is_file():
+        raise WhetError(f"There is no run in {folder}: it holds no {CONFIG}.")
+
+
+def _rollout_files(folder: Path) -> list[tuple[Path, str, int]]:
+    """(path, kind, step), by step."""
+    matches = ((path, _ROLLOUTS_NAME.fullmatch(path.name)) for path in (folder / ROLLOUTS).glob("*.jsonl"))
+    found = [(path, name[1], int(name[2])) for path, name in matches if name]
+    return sorted(found, key=lambda item: (item[2], item[1]))
+
+
+def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """A last line without its end was torn by a kill, or is being written now."""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            row = _parse(line)
+            if row is not None:
+                yield row
+            elif line.endswith("\n"):
+                raise WhetError(f"Line {number} of {path} is damaged: delete that line.")
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _step_of_line(line: str) -> float:
+    """Infinite for what is no record, so that it is cut."""
+    step = (_parse(line) or {}).get("step")
+    return step if isinstance(step, int) else math.inf
+
+
+def _plain(value: Any) -> Any:
+    """What strict JSON can hold: no numpy, no NaN."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

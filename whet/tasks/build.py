@@ -1,0 +1,96 @@
+"""From the recipe to tasks and judges. Everything a user can get wrong here is said before any weight is loaded.
+
+A new task is one file and one line in TASKS. A judge of the user is "module:function", found also in the current
+directory; a task with such a judge carries it in its name ("text:module:function"), so that data entries with
+different judges can stand in one run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from whet.config import Data
+from whet.errors import WhetError
+from whet.tasks.base import Task
+from whet.tasks.chain import ChainTask
+from whet.tasks.file import TextTask
+from whet.tasks.options import did_you_mean
+from whet.types import Prompt
+
+JudgeFunction = Callable[[Prompt, str], float]
+
+TASKS: dict[str, Callable[..., Task]] = {"chain": ChainTask, "text": TextTask}
+READS_A_FILE = {"text"}
+
+
+def build_task(data: Data) -> Task:
+    """The task of a [[data]] or [[eval]] entry."""
+    if data.task not in TASKS:
+        raise WhetError(f'There is no task "{data.task}"{did_you_mean(data.task, TASKS)}')
+    options = dict(data.options)
+    if reserved := {"name", "path", "rows"} & options.keys():
+        raise WhetError(f'"{min(reserved)}" is no option of task {data.task}; set it beside `options`, not inside.')
+    if data.task in READS_A_FILE:
+        options["path"] = data.path
+    elif data.path:
+        raise WhetError(
+            f'Task {data.task} makes its own problems and reads no file; for {data.path} set task = "text".'
+        )
+    name = f"{data.task}:{data.reward}" if data.reward else data.task
+    return TASKS[data.task](name=name, **options)
+
+
+def load_judge(task: Task, data: Data) -> JudgeFunction:
+    """The user's judge, else the task's own."""
+    return import_judge(data.reward) if data.reward else task.judge
+
+
+def import_judge(spec: str) -> JudgeFunction:
+    module_name, colon, function_name = spec.partition(":")
+    if not colon or not module_name or not function_name:
+        raise WhetError(f'A reward is written "module:function", got "{spec}".')
+    module = _import(module_name, spec)
+    function = getattr(module, function_name, None)
+    if function is None:
+        public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise WhetError(
+            f'reward = "{spec}": {module_name} has no function "{function_name}"{did_you_mean(function_name, public)}'
+        )
+    return check_judge(function, spec)
+
+
+def check_judge(function: Any, name: str) -> JudgeFunction:
+    """Refuses what cannot be called with (prompt, response)."""
+    if not callable(function):
+        raise WhetError(f'reward = "{name}" is a {type(function).__name__}, not a function of (prompt, response).')
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return function  # written in C: only a call can tell
+    try:
+        signature.bind("prompt", "response")
+    except TypeError:
+        raise WhetError(f'reward = "{name}" is called with (prompt, response), but takes {signature}.') from None
+    return function
+
+
+def _import(name: str, spec: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)  # the `whet` command, unlike `python -m`, does not look where the user stands
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
+            raise WhetError(
+                f'reward = "{spec}": there is no module "{name}" in {here} or among the installed packages.'
+            ) from None
+        raise WhetError(f'reward = "{spec}": {name} needs the module "{error.name}", which is not installed.') from None
+    except Exception as error:
+        raise WhetError(f'reward = "{spec}": importing {name} failed with {type(error).__name__}: {error}.') from error

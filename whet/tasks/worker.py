@@ -1,0 +1,294 @@
+"""A judge process: both what runs inside it and the handle by which its parent feeds, watches and kills it.
+
+The parent sends chunks of (number, prompt, response); the worker answers each item singly, with the time, so that
+after a hang or a crash the parent knows which item did it. Only the worker unpickles, and only what its own parent
+sent: its answers are fixed binary records, for a judge may run hostile text and must not be able to say more than
+a score. Who is given what, and what a failure means for the run, is decided in judge.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import math
+import multiprocessing
+import numbers
+import os
+import pickle
+import resource
+import signal
+import socket
+import struct
+import sys
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from whet.errors import WhetError
+from whet.types import Prompt, Rollout
+
+START_S = 10.0
+"""A worker may take so long until it picks up a chunk: forking a large process on a busy machine is slow."""
+STALL_S = 10
+"""Half a message, or a killed process that does not go, may hold the parent up so long."""
+NOTE_BYTES = 300
+"""Of an error's text."""
+
+_LIMIT = 64 + NOTE_BYTES
+_RECORD = struct.Struct("<qBdd")
+_PR_SET_PDEATHSIG = 1
+_PARENT_ENDS: weakref.WeakSet[Connection] = weakref.WeakSet()
+"""Pipe ends of all pools of this process: a worker inherits them, and must not speak for its parent to a sibling."""
+
+
+class Kind(IntEnum):
+    STARTED = 0
+    """The chunk was picked up."""
+    SCORE = 1
+    ERROR = 2
+    """The judge raised, or what it returned is no score."""
+    FULL = 3
+    """An error for want of memory: the worker leaves, since what it holds may be a leak."""
+
+
+class Reply(NamedTuple):
+    number: int
+    kind: Kind
+    score: float
+    at: float
+    """time.monotonic() in the worker, which is one clock for all processes of a machine."""
+    note: str
+
+    def pack(self) -> bytes:
+        return _RECORD.pack(self.number, self.kind, self.score, self.at) + self.note.encode()[:NOTE_BYTES]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Reply:
+        """Raises ValueError or struct.error for anything a worker would not write."""
+        number, kind, score, at = _RECORD.unpack_from(data)
+        if not 0 <= score <= 1 or not math.isfinite(at):
+            raise ValueError("no score")
+        return cls(number, Kind(kind), score, at, data[_RECORD.size :].decode(errors="replace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One response to judge."""
+
+    number: int
+    rollout: Rollout
+    prompt: Prompt
+    text: str
+
+
+# In the parent.
+
+
+class Worker:
+    """The parent's handle. `chunk` holds what is not answered yet, the item being judged first."""
+
+    def __init__(self, judges: Mapping[str, Callable[[Prompt, str], Any]], memory_mb: int) -> None:
+        context = multiprocessing.get_context("fork")
+        self.conn, theirs = context.Pipe(duplex=True)
+        _PARENT_ENDS.add(self.conn)
+        _bound_blocking(self.conn)
+        self._process = context.Process(target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of fork in a process with threads (torch, tokenizers): a lock held by one of them
+                # stays shut in the child. The child runs the judge alone; if that needs such a lock, it is killed
+                # at its deadline and costs one rollout. Spawning instead would refuse a user's closure.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self._process.start()
+        except OSError:
+            self.conn.close()
+            raise
+        finally:
+            theirs.close()
+        assert self._process.pid
+        self.pid = self._process.pid
+        self.chunk: deque[Item] = deque()
+        self._killed = False
+        self.broken = False
+        """Dead, or no longer to be trusted."""
+        self.started = False
+        """It has picked up its present chunk."""
+        self.proven = False
+        """It has answered at least once."""
+        self.since = 0.0
+        """When the present item began, or the chunk was sent."""
+
+    def give(self, items: Sequence[Item]) -> None:
+        """A chunk, to a worker that has none. A worker that does not take it is broken."""
+        assert not self.chunk and not self.broken
+        self.chunk.extend(items)
+        self.started, self.since = False, time.monotonic()
+        try:
+            self.conn.send([(item.number, item.prompt, item.text) for item in items])
+        except OSError:
+            self.broken = True
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise WhetError(f"A prompt's messages or meta cannot be sent to a judge process: {error}.") from error
+
+    def read(self) -> list[tuple[Item, Reply, float]]:
+        """Items answered since the last call, with the seconds each took."""
+        answered = []
+        while (reply := self._receive()) is not None:
+            starts = reply.kind == Kind.STARTED
+            asked = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
+            if not asked or starts == self.started:
+                self.broken = True  # it answers what was not asked: a judge forked, or wrote into the pipe
+                break
+            took = max(0.0, reply.at - self.since)
+            self.since = min(reply.at, time.monotonic())
+            if starts:
+                self.started = True
+            else:
+                self.proven = True
+                answered.append((self.chunk.popleft(), reply, took))
+        return answered
+
+    def deadline(self, timeout_s: float) -> float:
+        return self.since + timeout_s + (0.0 if self.started else START_S)
+
+    def kill(self) -> None:
+        """At once, with whatever processes the judge started. What it answered before can still be read."""
+        if self._killed:
+            return  # its number may belong to someone else by now
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()  # it may not have its own process group yet
+        self._process.join(STALL_S)  # not for ever: a dead disk can hold even a killed process
+        self._killed = True
+
+    def close(self) -> None:
+        self.kill()
+        self.conn.close()
+        if self._process.exitcode is not None:
+            self._process.close()
+
+    def _receive(self) -> Reply | None:
+        try:
+            if self.broken or not self.conn.poll():
+                return None
+            return Reply.unpack(self.conn.recv_bytes(_LIMIT))
+        except (EOFError, OSError, ValueError, struct.error):
+            self.broken = True
+            return None
+
+
+def _bound_blocking(conn: Connection) -> None:
+    """Without it a worker that stops in the middle of a message would stop its parent too."""
+    limit = struct.pack("ll", STALL_S, 0)
+    with socket.socket(fileno=os.dup(conn.fileno())) as twin:
+        twin.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        twin.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+# In the worker.
+
+
+def _run(conn: Connection, judges: Mapping[str, Callable[[Prompt, str], Any]], memory_mb: int, parent: int) -> None:
+    try:
+        conn = _isolate(conn, memory_mb, parent)
+        while (chunk := _next_chunk(conn, parent)) is not None:
+            conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic(), "").pack())
+            for number, prompt, text in chunk:
+                reply = _judge(judges, number, prompt, text)
+                conn.send_bytes(reply.pack())
+                if reply.kind == Kind.FULL:
+                    return
+    finally:
+        os._exit(0)  # exit handlers, finalizers and half-written files belong to the parent
+
+
+def _next_chunk(conn: Connection, parent: int) -> list[tuple[int, Prompt, str]] | None:
+    """None when the parent is gone. A process it forked may hold the pipe open, so end of file alone does not tell."""
+    try:
+        while not conn.poll(1.0):
+            if os.getppid() != parent:
+                return None
+        return conn.recv()
+    except (EOFError, OSError):
+        return None
+
+
+def _judge(judges: Mapping[str, Callable[[Prompt, str], Any]], number: int, prompt: Prompt, text: str) -> Reply:
+    try:
+        score, kind, note = _score(judges[prompt.task](prompt, text)), Kind.SCORE, ""
+    except MemoryError:
+        score, kind, note = 0.0, Kind.FULL, "MemoryError"
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: a judge may not end its worker
+        score, kind, note = 0.0, Kind.ERROR, _describe(error)
+    return Reply(number, kind, score, time.monotonic(), note)
+
+
+def _score(value: Any) -> float:
+    if callable(getattr(value, "item", None)):
+        value = value.item()  # a scalar of numpy or torch
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"a judge returns a number, this one a {type(value).__name__}")
+    score = float(value)
+    if not 0 <= score <= 1:  # NaN too
+        raise ValueError(f"a score is from 0 to 1, not {score}")
+    return score
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except BaseException:
+        text = type(error).__name__
+    return "".join(c if c.isprintable() else "?" for c in text[:NOTE_BYTES])
+
+
+def _isolate(conn: Connection, memory_mb: int, parent: int) -> Connection:
+    """Away from the terminal and the signals of the run, under limits, and never longer than the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.setsid()  # a process group to be killed whole, and no terminal to write to
+    _die_with(parent)
+    for end in list(_PARENT_ENDS):
+        end.close()
+    # The run may have been started without standard streams; then the pipe sits where they are put now.
+    safe = Connection(fcntl.fcntl(conn.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    faulthandler.disable()  # the run may have pointed it at the terminal, where our crash would read like its own
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # macOS knows the limit but does not keep it
+        _limit_memory(memory_mb)
+    gc.freeze()  # what the parent made is never collected here, so its pages stay shared
+    return safe
+
+
+def _limit_memory(memory_mb: int) -> None:
+    """Beyond what the parent had mapped at the fork, which may be gigabytes."""
+    with open("/proc/self/statm") as statm:
+        mapped = int(statm.read().split()[0]) * resource.getpagesize()
+    limit = mapped + memory_mb * 2**20
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _die_with(parent: int) -> None:
+    """Linux kills us when the parent dies, even while a judge hangs; elsewhere we look for it between chunks."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
