@@ -50,7 +50,7 @@ class Silent:
     def message(self, text: str) -> None:
         self.messages.append(text)
 
-    def warm_start(self, step: int, steps: int, loss: float) -> None:
+    def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
         pass
 
 

@@ -69,6 +69,12 @@ def test_advice_is_given_once_and_only_for_a_streak() -> None:
     assert said[2 * PATIENCE - 1] == [SIGNS["truncated"][1]]
 
 
+def test_the_judge_may_complain() -> None:
+    advice = Advice()
+    said = [advice.check({"verdict/unjudged": 0.5}, "the judge ran out of memory") for _ in range(PATIENCE)]
+    assert said[-1][0].endswith("The last one: the judge ran out of memory.")
+
+
 def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
     healthy = {
         "length/truncated": 0.1, "verdict/right": 0.4, "verdict/unjudged": 0.0, "curriculum/signal_share": 0.4,

@@ -21,7 +21,8 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     ),
     "unjudged": (
         lambda m: m.get("verdict/unjudged", 0.0) > 0.05,
-        "More than 5% of the responses were not judged; raise judge.timeout_s or judge.memory_mb, or mend the judge.",
+        "More than 5% of the responses were not judged; mend the judge, or raise judge.timeout_s or judge.memory_mb. "
+        "The last one: {complaint}.",
     ),
     "signal": (
         lambda m: m.get("curriculum/signal_share", 1.0) < 0.05,
@@ -46,11 +47,12 @@ class Advice:
     def __init__(self) -> None:
         self._streak = dict.fromkeys(SIGNS, 0)
 
-    def check(self, metrics: Metrics) -> list[str]:
+    def check(self, metrics: Metrics, complaint: str = "") -> list[str]:
+        """`complaint`: what the last failing judge said, told along with the warning about it."""
         due = []
         for name, (shows, sentence) in SIGNS.items():
             self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
             if self._streak[name] == PATIENCE:
-                due.append(sentence.format(patience=PATIENCE))
+                due.append(sentence.format(patience=PATIENCE, complaint=complaint))
                 self._streak[name] = -(10**9)  # never again in this run
         return due

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from whet import config, files
 from whet.curriculum.build import check_curriculum
@@ -24,6 +27,9 @@ from whet.types import Prompt
 if TYPE_CHECKING:
     from whet.loop import Watcher
     from whet.parts import Parts
+
+
+STOPPING = "Finishing this step and saving; Ctrl-C again stops at once."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,7 @@ def run_recipe(
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, config.dump_config(settings)))
         if problems.overlap:
             watcher.message(f"{problems.overlap} evaluation prompts are also trained on.")
-        stack.enter_context(run.stop_signals())
+        stack.enter_context(run.stop_signals(lambda: watcher.message(STOPPING)))
         parts = start(run, settings, problems, watcher)
         stack.callback(parts.close)
         from whet import loop
@@ -108,12 +114,17 @@ def run_recipe(
 
 
 def check(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
-    """Everything that can be wrong with a recipe, found before any weight is loaded."""
+    """Everything that can be wrong with a recipe and its data, found before any weight is loaded."""
     check_curriculum(settings.curriculum.name)
     problems = load_problems(settings, reward)
-    from whet.model.load import check_model
+    for entry in settings.warm_start:
+        problems.solutions(np.random.default_rng(0), 1, entry.options)
+    from whet.model.load import check_model, load_tokenizer
+    from whet.text import Codec
 
     check_model(settings.model)
+    codec = Codec(load_tokenizer(settings.model, problems.alphabet))
+    codec.check_lengths(chain(problems.train, problems.eval_by_id.values()), settings.rollout.context)
     return problems
 
 
@@ -130,7 +141,7 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
             watcher.message(f"Resuming after step {parts.tally.step}.")
         run.cut_back(parts.tally.step if folder is not None else -1)
         if parts.fresh:
-            run_warm_start(parts, _tell_warm_start(watcher))
+            run_warm_start(parts, _tell_warm_start(run, watcher))
     except BaseException:
         parts.close()
         raise
@@ -214,10 +225,11 @@ def _toml_value(value: Any) -> str:
     return json.dumps(value)  # JSON scalars and lists are TOML, too
 
 
-def _tell_warm_start(watcher: Watcher) -> Callable[[str, int, int, float], None]:
+def _tell_warm_start(run: Run, watcher: Watcher) -> Callable[[str, int, int, float], None]:
     def told(name: str, step: int, steps: int, loss: float) -> None:
-        if step % 50 == 0 or step == steps:
-            watcher.message(f"{name}: {step}/{steps} updates, loss {loss:.3f}")
+        if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again
+            raise KeyboardInterrupt
+        watcher.warm_start(name, step, steps, loss)
 
     return told
 

@@ -212,8 +212,9 @@ def show_bench(result: dict[str, Any]) -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
+    seed: Annotated[int, typer.Option(help="Of the base and of all arms.")] = 0,
 ) -> None:
     """Train a small reasoner on a CPU, three ways from the same start, and compare."""
     from whet.demo import run_demo
 
-    run_demo(out, out_console)
+    run_demo(out, seed, out_console)

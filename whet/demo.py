@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -24,29 +25,49 @@ from whet.errors import WhetError
 from whet.report.compare import compare_table
 from whet.report.live import RunProgress, follow
 from whet.report.page import write_page
-from whet.run import best_checkpoint
+from whet.run import best_checkpoint, read_metrics, read_rollouts
 
-NOTE = (
-    "What the steep part of the curves is: the base was taught to think step by step and then to blurt out answers. "
-    "The first updates mostly switch thinking back on; they elicit a skill it already had. Only the slower climb "
-    "after that is new skill."
+ACCURACY = "eval/held_out/accuracy"
+
+ELICITED = (
+    "What the steep part of the curves is: the base was taught to think step by step and then to blurt out answers, "
+    "and the first updates mostly switch thinking back on. In {arm} the share of greedy answers that show their "
+    "work went from {before:.0%} to {after:.0%} by step {step}, where accuracy was {accuracy:.2f}. That elicits a "
+    "skill the base already had; only the slower climb from there on is new."
 )
 
 
-def run_demo(out: Path, console: Console) -> None:
+def run_demo(out: Path, seed: int, console: Console) -> None:
     tree = tomllib.loads(resources.files("whet").joinpath("demo.toml").read_text())
-    base = make_base(
-        out / "base", merge({k: tree["arm"][k] for k in ("data", "rollout", "eval")}, tree["base"]), console
-    )
+    tree["arm"]["seed"] = seed
+    shared = {key: tree["arm"][key] for key in ("seed", "data", "rollout", "eval")}
+    base = make_base(out / "base", merge(shared, tree["base"]), console)
     arms = {name: merge(merge(tree["arm"], arm), {"model": {"name": str(base)}}) for name, arm in tree["arms"].items()}
     folders = {name: out / name.replace(" ", "_") for name in arms}
     begin = time.monotonic()
     train_arms({folders[name]: config.parse_config(arm) for name, arm in arms.items()}, console)
     page = out / "report.html"
-    write_page(page, list(folders.values()), title="whet demo: chained arithmetic", note=NOTE)
+    note = honest_line(list(folders.values()))
+    write_page(page, list(folders.values()), title="whet demo: chained arithmetic", note=note)
     console.print(compare_table(list(folders.values())))
-    console.print(NOTE, highlight=False)
+    console.print(note, highlight=False)
     console.print(f"{time.monotonic() - begin:.0f} s. Curves and rollouts: {page}", highlight=False)
+
+
+def honest_line(folders: Sequence[Path]) -> str:
+    """What the best arm's curve shows, in numbers: an answer shows its work if it holds a running value, "=8"."""
+    curves = {f: [(r["step"], r[ACCURACY]) for r in read_metrics(f) if r.get(ACCURACY) is not None] for f in folders}
+    best = max(folders, key=lambda f: statistics.mean(accuracy for _, accuracy in curves[f][-3:]))
+    shares: dict[int, list[bool]] = {}
+    for row in read_rollouts(best):
+        if row["phase"] == "eval":
+            shares.setdefault(row["step"], []).append("=" in row["response"])
+    thinks = {step: statistics.mean(shown) for step, shown in sorted(shares.items())}
+    top = max(thinks.values())
+    step = next(step for step, share in thinks.items() if share >= 0.95 * top)
+    return ELICITED.format(
+        arm=best.name, before=thinks[0], after=thinks[step], step=step, accuracy=dict(curves[best])[step]
+    )
 
 
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:

@@ -26,6 +26,8 @@ class Watcher(Protocol):
 
     def message(self, text: str) -> None: ...
 
+    def warm_start(self, name: str, step: int, steps: int, loss: float) -> None: ...
+
 
 def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
@@ -43,7 +45,7 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
         run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
         metrics |= evaluate_due(run, parts, watch)
         record(run, parts, metrics | watch.metrics(), watcher)
-        for sentence in advice.check(metrics):
+        for sentence in advice.check(metrics, parts.judge.complaint):
             watcher.message(sentence)
         if parts.done or run.stopping or parts.tally.step % parts.config.save.every == 0:
             save(run, parts, metrics)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from whet.eval import EvalSet
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.learn.learner import Learner
 from whet.learn.warm_start import warm_start
-from whet.model.load import load_model
+from whet.model.load import load_model, load_tokenizer
 from whet.problems import Problems
 from whet.rollout.base import Engine
 from whet.rollout.engine import LocalEngine
@@ -114,12 +113,10 @@ class Parts:
 def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
     """`weights`: a checkpoint folder that stands in for the recipe's model (resume)."""
     chosen = settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)})
-    model, tokenizer = load_model(
-        chosen, alphabet=problems.alphabet, context=settings.rollout.context, seed=settings.seed
-    )
+    tokenizer = load_tokenizer(chosen, problems.alphabet)
+    model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
     codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None))
     judge = build_judge(settings, problems, codec)  # forks its workers before any CUDA work
-    codec.check_lengths(chain(problems.train, problems.eval_by_id.values()), settings.rollout.context)
     encode = prompt_encoder(problems, codec)
     return Parts(
         config=settings,

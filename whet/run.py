@@ -171,8 +171,11 @@ class Run:
         return best_checkpoint(self.folder)
 
     @contextlib.contextmanager
-    def stop_signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM set `stopping`; a further SIGINT is a KeyboardInterrupt. Only in the main thread."""
+    def stop_signals(self, told: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """SIGINT and SIGTERM set `stopping` and call `told`; a further SIGINT is a KeyboardInterrupt.
+
+        Only in the main thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -181,6 +184,7 @@ class Run:
             if self.stopping and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.stopping = True
+            told()
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.bench import rollout
+from whet.bench import circumstances, rollout
 
 
 def test_writes_what_it_returns(
@@ -40,4 +40,4 @@ def test_generate_counts_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_outside_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert rollout._commit() == "unknown"
+    assert circumstances._commit() == "unknown"

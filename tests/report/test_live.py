@@ -212,3 +212,17 @@ def test_sparkline_stretches_from_lowest_to_highest() -> None:
     assert sparkline([], 4) == ""
     assert sparkline([0.5, 0.5], 4) == "▁▁"
     assert sparkline([0.0, 0.2, 0.9, 1.0], 2) == "▇█"
+
+
+def test_a_warm_start_is_told_in_plain_lines_and_to_its_end() -> None:
+    out = io.StringIO()
+    progress = RunProgress(console=Console(file=out, width=100), every_s=1e9)
+    for step in range(1, 11):
+        progress.warm_start("warm start 1", step, 10, 1.0 / step)
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert (
+        lines[0].startswith("warm start 1: 1/10 updates")
+        and lines[-1] == "warm start 1: 10/10 updates, done, loss 0.100"
+    )
+    assert len(lines) == 2

@@ -8,12 +8,8 @@ alike. `whet bench rollout` prints what this returns; nothing is printed here.
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +18,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-import whet
+from whet.bench.circumstances import circumstances
 from whet.model.tiny import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Sampling
@@ -74,7 +69,7 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
         },
         "repeats": repeats,
         "seed": seed,
-        **_circumstances(),
+        **circumstances(),
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "rollout.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -146,36 +141,3 @@ def _one_thread() -> Iterator[None]:
 
 def _summary(values: list[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
-
-
-def _circumstances() -> dict[str, Any]:
-    return {
-        "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "whet": whet.__version__,
-        },
-        "commit": _commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown"
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
-
-
-def _commit() -> str:
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()

@@ -5,6 +5,8 @@ Only safetensors are read. What is wrong with a folder is said before any weight
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,35 +46,39 @@ def pick_device(settings: config.Model) -> torch.device:
     return torch.device(settings.device)
 
 
-def load_model(settings: config.Model, *, alphabet: str, context: int, seed: int) -> tuple[PreTrainedModel, Any]:
-    """(model, tokenizer). `alphabet` and `context` shape the tiny model; a folder brings its own."""
+def load_tokenizer(settings: config.Model, alphabet: str) -> Any:
+    """`alphabet` makes the tiny model's tokenizer; a folder brings its own."""
+    if settings.name != "tiny":
+        with _one_sentence(settings.name):
+            return AutoTokenizer.from_pretrained(settings.name, local_files_only=True)
+    if not alphabet:
+        raise WhetError('model.name = "tiny" has no tokenizer for this data; give a Hugging Face folder.')
+    return char_tokenizer(alphabet)
+
+
+def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: int) -> PreTrainedModel:
+    """`vocab_size`, `context` and `seed` shape the tiny model; a folder brings its own weights."""
     check_model(settings)
-    dtype, device = DTYPES[settings.dtype], pick_device(settings)
+    dtype = DTYPES[settings.dtype]
     if settings.name == "tiny":
-        if not alphabet:
-            raise WhetError('model.name = "tiny" has no tokenizer for this data; give a Hugging Face folder.')
-        tokenizer = char_tokenizer(alphabet)
-        model: Any = tiny_model(
-            len(tokenizer),
-            hidden=settings.hidden,
-            layers=settings.layers,
-            heads=settings.heads,
-            context=context,
-            dtype=dtype,
-            seed=seed,
-        )
+        shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
+        model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
     else:
         hf_logging.disable_progress_bar()
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(settings.name, local_files_only=True)
+        with _one_sentence(settings.name):
             model = AutoModelForCausalLM.from_pretrained(
                 settings.name, dtype=dtype, use_safetensors=True, local_files_only=True
             )
-        except (OSError, ValueError, KeyError) as error:
-            first_line = str(error).strip().splitlines()[0]
-            raise WhetError(f"The model in {settings.name} cannot be loaded: {first_line}") from error
         _check_context(model, context, settings.name)
-    return model.to(device), tokenizer
+    return model.to(pick_device(settings))
+
+
+@contextmanager
+def _one_sentence(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise WhetError(f"The model in {name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
 
 
 def _check_context(model: PreTrainedModel, context: int, name: str) -> None:

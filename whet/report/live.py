@@ -50,6 +50,7 @@ class RunProgress:
         self._console = console or Console(stderr=True)
         self._status = Status(printable(name, one_line=True))
         self._every_s = every_s
+        self._warm: Status | None = None
         self._live: Live | None = None
         self._shown_at = float("-inf")
 
@@ -63,6 +64,18 @@ class RunProgress:
         evaluated = self._status.add(metrics, progress, time.monotonic())
         self._show(evaluated or self._status.progress >= 1.0)
 
+    def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
+        """After each update of a warm start, which has no rows of metrics."""
+        if self._warm is None or self._warm.name != name:
+            self._warm = Status(name, steps)
+        self._warm.add({"step": step}, step / steps, time.monotonic())
+        if self._is_due(step == steps):
+            left = self._warm.pace.left()
+            if redraws(self._console):
+                self._draw(warm_start_table(self._warm, left, loss))
+            else:
+                self.message(f"{name}: {step}/{steps} updates, {_left(step / steps, left)}, loss {loss:.3f}")
+
     def message(self, text: str) -> None:
         """A sentence that stays."""
         if not self.quiet:
@@ -74,19 +87,26 @@ class RunProgress:
             self._live = None
 
     def _show(self, due: bool = False) -> None:
-        drawn = redraws(self._console)
-        wait = DRAW_S if drawn else self._every_s
-        if self.quiet or not (due or time.monotonic() >= self._shown_at + wait):
+        if not self._is_due(due):
             return
-        self._shown_at = time.monotonic()
         left = self._status.pace.left()
-        if not drawn:
+        if redraws(self._console):
+            self._draw(progress_table([(self._status, left)], self._console.width))
+        else:
             self._console.print(Text(plain_line(self._status, left)), soft_wrap=True)
-            return
+
+    def _is_due(self, due: bool) -> bool:
+        wait = DRAW_S if redraws(self._console) else self._every_s
+        if self.quiet or not (due or time.monotonic() >= self._shown_at + wait):
+            return False
+        self._shown_at = time.monotonic()
+        return True
+
+    def _draw(self, table: Table) -> None:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
-        self._live.update(progress_table([(self._status, left)], self._console.width), refresh=True)
+        self._live.update(table, refresh=True)
 
 
 class Followed:
@@ -218,6 +238,20 @@ def progress_table(lines: Sequence[tuple[Status, float | None]], width: int, tog
         table.add_row(
             Text("all"), _bar(done), Text(formats.percent(done)), Text(_left(done, together.left)), style="bold"
         )
+    return table
+
+
+def warm_start_table(status: Status, left: float | None, loss: float) -> Table:
+    table = Table.grid(expand=True, padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    table.add_row(
+        Text(status.name),
+        _bar(status.progress),
+        Text(formats.percent(status.progress)),
+        Text(_left(status.progress, left)),
+        Text(f"loss {loss:.3f}"),
+    )
     return table
 
 
