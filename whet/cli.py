@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import WhetError
@@ -69,6 +70,10 @@ def train(
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
         settings = config.load_config(out / "config.toml", sets or [])
     else:
+        if recipe is None and not (model or data or sets):
+            raise WhetError(
+                "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
+            )
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = config.load_config(recipe, [*flags, *(sets or [])])
     if dry_run:
@@ -170,7 +175,7 @@ def doctor(model: Annotated[str | None, typer.Argument(help="A model to check.")
     healthy = True
     for what, found, fine in examine(model):
         healthy &= fine
-        table.add_row(what, found, "ok" if fine else "[red]missing[/red]")
+        table.add_row(what, Text(found), Text("ok") if fine else Text("missing", style="red"))
     out_console.print(table)
     raise typer.Exit(0 if healthy else 1)
 
@@ -189,7 +194,7 @@ def list_command() -> None:
     out_console.print(table)
     settings = Table("setting", "default", "meaning")
     for name, default, meaning in config.describe():
-        settings.add_row(name, default, meaning)
+        settings.add_row(name, Text(default), Text(meaning))
     out_console.print(settings)
 
 

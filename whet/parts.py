@@ -118,7 +118,7 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
     codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None))
     judge = build_judge(settings, problems, codec)  # forks its workers before any CUDA work
     encode = prompt_encoder(problems, codec)
-    return Parts(
+    parts = Parts(
         config=settings,
         problems=problems,
         model=model,
@@ -135,6 +135,18 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
         learner=Learner(model, settings.learn, encode=encode),
         evals=eval_sets(settings, problems, codec),
     )
+    refuse_unmet(parts)
+    return parts
+
+
+def refuse_unmet(parts: Parts) -> None:
+    """What the recipe needs, the engine and the learner must be able to give."""
+    rollout, name = parts.config.rollout, parts.config.curriculum.name
+    wanted = {"stream", rollout.on_update} if rollout.mode == "stream" else set()
+    if missing := frozenset(wanted) - parts.engine.can:
+        raise WhetError(f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for.")
+    if missing := parts.curriculum.needs - parts.learner.can_signal:
+        raise WhetError(f"The curriculum {name} needs {', '.join(sorted(missing))}, which the learner does not give.")
 
 
 def build_engine(

@@ -447,7 +447,6 @@ def test_it_learns(model_of, batch_of, encoder, estimator):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encoder):
     batch, config = batch_of(MIXED), Learn(estimator="grpo", kl_coef=0.1, checkpoint_activations=True, updates=2)
     exact = Learner(model_of(torch.float32), config, encode=encoder)

@@ -127,7 +127,6 @@ def test_rows_of_one_length_need_no_mask() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("page", [0, 4])
 def test_cuda_equals_cpu(page: int, dtype: torch.dtype) -> None:

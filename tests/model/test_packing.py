@@ -208,7 +208,6 @@ def test_attention_sinks_are_refused():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 4, 32), (9, 3, 64), (12, 2, 128), (4, 1, 256)])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -235,7 +234,6 @@ def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_padded_on_a_gpu(family):
     """bf16 with the flash kernel where it serves, against fp32 on the CPU: errors of rounding only."""

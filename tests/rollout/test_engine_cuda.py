@@ -9,7 +9,6 @@ FORMS = [{}, {"page": 4}, {"page": 3, "pages": 24}]
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_cuda_equals_cpu(form: dict[str, int], dtype: torch.dtype) -> None:
@@ -29,7 +28,6 @@ def test_cuda_equals_cpu(form: dict[str, int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_forms_of_the_cache_agree_on_cuda(dtype: torch.dtype) -> None:
     requests = [ask(i, n=3, max_tokens=30) for i in range(8)]

@@ -93,7 +93,6 @@ def test_no_draw_is_a_shifted_copy_of_another() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cuda_gives_the_same_bits() -> None:
     keys = torch.tensor([row_key(7, False, g, 3) for g in range(50)], dtype=torch.int32).T.contiguous()
     at = torch.arange(50, dtype=torch.int32)

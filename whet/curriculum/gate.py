@@ -7,6 +7,7 @@ look-ahead, starvation, counters and state are the same for all and live here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -21,7 +22,7 @@ Admission = Literal["keep", "drop", "more"]
 Starvation = Literal["raise", "relax", "partial"]
 
 
-class Gate:
+class Gate(ABC):
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"
     """Of the first request of a group."""
@@ -53,9 +54,9 @@ class Gate:
 
     # What makes a gate
 
+    @abstractmethod
     def admit(self, group: Group) -> Admission:
         """All asked rollouts came, and two or more are judged: train on it, drop it, or ask for more first."""
-        raise NotImplementedError
 
     def groups_to_ask(self, clock: Clock) -> int:
         """New groups that the batch still lacks."""

@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Tally:
+class Sums:
     """Sums over the tokens of a pass; they stay on the device until the metrics are asked for."""
 
     loss: Tensor | float = 0.0
     mismatch_max: Tensor | float = 0.0
-    sums: dict[str, Tensor] = field(default_factory=dict)
+    totals: dict[str, Tensor] = field(default_factory=dict)
     tokens: int = 0
 
     def add(self, loss: Tensor, parts: Mapping[str, Tensor]) -> None:
@@ -49,10 +49,10 @@ class Tally:
         self.mismatch_max = torch.clamp(parts["mismatch"].max(), min=self.mismatch_max)
         for name, values in parts.items():
             total = values.detach().sum(dtype=torch.float64)
-            self.sums[name] = self.sums[name] + total if name in self.sums else total
+            self.totals[name] = self.totals[name] + total if name in self.totals else total
 
     def metrics(self) -> dict[str, float]:
-        means = {f"learn/{name}": float(total) / self.tokens for name, total in self.sums.items()}
+        means = {f"learn/{name}": float(total) / self.tokens for name, total in self.totals.items()}
         means["learn/importance_mean"] = means.pop("learn/importance")
         return {"learn/loss": float(self.loss), "learn/mismatch_max": float(self.mismatch_max), **means}
 
@@ -163,10 +163,10 @@ class Learner:
         reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
         metrics: dict[str, float] = {}
         for _ in range(self.config.updates):
-            tally = self._within_memory(samples, lambda: self._gradient(samples, old, reference, kl, entropy))
+            sums = self._within_memory(samples, lambda: self._gradient(samples, old, reference, kl, entropy))
             norm = self.optimizer.grad_norm()
-            metrics = {**tally.metrics(), "learn/grad_norm": norm}
-            if not (math.isfinite(float(tally.loss)) and math.isfinite(norm)):
+            metrics = {**sums.metrics(), "learn/grad_norm": norm}
+            if not (math.isfinite(float(sums.loss)) and math.isfinite(norm)):
                 self._skip()
                 break
             self.optimizer.step(self._learning_rate(progress), norm)
@@ -186,16 +186,16 @@ class Learner:
 
     def _gradient(
         self, samples: list[Sample], old: list[Tensor] | None, reference: list[Tensor] | None, kl: float, entropy: float
-    ) -> Tally:
+    ) -> Sums:
         """The gradient of the whole batch, pack by pack, left in the optimiser."""
-        tally = Tally()
+        sums = Sums()
         with packed_attention(self.model, self.config.checkpoint_activations):
             for pack in self._packs(samples):
                 loss, parts = self._loss(pack, samples, old, reference, kl, entropy)
                 loss.backward()
                 self.optimizer.accumulate()
-                tally.add(loss, parts)
-        return tally
+                sums.add(loss, parts)
+        return sums
 
     def _loss(
         self,

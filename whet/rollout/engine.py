@@ -108,6 +108,7 @@ class LocalEngine:
             cut = self.scheduler.cut()
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
+        self.scheduler.forget()
         self.version = version
 
     def stats(self) -> dict[str, float]:

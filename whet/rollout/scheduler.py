@@ -20,7 +20,7 @@ class Scheduler:
     def __init__(self) -> None:
         self.waiting: deque[Flight] = deque()
         self.begun: set[int] = set()
-        """Groups of which a rollout has started; evaluation has its own group ids and is never here."""
+        """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
 
     def add(self, flights: Iterable[Flight]) -> None:
         self.waiting.extend(flights)
@@ -61,3 +61,7 @@ class Scheduler:
         gone = set(map(id, out))
         self.waiting = deque(f for f in self.waiting if id(f) not in gone)
         return out
+
+    def forget(self) -> None:
+        """After an update, of the groups that have begun only those with a rollout still to start matter."""
+        self.begun &= {f.request.group_id for f in self.waiting}

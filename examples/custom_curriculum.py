@@ -1,0 +1,38 @@
+"""A curriculum of your own in a dozen lines, put through the contract, then trained with.
+
+python examples/custom_curriculum.py
+"""
+
+from whet.curriculum.build import CURRICULA, over_uniform
+from whet.curriculum.contract import check_contract
+from whet.curriculum.gate import Admission, Gate
+from whet.curriculum.source import UniformSource
+from whet.types import Group, Sampling
+
+
+class Band(Gate):
+    """Trains on groups of middling difficulty alone."""
+
+    def admit(self, group: Group) -> Admission:
+        return "keep" if 0.2 <= group.pass_rate <= 0.8 else "drop"
+
+
+def main() -> None:
+    check_contract(
+        lambda ids, seed: Band(UniformSource(ids, seed), sampling=Sampling(max_tokens=32), rollouts=4, max_age=1),
+        rollouts=4,
+        max_age=1,
+    )
+    print("Band keeps the curriculum contract.")
+
+    import whet
+
+    CURRICULA["band"] = over_uniform(Band)  # inside whet this is the one line in the table
+    settings = {"steps": 3, "curriculum.groups": 4, "curriculum.starvation": "partial", "warm_start.steps": 150}
+    result = whet.train("tiny", curriculum="band", settings=settings, quiet=True)
+    dropped = result.metrics[-1]["curriculum/rejected_hard"]
+    print(f"Three steps in {result.folder}; {dropped:.0f} groups were too hard and dropped.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""What a run is made of: refusals, and what a checkpoint carries across."""
+
+import pytest
+from small_run import even_digits, small_config
+
+from whet.errors import WhetError
+from whet.parts import build_parts, refuse_unmet
+from whet.problems import load_problems
+
+
+def parts(*sets: str):
+    settings = small_config(*sets)
+    return build_parts(settings, load_problems(settings, even_digits))
+
+
+def test_what_engine_or_learner_cannot_do_is_refused() -> None:
+    made = parts("rollout.mode=stream")
+    try:
+        made.engine.can = frozenset({"keyed_noise"})
+        with pytest.raises(WhetError, match="cannot do cut, stream"):
+            refuse_unmet(made)
+        del made.engine.can
+        made.curriculum.needs = frozenset({"grad_sq"})
+        with pytest.raises(WhetError, match="uniform needs grad_sq"):
+            refuse_unmet(made)
+    finally:
+        made.close()
+
+
+def test_evaluation_ids_meet_no_training_id_and_overlap_is_counted() -> None:
+    settings = small_config()
+    problems = load_problems(settings, even_digits)
+    assert problems.overlap == 0, "the built-in task holds its evaluation problems out"
+    assert all(i.startswith("eval:held_out:") for i in problems.eval_by_id)
+    assert not set(problems.train.ids) & set(problems.eval_by_id)
+
+
+def test_rows_of_rollouts_say_what_was_asked_and_written() -> None:
+    made = parts()
+    try:
+        made.engine.submit(made.curriculum.plan(made.clock()))
+        rollouts = made.engine.collect()
+        rows = made.rollout_rows(rollouts[:3])
+        assert [row["response"] for row in rows] == [made.codec.decode(r.trace.ids) for r in rollouts[:3]]
+        assert rows[0]["prompt"] == made.problems.lookup(rollouts[0].prompt_id).text
+        assert {"phase", "verdict", "reward", "answer", "length", "finish"} <= rows[0].keys()
+    finally:
+        made.close()
