@@ -70,7 +70,7 @@ def train(
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
         settings = config.load_config(out / "config.toml", sets or [])
     else:
-        if recipe is None and not (model or data or sets):
+        if recipe is None and not (model or data or reward or curriculum or sets):
             raise WhetError(
                 "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
             )
