@@ -9,6 +9,7 @@ They know tokens by number only, and never look at what is in a page.
 from __future__ import annotations
 
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -86,7 +87,7 @@ class Cache(Protocol):
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
 
 
-class PageStore:
+class PageStore(ABC):
     """The tensors of all layers, and how a forward finds its way in them."""
 
     def __init__(self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device) -> None:
@@ -127,13 +128,13 @@ class PageStore:
             place[:, position < 0] = [[self.trash], [0], [0]]
         return place.reshape(3, -1)
 
+    @abstractmethod
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Page and offset of each token."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _table(self, rows: slice, last: int) -> Tensor | None:
         """The block table of these rows up to position `last`, where pages are not whole slots."""
-        raise NotImplementedError
 
 
 class SlotCache(PageStore):
