@@ -89,7 +89,7 @@ class Trace:
     ids: np.ndarray
     """int32."""
     log_probs: np.ndarray
-    """float32: log-softmax(logits / temperature) of the drawn token, before top-k and top-p."""
+    """float32 (float64 for a float64 model): log-softmax(logits / temperature) of the token, before top-k and top-p."""
     versions: np.ndarray
     """int32: the policy version that wrote each token."""
 

@@ -39,10 +39,10 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
+    """With "-dirty" when tracked files differ from it: the commit alone would then name other code."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return done.stdout.strip()

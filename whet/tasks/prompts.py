@@ -1,8 +1,8 @@
 """The prompts of a run: a table kept in columns, which makes a Prompt when it is asked for one.
 
-A million problems cost a handful of lists and one dictionary from id to row. Tasks build tables; the loop joins
-them and hands them, as the `Prompts` protocol, to the curriculum, the engine and the judge. Nothing here reads
-files, draws problems or splits train from eval.
+A million problems cost a handful of lists and one dictionary from id to row. Tasks build tables; `problems.py`
+joins them, and the curriculum, the engine and the judge know their rows by id. Nothing here reads files, draws
+problems or splits train from eval.
 """
 
 from __future__ import annotations
