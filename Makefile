@@ -3,10 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types check bench format clean
+.PHONY: demo test gym lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 test: .venv/installed ; $(BIN)/python -m pytest
+gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
@@ -18,5 +19,5 @@ clean: ; rm -rf .venv runs build dist
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,lora,dev]'
 	touch $@

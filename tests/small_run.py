@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,30 @@ def assert_same_run(one: Path, other: Path) -> None:
         assert torch.equal(tensor, theirs[name]), name
     wrote, same = ({p.name: p.read_text() for p in (run / "rollouts").iterdir()} for run in (one, other))
     assert wrote == same
+
+
+def model_folder(path: Path, *, chat: bool = False) -> str:
+    """A tiny random model that reads and writes printable ASCII, saved as a Hugging Face folder."""
+    from string import printable
+
+    from whet.model.tiny import char_tokenizer, tiny_model
+
+    tokenizer = char_tokenizer(printable)
+    if chat:
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|end|>"]})
+        tokenizer.chat_template = (
+            "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}<|end|>{% endfor %}"
+            "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
+        )
+    tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=512).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def problem_file(path: Path, count: int, **extra: Any) -> str:
+    """Sums as JSONL: {"prompt": "What is 3+4?", "answer": "7", "level": 1}."""
+    rows = [
+        {"prompt": f"What is {a}+{a % 7}?", "answer": str(a + a % 7), "level": 1 + a % 2, **extra} for a in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)

@@ -42,7 +42,7 @@ def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None
         ("eval.0.evry=3", 'There is no setting "eval.0.evry"; did you mean "eval.every"?'),
         ("learn.lr=-1", "learn.lr = -1 is wrong: input should be greater than 0."),
         ("steps=1.5", "steps = 1.5 is wrong: input should be a valid integer, got a number with a fractional part."),
-        ("rollout.max_tokens=600", "rollout.max_tokens = 600 leaves no room for a prompt in rollout.context = 256."),
+        ("rollout.context=256", "rollout.max_tokens = 1024 leaves no room for a prompt in rollout.context = 256."),
         ("learn.estimator=ppo", "'rloo'"),
         ("learn.lr", '--set takes key=value, got "learn.lr"'),
         ("learn.lr.x=1", "learn.lr"),

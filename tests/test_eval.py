@@ -1,37 +1,120 @@
-import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from whet.eval import EvalSet, eval_metrics, pass_at_k
-from whet.types import Prompt, Rollout, Sampling
+from whet.eval import EvalSet, eval_metrics, evaluate
+from whet.intervals import mean_interval
+from whet.types import Prompt, Request, Rollout, Sampling, Trace
 
 SAMPLING = Sampling(max_tokens=8)
 
 
-def rollout(group: int, index: int, verdict: str, length: int = 4, finish: str = "stop") -> Rollout:
+def rollout(group: int, index: int, verdict: str, length: int = 4, finish: str = "stop", final: str = "") -> Rollout:
     return Rollout(
         prompt_id=str(group), group_id=group, index=index, phase="eval", sampling=SAMPLING, length=length,
-        finish=finish, first_version=0, last_version=0, verdict=verdict,  # type: ignore[arg-type]
+        finish=finish, first_version=0, last_version=0, verdict=verdict, final=final,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
-def test_hand_counted_set() -> None:
-    prompts = tuple(Prompt(id=str(i), text="x", answer="1", task="t", meta={"level": i // 2}) for i in range(4))
-    eval_set = EvalSet(name="s", prompts=prompts, n=2, sampling=SAMPLING, every=1)
+def a_set(prompts: int, n: int, levels: Sequence[object] = ()) -> EvalSet:
+    metas = [{"level": level} for level in levels] or [{}] * prompts
+    made = tuple(Prompt(id=str(i), text="x", answer="1", task="t", meta=metas[i]) for i in range(prompts))
+    return EvalSet(name="s", prompts=made, n=n, sampling=SAMPLING, every=1)
+
+
+def hand_counted() -> tuple[EvalSet, list[Rollout]]:
     verdicts = ["right", "right", "right", "wrong", "wrong", "unjudged", "wrong", "wrong"]
+    finals = ["7", "7", "7", "8", "8", "", "", "9"]
     rollouts = [
-        rollout(i // 2, i % 2, v, length=i, finish="length" if i == 7 else "stop") for i, v in enumerate(verdicts)
+        rollout(i // 2, i % 2, v, length=i, finish="length" if i == 7 else "stop", final=f)
+        for i, (v, f) in enumerate(zip(verdicts, finals, strict=True))
     ]
-    metrics = eval_metrics(eval_set, rollouts)
+    return a_set(4, 2, levels=[0, 0, 1, 1]), rollouts
+
+
+def test_hand_counted_set() -> None:
+    metrics = eval_metrics(*hand_counted())
     assert metrics["eval/s/accuracy"] == 3 / 8
     assert metrics["eval/s/pass@2"] == 0.5
+    assert metrics["eval/s/maj@2"] == 1.5 / 4  # both say 7; 7 against 8; 8; 9
     assert metrics["eval/s/level/0"] == 0.75 and metrics["eval/s/level/1"] == 0.0
     assert (
         metrics["eval/s/length"] == 3.5 and metrics["eval/s/truncated"] == 1 / 8 and metrics["eval/s/unjudged"] == 1 / 8
     )
+    low, high = mean_interval([1.0, 0.5, 0.0, 0.0], 2)
+    assert (metrics["eval/s/accuracy_low"], metrics["eval/s/accuracy_high"]) == (low, high)
 
 
-@pytest.mark.parametrize(("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 1), (5, 4, 2)])
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, right: int, k: int) -> None:
-    subsets = list(itertools.combinations([True] * right + [False] * (n - right), k))
-    assert pass_at_k(n, right, k) == pytest.approx(sum(any(s) for s in subsets) / len(subsets))
+def test_a_training_run_records_only_the_short_form() -> None:
+    """A curve for each of these is one too many; reports find levels by their prefix."""
+    names = {key.removeprefix("eval/s/") for key in eval_metrics(*hand_counted())}
+    assert names == {
+        "accuracy", "accuracy_low", "accuracy_high", "pass@2", "maj@2", "length", "truncated", "unjudged",
+        "level/0", "level/1",
+    }  # fmt: skip
+
+
+def test_full_form_adds_and_changes_nothing() -> None:
+    short, full = eval_metrics(*hand_counted()), eval_metrics(*hand_counted(), full=True)
+    assert short.items() <= full.items()
+    assert full["eval/s/prompts"] == 4 and full["eval/s/n"] == 2
+    assert full["eval/s/pass@1"] == full["eval/s/accuracy"]
+    assert (full["eval/s/pass@2_low"], full["eval/s/pass@2_high"]) == mean_interval([1.0, 1.0, 0.0, 0.0])
+    assert (full["eval/s/maj@2_low"], full["eval/s/maj@2_high"]) == mean_interval([1.0, 0.5, 0.0, 0.0])
+    assert full["eval/s/length_right"] == 1.0 and full["eval/s/length_wrong"] == (3 + 4 + 6 + 7) / 4
+    assert full["eval/s/length_p50"] == 3.5 and full["eval/s/length_p99"] == pytest.approx(6.93)
+    assert full["eval/s/no_answer"] == 1 / 8  # the unjudged one is counted as unjudged
+    assert (full["eval/s/level_low/1"], full["eval/s/level_high/1"]) == mean_interval([0.0, 0.0], 2)
+
+
+def test_a_level_may_be_called_anything() -> None:
+    metrics = eval_metrics(a_set(2, 1, levels=["x_low", "accuracy"]), [rollout(0, 0, "right"), rollout(1, 0, "wrong")])
+    assert metrics["eval/s/level/x_low"] == 1.0 and metrics["eval/s/level/accuracy"] == 0.0
+    assert metrics["eval/s/accuracy"] == 0.5
+
+
+def test_votes_need_a_judge_that_names_answers() -> None:
+    eval_set = a_set(1, 2)
+    nameless = eval_metrics(eval_set, [rollout(0, 0, "right"), rollout(0, 1, "wrong")], full=True)
+    assert "eval/s/maj@2" not in nameless and "eval/s/no_answer" not in nameless
+    silent = eval_metrics(eval_set, [rollout(0, 0, "wrong"), rollout(0, 1, "wrong")], full=True)
+    assert silent["eval/s/maj@2"] == 0.0 and silent["eval/s/no_answer"] == 1.0
+
+
+def test_k_goes_up_in_powers_to_n() -> None:
+    rollouts = [rollout(0, i, "right" if i < 2 else "wrong", final=str(i < 2)) for i in range(6)]
+    full = eval_metrics(a_set(1, 6), rollouts, full=True)
+    tried = [key.removeprefix("eval/s/") for key in full if "@" in key and not key.endswith(("_low", "_high"))]
+    assert tried == ["pass@1", "pass@2", "pass@4", "pass@6", "maj@2", "maj@4", "maj@6"]
+
+
+class Scripted:
+    """Engine and judge in one: right iff the rollout's index is even. Counts what it is asked at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def generate(self, requests: Sequence[Request], told: Callable[[int], None]) -> list[Rollout]:
+        self.asked.append(sum(r.n for r in requests))
+        told(self.asked[-1])
+        ids = np.arange(4, dtype=np.int32)
+        trace = Trace(ids=ids, log_probs=ids.astype(np.float32), versions=ids)
+        return [replace(rollout(r.group_id, i, "unjudged"), trace=trace) for r in requests for i in range(r.n)]
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return [replace(r, verdict="wrong" if r.index % 2 else "right") for r in rollouts]
+
+
+def test_evaluate_goes_in_slices_and_tells() -> None:
+    eval_set, world = a_set(2000, 4), Scripted()
+    told: list[tuple[int, int]] = []
+    seen: list[Rollout] = []
+    metrics = evaluate(eval_set, world, world, seen.extend, told=lambda *news: told.append(news), full=True)  # type: ignore[arg-type]
+    assert world.asked == [2048, 2048, 2048, 1856] and told == [(n, 8000) for n in (2048, 4096, 6144, 8000)]
+    assert len(seen) == 8000 and all(r.trace is not None for r in seen)
+    assert metrics["eval/s/accuracy"] == 0.5
+    quiet = Scripted()
+    assert evaluate(eval_set, quiet, quiet).items() <= metrics.items()  # type: ignore[arg-type]
+    assert quiet.asked == [2048, 2048, 2048, 1856]

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
 
@@ -105,3 +106,27 @@ def test_warm_start_then_no_steps_leaves_a_base(tmp_path: Path) -> None:
     run(tmp_path / "a", "steps=0", "warm_start.steps=3", "warm_start.batch=4", reward=None)
     assert [row["step"] for row in read_metrics(tmp_path / "a")] == [0]
     assert (tmp_path / "a" / "checkpoints" / "step_00000000" / "config.json").is_file()
+
+
+def test_further_rewards_are_weighed_in_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict stays the judge's; what the learner uses is weight x score and each term x its weight."""
+    (tmp_path / "digits.py").write_text("def share(prompt, response):\n    return len(response) / 10\n")
+    sets = (
+        "judge.weight=0.5",
+        "reward=[{name='digits:share', weight=2.0}, {name='length', weight=0.1}]",
+        "save.rollouts=1000",
+        "steps=1",
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    run(tmp_path / "run", *sets)
+    rows = [row for row in read_rollouts(tmp_path / "run") if row["phase"] == "train"]
+    assert rows
+    for row in rows:
+        assert row["terms"].keys() == {"digits:share", "length"}
+        assert row["terms"]["digits:share"] == pytest.approx(len(row["response"]) / 10)
+        assert row["reward"] == pytest.approx(
+            0.5 * row["score"] + 2.0 * row["terms"]["digits:share"] + 0.1 * row["terms"]["length"]
+        )
+    last = read_metrics(tmp_path / "run")[-1]
+    assert last["reward/digits:share"] == pytest.approx(np.mean([row["terms"]["digits:share"] for row in rows]))

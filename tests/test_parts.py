@@ -1,10 +1,14 @@
 """What a run is made of: refusals, and what a checkpoint carries across."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 from small_run import even_digits, small_config
 
 from whet.errors import WhetError
-from whet.parts import build_parts, refuse_unmet
+from whet.parts import build_parts, refuse_unmet, solution_batches
 from whet.problems import load_problems
 
 
@@ -30,7 +34,7 @@ def test_what_engine_or_learner_cannot_do_is_refused() -> None:
 def test_evaluation_ids_meet_no_training_id_and_overlap_is_counted() -> None:
     settings = small_config()
     problems = load_problems(settings, even_digits)
-    assert problems.overlap == 0, "the built-in task holds its evaluation problems out"
+    assert problems.overlap == {"held_out": 0}, "the built-in task holds its evaluation problems out"
     assert all(i.startswith("eval:held_out:") for i in problems.eval_by_id)
     assert not set(problems.train.ids) & set(problems.eval_by_id)
 
@@ -44,5 +48,22 @@ def test_rows_of_rollouts_say_what_was_asked_and_written() -> None:
         assert [row["response"] for row in rows] == [made.codec.decode(r.trace.ids) for r in rollouts[:3]]
         assert rows[0]["prompt"] == made.problems.lookup(rollouts[0].prompt_id).text
         assert {"phase", "verdict", "reward", "answer", "length", "finish"} <= rows[0].keys()
+    finally:
+        made.close()
+
+
+def test_worked_solutions_of_a_file_come_in_epochs(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1), "solution": f"#{a + 1}"} for a in range(100, 220)]
+    (tmp_path / "worked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = f"data.0={{path='{tmp_path / 'worked.jsonl'}'}}"
+    made = parts(entry, "held_out.size=10", "eval=[]", "warm_start=[{steps=33, batch=10}]")
+    try:
+        batches = list(solution_batches(made, made.config.warm_start[0], np.random.default_rng(0)))
+        drawn = [tuple(prompt) for batch in batches for prompt, _ in batch]
+        trained = {tuple(made.codec.encode(p)) for p in made.problems.train}
+        assert len(trained) == 110 and [len(batch) for batch in batches] == [10] * 33
+        for start in (0, 110, 220):
+            assert set(drawn[start : start + 110]) == trained, "each once an epoch, and none that is held out"
+        assert drawn[:110] != drawn[110:220], "in another order"
     finally:
         made.close()

@@ -174,22 +174,26 @@ def test_spaces_before_punctuation_survive() -> None:
 
 
 def test_lengths() -> None:
-    codec = Codec(bytes_tokenizer(bos=True, chat=True))
-    prompts = [plain("a" * n, f"p{n}") for n in range(1200)] + [chat("b" * 10)]
+    codec = Codec(bytes_tokenizer(bos=True))
+    prompts = [plain("a" * n, f"p{n}") for n in range(1200)]
     codec.check_lengths(prompts, 1201)
-    assert [length for _, length in codec._lengths(prompts[:50] + prompts[-1:])] == [
-        len(codec.encode(prompt)) for prompt in prompts[:50] + prompts[-1:]
-    ]
+    assert [length for _, length in codec.lengths(prompts[:50])] == [len(codec.encode(p)) for p in prompts[:50]]
     with pytest.raises(WhetError) as error:
         codec.check_lengths(prompts, 500, max_tokens=64)
     assert str(error.value) == (
         'The prompt "p436" has 437 tokens, which with 64 for the response is more than rollout.context = 500; '
         "raise rollout.context, or leave this prompt out."
     )
-    with pytest.raises(WhetError, match='The prompt "c" has 28 tokens'):
-        codec.check_lengths([chat("b" * 10)], 28)
-    codec.check_lengths([chat("b" * 10)], 29)
     codec.check_lengths([], 2)
+
+
+def test_lengths_under_chat() -> None:
+    codec = Codec(bytes_tokenizer(bos=True, chat=True))
+    both = [chat("b" * 10), plain("b" * 10)]
+    assert [length for _, length in codec.lengths(both)] == [28, 28] == [len(codec.encode(p)) for p in both]
+    with pytest.raises(WhetError, match='The prompt "c" has 28 tokens'):
+        codec.check_lengths(both, 28)
+    codec.check_lengths(both, 29)
 
 
 @pytest.mark.parametrize(

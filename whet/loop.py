@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from whet.advice import Advice
+from whet.config import HELD_OUT
 from whet.errors import Starved
 from whet.eval import evaluate
 from whet.metrics import Stopwatch, rollout_metrics
@@ -144,5 +145,5 @@ def record(run: Run, parts: Parts, metrics: dict[str, float], watcher: Watcher) 
 
 def save(run: Run, parts: Parts, metrics: dict[str, float]) -> None:
     """`best` is judged on the set named held_out alone: a reported benchmark must not choose the weights."""
-    score = metrics.get("eval/held_out/accuracy")
+    score = metrics.get(f"eval/{HELD_OUT}/accuracy")
     run.save(parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep)

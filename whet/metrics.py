@@ -14,7 +14,8 @@ from whet.types import Rollout
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
 
-    Cut rollouts were never finished: they are counted by the engine, and left out here.
+    Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished: they are
+    counted by the engine, and left out here.
     """
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:
@@ -24,6 +25,8 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     rewards = [r.reward for r in done if r.reward is not None]
     if rewards:
         metrics["reward/mean"] = float(np.mean(rewards))
+    for name in dict.fromkeys(name for r in done for name in r.terms):
+        metrics[f"reward/{name}"] = float(np.mean([r.terms[name] for r in done if name in r.terms]))
     metrics["length/mean"] = float(lengths.mean())
     for share in (50, 90, 99):
         metrics[f"length/p{share}"] = float(np.percentile(lengths, share))

@@ -5,6 +5,7 @@ The only file that knows every component. `loop.py` moves them; none of them kno
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from whet.rollout.engine import LocalEngine
 from whet.rollout.store import RolloutStore
 from whet.tasks.judge import Judge
 from whet.text import Codec
-from whet.types import Clock, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+from whet.types import Clock, Prompt, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
 
 
 @dataclass
@@ -55,7 +56,9 @@ class Tally:
 
 
 @dataclass(kw_only=True)
-class Parts:
+class Actor:
+    """What makes judged rollouts: all that evaluating a model takes."""
+
     config: config.Config
     problems: Problems
     model: PreTrainedModel
@@ -63,9 +66,32 @@ class Parts:
     codec: Codec
     engine: Engine
     judge: Judge
+    evals: tuple[EvalSet, ...]
+
+    def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
+        """What the model wrote, for RUN/rollouts."""
+        rows = []
+        for rollout in rollouts:
+            prompt = self.problems.lookup(rollout.prompt_id)
+            assert rollout.trace is not None
+            row = rollout_to_json(rollout)
+            del row["sampling"]
+            row["prompt"] = prompt.text or list(prompt.messages)
+            row["response"] = self.codec.decode(rollout.trace.ids.tolist())
+            row["answer"] = prompt.answer
+            rows.append(row)
+        return rows
+
+    def close(self) -> None:
+        self.judge.close()
+
+
+@dataclass(kw_only=True)
+class Parts(Actor):
+    """An actor, and what it takes to train it."""
+
     curriculum: Curriculum
     learner: Learner
-    evals: tuple[EvalSet, ...]
     store: RolloutStore = field(default_factory=RolloutStore)
     tally: Tally = field(default_factory=Tally)
     fresh: bool = True
@@ -92,48 +118,38 @@ class Parts:
             progress=self.progress,
         )
 
-    def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
-        """What the model wrote, for RUN/rollouts."""
-        rows = []
-        for rollout in rollouts:
-            prompt = self.problems.lookup(rollout.prompt_id)
-            assert rollout.trace is not None
-            row = rollout_to_json(rollout)
-            del row["sampling"]
-            row["prompt"] = prompt.text or list(prompt.messages)
-            row["response"] = self.codec.decode(rollout.trace.ids.tolist())
-            row["answer"] = prompt.answer
-            rows.append(row)
-        return rows
 
-    def close(self) -> None:
-        self.judge.close()
-
-
-def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
+def build_actor(settings: config.Config, problems: Problems, weights: Path | None = None) -> Actor:
     """`weights`: a checkpoint folder that stands in for the recipe's model (resume)."""
     chosen = settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)})
     tokenizer = load_tokenizer(chosen, problems.alphabet)
     model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
-    codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None))
+    codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None), settings.text)
     judge = build_judge(settings, problems, codec)  # forks its workers before any CUDA work
-    encode = prompt_encoder(problems, codec)
-    parts = Parts(
+    return Actor(
         config=settings,
         problems=problems,
         model=model,
         tokenizer=tokenizer,
         codec=codec,
-        engine=build_engine(settings, model, encode, codec),
+        engine=build_engine(settings, model, prompt_encoder(problems, codec), codec),
         judge=judge,
+        evals=eval_sets(settings, problems, codec),
+    )
+
+
+def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
+    actor = build_actor(settings, problems, weights)
+    parts = Parts(
+        **vars(actor),
         curriculum=build_curriculum(
             settings.curriculum,
             ids=problems.train.ids,
-            sampling=training_sampling(settings, codec),
+            sampling=training_sampling(settings, actor.codec),
             seed=settings.seed,
+            entries=problems.shares,
         ),
-        learner=Learner(model, settings.learn, encode=encode),
-        evals=eval_sets(settings, problems, codec),
+        learner=Learner(actor.model, settings.learn, encode=prompt_encoder(problems, actor.codec)),
     )
     refuse_unmet(parts)
     return parts
@@ -172,8 +188,9 @@ def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Ju
     return Judge(
         problems.lookup,
         problems.judges,
-        decode=codec.decode,
-        workers=judge.workers,
+        total=problems.rewards.total,
+        decode=codec.judged,
+        workers=judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
         timeout_s=judge.timeout_s,
         memory_mb=judge.memory_mb,
         pass_at=judge.pass_at,
@@ -196,19 +213,24 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
 
 
 def eval_sets(settings: config.Config, problems: Problems, codec: Codec) -> tuple[EvalSet, ...]:
-    def sampling(entry: config.Eval) -> Sampling:
-        return Sampling(
-            max_tokens=entry.max_tokens,
+    """Those of the recipe, then the slice of the training data that was set aside, if any."""
+
+    def eval_set(entry: config.Eval) -> EvalSet:
+        sampling = Sampling(
+            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
             temperature=entry.temperature,
             top_p=entry.top_p,
             stop_ids=codec.stop_ids,
             stop_strings=settings.rollout.stop_strings,
         )
+        return EvalSet(
+            name=entry.name, prompts=problems.evals[entry.name], n=entry.n, sampling=sampling, every=entry.every
+        )
 
-    return tuple(
-        EvalSet(name=e.name, prompts=problems.evals[e.name], n=e.n, sampling=sampling(e), every=e.every)
-        for e in settings.eval
-    )
+    entries = list(settings.eval)
+    if problems.evals.keys() - {entry.name for entry in entries}:
+        entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
+    return tuple(eval_set(entry) for entry in entries)
 
 
 def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -> None:
@@ -216,15 +238,29 @@ def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -
     for number, entry in enumerate(parts.config.warm_start):
         rng = np.random.default_rng((parts.config.seed, 7919, number))
 
-        def batches(entry: config.WarmStart = entry, rng: np.random.Generator = rng) -> Iterator[Any]:
-            for _ in range(entry.steps):
-                pairs = parts.problems.solutions(rng, entry.batch, entry.options)
-                yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
-
         def told_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
             told(f"warm start {number + 1}", step + 1, entry.steps, loss)
 
-        warm_start(parts.model, batches(), steps=entry.steps, lr=entry.lr, on_step=told_step)
+        warm_start(
+            parts.model,
+            solution_batches(parts, entry, rng),
+            steps=entry.steps,
+            lr=entry.lr,
+            pack_tokens=parts.config.learn.pack_tokens,
+            on_step=told_step,
+        )
+
+
+def solution_batches(
+    parts: Parts, entry: config.WarmStart, rng: np.random.Generator
+) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Worked solutions as token ids. Those of a file come in epochs: all of them once before any comes again."""
+    waiting: list[tuple[Prompt, str]] = []
+    for _ in range(entry.steps):
+        while len(waiting) < entry.batch:
+            waiting += parts.problems.solutions(rng, max(entry.batch, parts.problems.worked), entry.options)
+        pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
+        yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
 
 
 def save_parts(parts: Parts, folder: Path) -> None:

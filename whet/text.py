@@ -1,8 +1,9 @@
 """Between text and tokens: prompts in, responses out, and text that is safe to show.
 
-A Codec wraps the tokenizer object it is given (Hugging Face's interface) and imports none. It renders chat prompts
-with the model's own template, knows which tokens end a response, and decodes whatever a model wrote without ever
-raising. `printable` is for all who show model output on a terminal; it does no markup and no HTML.
+A Codec wraps the tokenizer object it is given (Hugging Face's interface) and imports none. It renders prompts as
+the recipe's [text] says, by the model's own chat template or plainly, knows which tokens end a response, and decodes
+whatever a model wrote without ever raising. What counts as the answer in a response is the judge's business.
+`printable` is for all who show model output on a terminal; it does no markup and no HTML.
 """
 
 from __future__ import annotations
@@ -14,35 +15,53 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from whet import config
 from whet.errors import WhetError
 from whet.types import Prompt
 
 LENGTH_BATCH = 1024
-"""Prompts tokenised in one call while lengths are checked."""
+"""Prompts tokenised in one call while lengths are measured."""
+THINK, THOUGHT = "<think>", "</think>"
+
+_DEFAULT = config.Text()
+_QUESTION = Prompt(id="?", text="?", answer="", task="")
+_SAID = "xyzzy"
+"""A word that no template writes by itself."""
 
 
 class Codec:
     """What the model reads and writes, as text."""
 
-    def __init__(self, tokenizer: Any, eos: int | Sequence[int] | None = None, *, cache: int = 8192) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        eos: int | Sequence[int] | None = None,
+        settings: config.Text = _DEFAULT,
+        *,
+        cache: int = 8192,
+    ) -> None:
         """`eos` is the generation config's eos_token_id, one, several or none; `cache` counts encoded prompts."""
         self.tokenizer = tokenizer
-        listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-        own = tokenizer.eos_token_id
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys([*listed, *([own] if own is not None else [])]))
-        """Every token that ends a response: those of the generation config and the tokenizer's own."""
-        self._end = own if own in listed or not listed else listed[0]
+        self._settings = settings
+        self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
+        self._switches: dict[str, bool] = {}
+        """What the template is told beside the messages."""
+        self._refuse_the_impossible()
+        if settings.thinking != "auto":
+            self._switches = {"enable_thinking": settings.thinking == "on"}
         self._prefix = self._default_prefix()
+        self._read_specials(eos)
+        self._opening = self._open_thought()
         self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
         self._cache_size = cache
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Chat messages by the chat template, up to where the model speaks; plain text as it is."""
+        """The tokens of `render(prompt)`: all that the model reads before it speaks."""
         key = prompt.text if not prompt.messages else json.dumps(prompt.messages)
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return list(known)
-        ids = self._encode_chat(prompt) if prompt.messages else [*self._prefix, *self._tokens(prompt.text)]
+        [ids] = self._encode_all([prompt])
         if not ids:
             raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
         self._cache[key] = tuple(ids)
@@ -50,67 +69,181 @@ class Codec:
             self._cache.popitem(last=False)
         return ids
 
+    def render(self, prompt: Prompt) -> str:
+        """The exact text the model reads, special tokens included."""
+        text = self._text(prompt)
+        bos = self.tokenizer.bos_token if self._prefix and not self._chat else ""
+        return text if text.startswith(bos) else bos + text
+
     def encode_response(self, text: str) -> list[int]:
-        """The tokens of a worked solution, and the token that ends it."""
+        """The tokens of a worked solution, and the token that ends it: of the turn under chat, else of the text."""
         if self._end is None:
             raise WhetError("The tokenizer has no end-of-sequence token, so a model cannot learn where to stop.")
         return [*self._tokens(text), self._end]
 
+    def stop_tokens(self) -> list[tuple[int, str]]:
+        """(id, token) of all that ends a response."""
+        return [(i, str(self.tokenizer.convert_ids_to_tokens(i))) for i in self.stop_ids]
+
     def decode(self, ids: Sequence[int] | Any) -> str:
-        """Without special tokens. Never raises: ids that no tokenizer knows count for nothing."""
-        numbers = [int(i) for i in ids]
-        try:
-            return self._decode(numbers)
-        except Exception:  # OverflowError, KeyError, TypeError: each kind of tokenizer has its own
-            size = len(self.tokenizer)
-            return self._decode([i for i in numbers if 0 <= i < size])
+        """For people: without special tokens. Never raises: ids that no tokenizer knows count for nothing."""
+        return self._decode(self._spoken(ids), skip=True)
+
+    def judged(self, ids: Sequence[int] | Any) -> str:
+        """For judges: as `decode`, with the marks of thinking.
+
+        They stay even where they are special tokens. Where the prompt ends with the opening mark, as templates of
+        reasoning models do, it is put back in front: else a thought cut short would read like an answer.
+        """
+        spoken = [i for i in self._spoken(ids) if i not in self._silent]
+        return self._opening + self._decode(spoken, skip=False)
+
+    def lengths(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Prompt, int]]:
+        """Tokens of each, as `encode` would make them, in batches and past the cache: a million prompts pass here."""
+        rest = iter(prompts)
+        while batch := list(islice(rest, LENGTH_BATCH)):
+            yield from zip(batch, map(len, self._encode_all(batch)), strict=True)
 
     def check_lengths(self, prompts: Iterable[Prompt], context: int, max_tokens: int = 1) -> None:
         """Refuses the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
-        for prompt, length in self._lengths(prompts):
+        for prompt, length in self.lengths(prompts):
             if length + max_tokens > context:
                 raise WhetError(
                     f'The prompt "{prompt.id}" has {length} tokens, which with {max_tokens} for the response is more '
                     f"than rollout.context = {context}; raise rollout.context, or leave this prompt out."
                 )
 
-    def _lengths(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Prompt, int]]:
-        """As `encode` would make them, in batches and past the cache: a million prompts pass here."""
-        rest = iter(prompts)
-        while batch := list(islice(rest, LENGTH_BATCH)):
-            texts = [prompt.text for prompt in batch if not prompt.messages]
-            plain = iter(self._tokens(texts) if texts else [])
-            for prompt in batch:
-                ids = self._encode_chat(prompt) if prompt.messages else [*self._prefix, *next(plain)]
-                yield prompt, len(ids)
+    # From prompt to tokens.
 
-    def _encode_chat(self, prompt: Prompt) -> list[int]:
-        if not self.tokenizer.chat_template:
-            raise WhetError(
-                f'The prompt "{prompt.id}" is a list of chat messages, but the model has no chat template; '
-                "give plain text, or a model tuned for chat."
-            )
-        messages = [dict(message) for message in prompt.messages]
-        try:
-            ids = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        except Exception as error:  # templates refuse roles and orders of turns by raising what they like
-            raise WhetError(f'The chat template refuses the prompt "{prompt.id}": {error}') from error
-        return list(ids)
+    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Rendered one by one, which is quick; tokenised together, which saves the cost of the calls."""
+        rows = self._tokens([self._text(prompt) for prompt in prompts])
+        if self._chat or not self._prefix:
+            return rows
+        return [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
+
+    def _text(self, prompt: Prompt) -> str:
+        """As the tokenizer is given it; under chat the template has written the bos, or means none."""
+        if self._chat:
+            try:
+                return self._apply(self._turns(prompt), add_generation_prompt=True, **self._switches)
+            except WhetError:
+                raise
+            except Exception as error:  # templates refuse roles and orders of turns by raising what they like
+                raise WhetError(f'The chat template refuses the prompt "{prompt.id}": {error}') from error
+        if prompt.messages:
+            why = "the model has no chat template; give plain text, or a model tuned for chat."
+            if self.tokenizer.chat_template:
+                why = 'text.template = "plain" takes plain text only; set it to "auto".'
+            raise WhetError(f'The prompt "{prompt.id}" is a list of chat messages, but {why}')
+        return prompt.text + self._settings.prompt_suffix
+
+    def _turns(self, prompt: Prompt) -> list[dict[str, str]]:
+        turns = [dict(message) for message in prompt.messages] or [{"role": "user", "content": prompt.text}]
+        if self._settings.prompt_suffix:
+            last = next((turn for turn in reversed(turns) if turn["role"] == "user"), None)
+            if last is None:
+                raise WhetError(f'The prompt "{prompt.id}" has no user message to which text.prompt_suffix could go.')
+            last["content"] += self._settings.prompt_suffix
+        if self._settings.system_prompt and all(turn["role"] != "system" for turn in turns):
+            turns.insert(0, {"role": "system", "content": self._settings.system_prompt})
+        return turns
+
+    def _apply(self, turns: list[dict[str, str]], **switches: bool) -> str:
+        text = self.tokenizer.apply_chat_template(turns, tokenize=False, **switches)
+        assert isinstance(text, str)
+        return text
 
     def _tokens(self, text: str | list[str]) -> Any:
         """Of a text, or of each. Quietly: what is too long, `check_lengths` says."""
         return self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
-    def _decode(self, ids: list[int]) -> str:
-        text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+    # From tokens to text.
+
+    def _spoken(self, ids: Sequence[int] | Any) -> list[int]:
+        """Without the token that ended it, which a tokenizer need not know as special."""
+        numbers = [int(i) for i in ids]
+        return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
+
+    def _decode(self, ids: list[int], *, skip: bool) -> str:
+        def spell(known: list[int]) -> str:
+            text = self.tokenizer.decode(known, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            assert isinstance(text, str)
+            return text
+
+        try:
+            return spell(ids)
+        except Exception:  # OverflowError, KeyError, TypeError: each kind of tokenizer has its own
+            return spell([i for i in ids if self._exists(i)])
+
+    # What the tokenizer and its template tell of themselves.
+
+    def _refuse_the_impossible(self) -> None:
+        settings = self._settings
+        if not self._chat:
+            why = 'text.template = "plain"' if self.tokenizer.chat_template else "the model has no chat template"
+            if settings.template == "chat":
+                raise WhetError(
+                    f'text.template = "chat", but {why}; set it to "plain", or take a model tuned for chat.'
+                )
+            for name, asked in (("system_prompt", settings.system_prompt), ("thinking", settings.thinking != "auto")):
+                if asked:
+                    raise WhetError(f"text.{name} is for chat templates, but {why}; leave it out.")
+        elif settings.thinking != "auto":
+            turns = self._turns(_QUESTION)
+            try:
+                on, off = (self._apply(turns, add_generation_prompt=True, enable_thinking=it) for it in (True, False))
+            except Exception as error:
+                raise WhetError(f"The chat template refuses a plain question: {error}") from error
+            if on == off:
+                raise WhetError(
+                    f'text.thinking = "{settings.thinking}", but the chat template of the model has no such switch '
+                    "(enable_thinking makes no difference to it); leave it out."
+                )
+
+    def _read_specials(self, eos: int | Sequence[int] | None) -> None:
+        listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+        listed, own = list(filter(self._exists, listed)), self.tokenizer.eos_token_id
+        turn = self._end_of_turn()
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (*listed, own, turn) if i is not None))
+        """Every token that ends a response: of the generation config, the tokenizer's own, and the end of a turn."""
+        self._end = own if own in listed or not listed else listed[0]
+        if self._chat and turn is not None:
+            self._end = turn
+        added = self.tokenizer.added_tokens_decoder
+        silent = {i for i, token in added.items() if token.special} | set(self.tokenizer.all_special_ids)
+        self._silent = frozenset(silent - {i for i, token in added.items() if token.content in (THINK, THOUGHT)})
+
+    def _end_of_turn(self) -> int | None:
+        """The token that the template writes after what the assistant said, whatever its name."""
+        if not self.tokenizer.chat_template:
+            return None
+        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
+        try:
+            _, said, rest = self._apply(turns).rpartition(_SAID)
+        except Exception:  # some take no assistant; then there is no turn of theirs to end
+            return None
+        rest = rest.lstrip() if said else ""
+        ends = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
+        found = [content for content in ends if content and rest.startswith(content)]
+        return ends[max(found, key=len)] if found else None
+
+    def _open_thought(self) -> str:
+        """What `judged` puts back in front: "<think>" where prompts end with it."""
+        try:
+            prompt = self._text(_QUESTION)
+        except WhetError:  # the real prompts may be of another make; if not, they will say so
+            return ""
+        return f"{THINK}\n" if prompt.rstrip().endswith(THINK) else ""
 
     def _default_prefix(self) -> list[int]:
         """The bos token, where the tokenizer would set it itself. An eos it would append ends no prompt of ours."""
         bos = self.tokenizer.bos_token_id
         first = self.tokenizer("")["input_ids"][:1]
         return [bos] if bos is not None and list(first) == [bos] else []
+
+    def _exists(self, token: int) -> bool:
+        return 0 <= token < len(self.tokenizer) or token in self.tokenizer.added_tokens_decoder
 
 
 def printable(text: str, *, one_line: bool = False) -> str:

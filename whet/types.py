@@ -121,6 +121,10 @@ class Rollout:
     """What the judge said, in 0..1; None while unjudged."""
     reward: float | None = None
     """What the learner uses; None while unjudged."""
+    final: str = ""
+    """The answer the response settled on, as the judge read it; "" for none. What majority votes count."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """What each further reward gave, before its weight."""
     drafted: int = 0
     """Tokens proposed by speculation."""
     accepted: int = 0
@@ -226,6 +230,7 @@ def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     """Everything but the trace, for a state_dict."""
     data = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "trace"}
     data["sampling"] = dataclasses.asdict(rollout.sampling)
+    data["terms"] = dict(rollout.terms)
     return data
 
 

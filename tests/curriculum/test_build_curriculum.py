@@ -37,3 +37,11 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
         build_curriculum(config.Curriculum(name="DAPO"), ids=["a"], sampling=SAMPLING, seed=0)
     with pytest.raises(WhetError, match="known are dapo, uniform"):
         check_curriculum("zzz")
+
+
+def test_weights_arrive() -> None:
+    curriculum = build_curriculum(
+        config.Curriculum(rollouts=2), ids=["a", "b"], sampling=SAMPLING, seed=0, entries=[(1, 3.0), (1, 1.0)]
+    )
+    asked = [r.prompt_id for r in curriculum.plan(at(groups=8))]
+    assert asked.count("a") == 6 and asked.count("b") == 2

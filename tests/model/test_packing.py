@@ -6,65 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import FAMILIES, SHAPE, small, some_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers import (
     BambaConfig,
     BambaForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
 )
 
 from whet.errors import WhetError
 from whet.model import packing
 from whet.model.head import head_of, log_probs
 from whet.model.packing import check_packing, divide, hidden_states, make_packs, packed_attention
-from whet.model.tiny import tiny_model
-
-VOCAB = 29
-SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
-FAMILIES = {
-    "llama": lambda: tiny_model(VOCAB, hidden=32, layers=2, heads=4, kv_heads=2),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "gemma2": lambda: Gemma2ForCausalLM(
-        Gemma2Config(**SHAPE, sliding_window=3, attn_logit_softcapping=0.7, attn_implementation="eager")
-    ),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4)),
-}
-
-
-def small(family: str, dtype: torch.dtype = torch.float64) -> Any:
-    """Weights far from their small initial values, so that a leak between sequences shows."""
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = FAMILIES[family]().to(dtype).eval()
-        with torch.no_grad():
-            for p in model.parameters():
-                p.add_(torch.randn_like(p), alpha=0.3)
-    return model
-
-
-def some_pairs(seed: int = 0, count: int = 7) -> list[tuple[list[int], np.ndarray]]:
-    rng = np.random.default_rng(seed)
-    sizes = [(int(rng.integers(1, 9)), int(rng.integers(1, 12))) for _ in range(count)]
-    return [(rng.integers(2, VOCAB, p).tolist(), rng.integers(2, VOCAB, n)) for p, n in sizes]
 
 
 def padded_log_probs(model: Any, pairs: Any) -> list[torch.Tensor]:
@@ -178,7 +133,7 @@ def test_a_model_that_carries_state_across_sequences_is_refused():
         **shape,
         attn_layer_indices=[1],
         mamba_n_heads=4,
-        mamba_d_head=8,
+        mamba_d_head=16,
         mamba_n_groups=1,
         mamba_d_state=8,
         mamba_expand=2,

@@ -5,7 +5,7 @@ import pytest
 
 from whet.config import Data, Eval
 from whet.errors import WhetError
-from whet.tasks.build import build_task, check_judge, load_judge
+from whet.tasks.build import TaskNames, build_task, check_judge, load_judge
 from whet.types import Prompt
 
 PROMPT = Prompt(id="a", text="?", answer="869", task="chain")
@@ -69,11 +69,39 @@ def test_a_judge_changes_no_id(here) -> None:
     assert list(plain) == list(judged)
 
 
+def test_a_name_for_each_judge(here) -> None:
+    """Two entries that judge differently must not be found under one name; equal ones share it."""
+    names = TaskNames()
+    boxed = {"answer": "boxed"}
+    entries = [
+        Data(path="a.jsonl"),
+        Eval(path="b.jsonl", options=boxed),
+        Data(path="c.jsonl", options=boxed),
+        Data(path="d.jsonl", options={"answer": "tagged"}),
+        Data(path="e.jsonl", reward="my_judges:exact"),
+        Data(path="f.jsonl", reward="my_judges:exact", options=boxed),
+        Eval(path="a.jsonl"),
+        Data(),
+    ]
+    exact = "text:my_judges:exact"
+    assert [names.of(e) for e in entries] == [
+        "text", "text:2", "text:2", "text:3", exact, f"{exact}:2", "text", "chain",
+    ]  # fmt: skip
+
+
+def test_a_second_name_changes_no_id(tmp_path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n')
+    first, second = (build_task(Data(path=str(path)), name).prompts("train", 0) for name in ("text", "text:2"))
+    assert first.ids == second.ids and second.at(0).task == "text:2"
+
+
 def test_wrong_tasks(tmp_path) -> None:
     assert sentence(Data(task="chian")) == 'There is no task "chian"; did you mean "chain"?'
-    assert sentence(Data(task="zzz")) == 'There is no task "zzz"; there are chain, text.'
+    assert sentence(Data(task="zzz")) == 'There is no task "zzz"; there are chain, gym, text.'
     assert sentence(Data(task="text")).startswith("Task text needs data.path")
     assert 'set task = "text"' in sentence(Data(task="chain", path="x.jsonl"))
+    assert "has no use for where" in sentence(Data(task="chain", where={"level": 1}))
     assert 'has no option "train"; did you mean "train_count"?' in sentence(Data(options={"train": 3}))
     assert sentence(Data(options={"name": "x"})).startswith('"name" is no option of task chain')
     assert sentence(Data(task="text", options={"path": "x"})).startswith('"path" is no option of task text')

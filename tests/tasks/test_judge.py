@@ -15,7 +15,10 @@ import pytest
 
 from whet.errors import WhetError
 from whet.tasks import worker
+from whet.tasks.base import Judgement
 from whet.tasks.judge import Judge
+from whet.tasks.matcher import Matcher
+from whet.tasks.verify import TooSlow
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 TASK = "test"
@@ -548,9 +551,124 @@ def test_a_prompt_that_cannot_travel() -> None:
         judge.judge(rollouts("right"))
 
 
-def test_replies_say_nothing_but_a_score() -> None:
-    good = worker.Reply(3, worker.Kind.SCORE, 0.5, 12.0, "note")
+def test_a_judgement_travels_whole() -> None:
+    def says(prompt: Prompt, response: str):
+        return Judgement(score=0.5, final=response, terms={"format": np.float32(0.25), "own:taste": -3})
+
+    with make(says) as judge:
+        long, odd = judge.judge(rollouts("x" * 1000, "4\ud800\x1b[0m\U0001f600"))
+    assert (long.score, long.reward, long.final) == (0.5, 0.5, "x" * 300)
+    assert long.terms == {"format": 0.25, "own:taste": -3.0}
+    assert odd.final == "4??[0m\U0001f600", "what cannot be printed is not let through"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        Judgement(score=2.0),
+        Judgement(score=float("nan")),
+        Judgement(score=1.0, final=3),  # type: ignore[arg-type]
+        Judgement(score=1.0, terms={"a": float("inf")}),
+        Judgement(score=1.0, terms={"a": "1"}),  # type: ignore[dict-item]
+        Judgement(score=1.0, terms={str(i): 0.0 for i in range(worker.MOST_TERMS + 1)}),
+    ],
+)
+def test_a_judgement_that_is_none(said: Judgement) -> None:
+    with make(lambda prompt, response: said) as judge:
+        assert judge.judge(rollouts("x"))[0].verdict == "unjudged"
+        assert judge.stats()["judge/errors"] == 1
+
+
+def test_the_largest_judgement_fits() -> None:
+    terms = {chr(0x1F600 + i) * 64: -1.2345678901234567e-300 for i in range(worker.MOST_TERMS)}
+    with make(lambda prompt, response: Judgement(score=1.0, final="\U0001f600" * 300, terms=terms)) as judge:
+        (got,) = judge.judge(rollouts("x"))
+    assert got.terms == terms and len(got.final) == 300
+
+
+def test_a_judge_that_gives_up_is_a_timeout() -> None:
+    def slow(prompt: Prompt, response: str) -> float:
+        try:
+            raise TooSlow("too slow for this")
+        except Exception:
+            return 1.0
+
+    with make(slow) as judge:
+        (before,) = pids(judge)
+        assert [r.verdict for r in judge.judge(rollouts("a", "b"))] == ["unjudged"] * 2
+        assert judge.stats()["judge/timeouts"] == 2 and "too slow for this" in judge.complaint
+        assert judge.pids == (before,), "the worker lives on"
+
+
+def test_replies_say_nothing_but_a_judgement() -> None:
+    good = worker.Reply(3, worker.Kind.SCORE, 0.5, 12.0, "", "42", {"format": 1.0})
     assert worker.Reply.unpack(good.pack()) == good
-    for bad in (b"", b"\xff" * 25, good._replace(score=2.0).pack(), good._replace(score=float("nan")).pack()):
-        with pytest.raises((ValueError, struct.error)):
+    error = worker.Reply(3, worker.Kind.ERROR, 0.0, 12.0, "note\x1b")
+    assert worker.Reply.unpack(error.pack()) == error._replace(note="note?")
+    head = good.pack()[: worker._RECORD.size]
+    for bad in (
+        b"",
+        b"\xff" * 25,
+        good._replace(score=2.0).pack(),
+        good._replace(score=float("nan")).pack(),
+        head,
+        head + b"[]",
+        head + b'["a"]',
+        head + b'["a", {}, 3]',
+        head + b'{"a": 1}',
+        head + b'["a", {"b": NaN}]',
+        head + b'["a", {"b": 1e999}]',
+        head + b'["a", {"b": "1"}]',
+        head + b'["a", {"b": {}}]',
+        head + b'["' + b"a" * 301 + b'", {}]',
+        head + b"[" * 30_000,
+        head + b"9" * 30_000,
+        head + b"\xff\xfe",
+    ):
+        with pytest.raises((ValueError, RecursionError, struct.error)):
             worker.Reply.unpack(bad)
+
+
+HOSTILE = [
+    "\\boxed{9**9**9}",
+    "\\boxed{10^{10^{10}}}",
+    "\\boxed{99999999!}",
+    "\\boxed{" + "\\frac{1}{1+" * 30 + "x" + "}" * 31,
+    "\\boxed{\\sum_{i=1}^{10000000} i^i}",
+    "(" * 100_000,
+    "\\boxed{" * 20_000,
+    "x" * 1_000_000,
+    "\\boxed{4\x002}",
+    "\\boxed{\ud800}",
+    "\U0001f600" * 1000,
+    "\\boxed{\u202e24}",
+    "\\boxed{__import__('os').system('touch hacked')}",
+    "\\boxed{1\\pm1\\pm1\\pm1\\pm1\\pm1\\pm1\\pm1}",
+    "\\boxed{\\frac{42}{0}}",
+    "\\boxed{42",
+    "",
+]
+
+
+@pytest.mark.parametrize("answer", ["42", r"\frac{\pi}{2}", "1, 2", "[0, 1)"])
+def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    matcher = Matcher()
+    prompt = Prompt(id="p", text="?", answer=answer, task=TASK)
+    with Judge(lambda _: prompt, {TASK: matcher.judge}, decode=decode, workers=1, timeout_s=20.0) as judge:
+        before = judge.pids
+        got = judge.judge(rollouts(*HOSTILE, f"\\boxed{{{answer}}}"))
+        assert [r.verdict for r in got] == ["wrong"] * len(HOSTILE) + ["right"]
+        assert judge.pids == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_killed_by_the_system_while_judging() -> None:
+    """Not by us and not by the judge: as the kernel does when memory runs out."""
+    with make(timeout_s=30.0, workers=1) as judge:
+        judge.send(rollouts("right", "slow 20", "wrong"))
+        while not judge.stats()["judge/right"]:
+            judge._move(0.05)
+        os.kill(judge.pids[0], signal.SIGKILL)
+        assert [r.verdict for r in judge.receive(wait=True)] == ["right", "unjudged", "wrong"]
+        assert judge.stats()["judge/crashes"] == 1

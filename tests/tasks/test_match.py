@@ -1,4 +1,4 @@
-r"""What counts as the same answer, and what a hostile response cannot do."""
+r"""What counts as the same single value: text, numbers, quantities."""
 
 from fractions import Fraction
 
@@ -6,48 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.tasks.match import LONGEST, boxed, extract, match, number, same_answer
-from whet.types import Prompt
-
-
-def score(response: str, answer: str) -> float:
-    return match(Prompt(id="a", text="?", answer=answer, task="text"), response)
-
-
-@pytest.mark.parametrize(
-    ("response", "found"),
-    [
-        (r"So \boxed{42}.", "42"),
-        (r"First \boxed{1}, then \boxed{2} and 3.", "2"),
-        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (r"\boxed{\boxed{7}}", "7"),
-        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
-        ("5 + 5\n#### 10", "10"),
-        ("+5=8*2=6-7=9#869", "869"),
-        ("The answer is 12.", "12."),
-        ("The final answer is: 12. I checked it twice on 3 sheets.", "12"),
-        ("Answer: **12**", "12**"),
-        ("**Answer:** 12", "12"),
-        ("Answer:\n12", "12"),
-        ("The answer is:\n\\[\n\\frac{3}{10}\n\\]", "\\frac{3}{10}"),
-        ("The answer is\n$$\n7\n$$", "7"),
-        ("answer is 3, no, the answer is 4", "4"),
-        ("#### Step 3\nwe add\nThe answer is 5", "5"),
-        ("### Answer\nIt costs 42 dollars", "42"),
-        ("we get 3 and 1,234.5 in the end", "1,234.5"),
-        ("10-7", "7"),
-        ("it is -7", "-7"),
-        ("about 3/4 of it", "3/4"),
-        ("I took 3, 4, 5, and left", "5"),
-        (r"not closed: \boxed{5", "5"),
-        (r"\boxed{}", ""),
-        ("no idea", ""),
-        ("", ""),
-        ("the answer is", ""),
-    ],
-)
-def test_extract(response: str, found: str) -> None:
-    assert extract(response) == found
+from whet.tasks.match import number, read_value, same_value, settled, split_unit, undress
 
 
 @pytest.mark.parametrize(
@@ -59,10 +18,15 @@ def test_extract(response: str, found: str) -> None:
         ("42.0", "42"),
         ("1,234", "1234"),
         ("1,234,567.50", "1234567.5"),
+        ("1 234 567", "1234567"),
+        ("10{,}080", r"10,\!080"),
+        (r"11,\! 111,\! 100", "11111100"),
         ("$18", "18"),
         (r"\$18.00", "18"),
         ("50%", "50"),
         (r"50\%", "50%"),
+        (r"62.5\%", "0.625"),
+        ("0.08", r"8 \%"),
         ("+3", "3"),
         ("\u22123", "-3"),
         (".5", "1/2"),
@@ -71,25 +35,41 @@ def test_extract(response: str, found: str) -> None:
         (r"\frac{1}{2}", "1/2"),
         (r"\dfrac12", r"\frac{1}{2}"),
         (r"-\frac{3}{4}", "-0.75"),
+        (r"1\frac45", "1.8"),
+        ("137 1/2", r"137 \frac{1}{2}"),
+        (r"-1\frac{1}{2}", "-1.5"),
         ("0.333333", "1/3"),
         ("3.1415927", "3.1415926"),
         ("1e3", "1000"),
+        (r"4.5 \times 10^{33}", "4.5e33"),
+        (r"4.5 \cdot 10^33", "4.5e33"),
+        ("4.5\u00d710^{33}", "4.5e33"),
+        ("10^{-3}", r"1 \times 10^{-3}"),
         ("yes", "Yes"),
         ("**Paris**", "Paris"),
         (r"\text{Paris}", "Paris"),
         (r"\(x + 1\)", "x+1"),
+        (r"\[ x + 1 \]", "x+1"),
+        ("d^{2}", "d^2"),
         (r"$\left( 1, 2 \right)$", "(1,2)"),
-        ("x = 5", "5"),
         ("x=5", "x = 5"),
         ("42 apples", "42"),
         ("about 42 apples", "42"),
         (r"5\text{ cm}", "5"),
+        (r"5\,\mathrm{cm}", r"5 \text{ cm}"),
+        ("5 centimeters", r"5\text{ cm}"),
+        (r"$15\mbox{ cm}^2$", r"15\mbox{ cm}^2"),
         (r"90^\circ", "90"),
+        ("90\u00b0", r"90^{\circ}"),
+        ("90 degrees", r"90^\circ"),
         ("18 dollars per day", "18"),
+        ("(A)", "A"),
+        ("A.", r"\text{(A)}"),
+        ("C) 12", "(C)"),
     ],
 )
 def test_same(found: str, gold: str) -> None:
-    assert same_answer(found, gold)
+    assert same_value(found, gold)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +80,14 @@ def test_same(found: str, gold: str) -> None:
         ("42", ""),
         ("41", "42"),
         ("4 2 x", "42"),
+        ("4 2", "42"),
+        ("1 4/5", "14/5"),
         ("1000001", "1000000"),
         ("1000000", "1000000.0000001e9"),
+        ("-2010013/2010013", "-2010012/2010013"),
         ("0.333", "1/3"),
+        ("0.3333", "1/3"),
+        ("333333/1000000", "1/3"),
         ("0.000001", "0"),
         ("3 or 4", "3"),
         ("2 x", "2"),
@@ -119,69 +104,65 @@ def test_same(found: str, gold: str) -> None:
         ("inf", "1"),
         ("1_000", "1000"),
         ("\u0661", "1"),
+        ("5\u00b2", "52"),
         ("$", "$"),
+        ("r/R", "R/r"),
+        ("M", "m"),
+        ("B", "(A)"),
+        ("A) or B)", "B"),
+        ("5 m", "5 km"),
+        (r"15\text{ m}^2", r"15\mbox{ cm}^2"),
+        (r"15\text{ cm}^3", r"15\mbox{ cm}^2"),
+        (r"4.5 \times 10^{32}", "4.5e33"),
+        (r"8.2 \times 11^{-19}", r"8.2 \times 10^{-19}"),
     ],
 )
 def test_different(found: str, gold: str) -> None:
-    assert not same_answer(found, gold)
-
-
-def test_the_data_may_hold_a_whole_solution() -> None:
-    assert score("The answer is 72", "She sold 48+24=72 clips.\n#### 72") == 1.0
-    assert score("The answer is 72", r"so we get \boxed{72}") == 1.0
+    assert not same_value(found, gold)
 
 
 def test_numbers() -> None:
     assert number("1,234.5") == Fraction(2469, 2) and number("-1/4") == Fraction(-1, 4)
     assert number("") is None and number("1/") is None and number("/2") is None and number("-") is None
-    assert number("1e9999") is None, "an exponent that would fill the memory is no number"
+    assert number("1e9999") is None and number("10^{9999}") is None, (
+        "an exponent that would fill the memory is no number"
+    )
     assert number(r"-\frac{-1}{2}") is None and number(r"\frac{-1}{2}") == Fraction(-1, 2)
+    assert number(r"3\frac{5}{2}") is None, "a product or a mistake, but no mixed number"
+    assert number(r"-2.5\times10^{2}") == -250 and number("(7)") == 7
+
+
+def test_matrices_keep_their_rows() -> None:
+    assert undress(r"1 \\ 2") == r"1 \\ 2"
+
+
+def test_units_stand_apart() -> None:
+    assert split_unit(r"\frac{270}7\text{ degrees}") == (r"\frac{270}7", "")
+    assert split_unit(r"15000 \text{ kcal m}^{-2} \text{yr}^{-1}") == ("15000", "kcalm^-2yr^-1")
+    assert split_unit(r"x \text{ or } y") == (r"x \text{ or } y", "")
+
+
+def test_what_formulas_cannot_change() -> None:
+    assert settled("0.3333", "1/3") and settled("5 cm", "5 km")
+    assert not settled("2x", "3") and not settled("100,200", "200,100"), "the latter may be lists"
 
 
 @given(st.integers(-(10**12), 10**12))
 def test_a_number_in_any_dress(n: int) -> None:
-    for dressed in (f"{n}", f"{n:,}", f"{n}.", f"${n:,}$", f"**{n}**", f"{n}.00"):
-        for response in (f"It is \\boxed{{{dressed}}}.", f"The answer is {dressed}", f"2+2\n#### {dressed}"):
-            assert score(response, str(n)) == 1.0
-            assert score(response, str(n + 1)) == 0.0
+    for dressed in (f"{n}", f"{n:,}", f"{n}.", f"${n:,}$", f"**{n}**", f"{n}.00", f"{n} apples"):
+        assert same_value(dressed, str(n))
+        assert not same_value(dressed, str(n + 1))
 
 
-@given(st.text(max_size=400), st.text(min_size=1, max_size=400))
-def test_never_raises(response: str, answer: str) -> None:
-    assert score(response, answer) in (0.0, 1.0)
-    assert score(f"\\boxed{{{response}}}", answer) in (0.0, 1.0)
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_never_raises(found: str, gold: str) -> None:
+    assert same_value(found, gold) in (True, False)
+    assert same_value(found, found) == bool(read_value(found).text)
 
 
 @pytest.mark.parametrize(
-    "response",
-    [
-        "\\boxed{" * 200_000,
-        "{" * 1_000_000 + "\\boxed{" + "{" * 1_000_000,
-        "\\boxed{" + "9" * 1_000_000 + "}",
-        "\\boxed{9**9**9}",
-        "\\boxed{10^{10^{10}}}",
-        "\\boxed{1e999999999}",
-        "\\boxed{" + "\\frac{1}{1+" * 30 + "}" * 31,
-        "\\boxed{__import__('os').system('true')}",
-        "9" * 1_000_000,
-        "1," * 1_000_000,
-        "#" * 1_000_000,
-        "# " * 1_000_000,
-        "answer is " * 200_000,
-        "answer" + " " * 1_000_000 + "is 41",
-        "answer:" + " " * 1_000_000 + "x",
-        "-" * 1_000_000,
-        "1/" * 1_000_000,
-        "." * 1_000_000 + "1",
-    ],
-    ids=lambda text: text[:16],
+    "unit", ["1 ", "1,", "1/", ".", "-", "{", "\\text{", "\\frac{1}", "%", "a b ", "10^{", "\\$", "((", "^{1}"]
 )
-def test_hostile_responses_are_wrong_and_cheap(response: str) -> None:
-    """Each takes milliseconds; quadratic patterns would take hours, which no one would miss in this suite."""
-    assert score(response, "42") == 0.0
-
-
-def test_long_answers_are_none() -> None:
-    assert boxed("\\boxed{" + "x" * LONGEST + "}") == "x" * LONGEST
-    assert boxed("\\boxed{" + "x" * (LONGEST + 1) + "}") == ""
-    assert not same_answer("x" * (LONGEST + 1), "x" * (LONGEST + 1))
+def test_answers_as_long_as_allowed_are_cheap(unit: str) -> None:
+    text = (unit * 300)[:300]
+    assert same_value(text, "42") is False

@@ -17,7 +17,7 @@ import whet
 
 def circumstances() -> dict[str, Any]:
     return {
-        "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count()},
+        "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count(), **_gpu()},
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -27,6 +27,10 @@ def circumstances() -> dict[str, Any]:
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _gpu() -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
 
 
 def _cpu_model() -> str:

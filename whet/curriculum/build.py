@@ -6,23 +6,23 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from whet import config
-from whet.curriculum.base import Curriculum
+from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.gate import Gate
-from whet.curriculum.source import UniformSource
+from whet.curriculum.source import build_source
 from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
 from whet.types import Sampling
 
-Factory = Callable[[config.Curriculum, Sequence[str], Sampling, int], Curriculum]
+Factory = Callable[[config.Curriculum, Source, Sampling], Curriculum]
 
 
 def over_uniform(gate: type[Gate]) -> Factory:
     """A gate that takes the common knobs alone, over shuffled epochs."""
 
-    def make(settings: config.Curriculum, ids: Sequence[str], sampling: Sampling, seed: int) -> Curriculum:
+    def make(settings: config.Curriculum, source: Source, sampling: Sampling) -> Curriculum:
         return gate(
-            UniformSource(ids, seed),
+            source,
             sampling=sampling,
             rollouts=settings.rollouts,
             max_age=settings.max_age,
@@ -48,6 +48,14 @@ def check_curriculum(name: str) -> None:
         raise WhetError(f'There is no curriculum "{name}"; {hint}')
 
 
-def build_curriculum(settings: config.Curriculum, *, ids: Sequence[str], sampling: Sampling, seed: int) -> Curriculum:
+def build_curriculum(
+    settings: config.Curriculum,
+    *,
+    ids: Sequence[str],
+    sampling: Sampling,
+    seed: int,
+    entries: Sequence[tuple[int, float]] = (),
+) -> Curriculum:
+    """`entries`: (prompts, weight) of each data entry, in the order of `ids`; none means one of weight 1."""
     check_curriculum(settings.name)
-    return CURRICULA[settings.name](settings, ids, sampling, seed)
+    return CURRICULA[settings.name](settings, build_source(ids, seed, entries), sampling)

@@ -1,6 +1,7 @@
-"""A checkpoint: a Hugging Face folder, and below it in `state/` all that a run needs to go on.
+"""A checkpoint: a Hugging Face or peft folder, and below it in `state/` all that a run needs to go on.
 
     config.json, model.safetensors, tokenizer.json, ...   loads with from_pretrained, or in a serving engine
+    (adapter_config.json, adapter_model.safetensors, ...  under LoRA: the same of a peft folder)
     state/NAME.safetensors, NAME.npz, NAME.json           tensors, arrays, states
     manifest.json                                         written last: size and sha256 of every file above
 
@@ -142,9 +143,17 @@ def verify_checkpoint(folder: Path) -> str | None:
 
 
 def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
-    """The saved weights, copied into the very tensors the model has, so that whatever shares them stays valid."""
+    """The saved weights, copied into the very tensors the model has, so that whatever shares them stays valid.
+
+    Of a model with adapters these alone: what they stand on is frozen, and not saved.
+    """
     import torch
 
+    from whet.model.lora import is_lora, load_adapter_weights
+
+    if is_lora(model):
+        load_adapter_weights(model, folder)
+        return
     live = model.state_dict()  # shares storage with the parameters
     reached = set()
     with torch.no_grad():
@@ -196,6 +205,17 @@ def _converted_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[s
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    from whet.model.lora import is_lora, save_lora
+
+    if is_lora(model):
+        save_lora(model, folder)
+    else:
+        _write_plain(model, folder)
+    if model.generation_config is not None:
+        model.generation_config.to_json_file(folder / "generation_config.json")
+
+
+def _write_plain(model: PreTrainedModel, folder: Path) -> None:
     from transformers import GenerationConfig
 
     dtype, generation = model.config.dtype, model.generation_config
@@ -206,8 +226,6 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
             model.save_pretrained(folder)
     finally:
         model.config.dtype, model.generation_config = dtype, generation
-    if generation is not None:
-        generation.to_json_file(folder / "generation_config.json")
 
 
 @contextlib.contextmanager

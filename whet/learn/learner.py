@@ -5,11 +5,11 @@ packs (`model/packing.py`), each pack one forward and backward, all packs of a b
 `learn.updates` of them). A batch without any signal takes no optimiser step: moments and weights stay, the version
 still advances, since the loop counts batches. It never touches rollouts, curricula or files: `tensors`, `state_dict`
 and `load` are what a checkpoint needs, and resumed training is bit for bit the uninterrupted one on a CPU.
+With LoRA the adapters are all that asks for a gradient, so they are all that is optimised, saved and copied here.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, make_samples
 from whet.model.head import head_of, log_probs
 from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention
+from whet.model.twin import sharing_copy
 from whet.types import Batch, Report
 
 PATIENCE = 3
@@ -111,15 +112,16 @@ class Learner:
             "learn/skipped": float(self.skipped),
             "learn/oom": float(self.ooms),
         }
+        if self.device.type == "cuda":  # weights, cache and all, up to here
+            metrics["learn/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         return Report(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
-        reference = dict(self._reference.named_parameters()) if self._reference is not None else {}
         kinds = {
             "masters": self.optimizer.master_tensors(),
             "optimizer": self.optimizer.moment_tensors(),
-            "reference": {name: p.detach() for name, p in reference.items()},
+            "reference": self._reference_tensors(),
         }
         return {kind: named for kind, named in kinds.items() if named}
 
@@ -132,7 +134,7 @@ class Learner:
         self.optimizer.load(tensors.get("masters", {}), tensors.get("optimizer", {}))
         self._reference = None
         if reference := tensors.get("reference"):
-            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+            self._make_reference()
             self._fill_reference(reference)
         for name in self.state_dict():
             setattr(self, name, state[name])
@@ -142,14 +144,27 @@ class Learner:
         if batch.reset_optimizer:
             self.optimizer.reset()
         if kl and self._reference is None:
-            self._reference = copy.deepcopy(self.model).requires_grad_(False)
+            self._make_reference()
         elif batch.reset_reference and self._reference is not None:
-            self._fill_reference(dict(self.model.named_parameters()))
+            self._fill_reference(self.optimizer.live)
+
+    def _make_reference(self) -> None:
+        """Copies what is trained and shares what is frozen: a whole model, or under LoRA a second pair of adapters.
+
+        Fresh adapters (B = 0) add exactly nothing, so their reference is the model with adapters off.
+        """
+        frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
 
     @torch.no_grad()
     def _fill_reference(self, weights: Mapping[str, Tensor]) -> None:
-        for name, p in self._reference.named_parameters():
-            p.copy_(weights[name])
+        for name, tensor in self._reference_tensors().items():
+            tensor.copy_(weights[name])
+
+    def _reference_tensors(self) -> dict[str, Tensor]:
+        if self._reference is None:
+            return {}
+        return {name: self._reference.get_parameter(name).detach() for name in self.optimizer.live}
 
     def _learning_rate(self, progress: float) -> float:
         c = self.config

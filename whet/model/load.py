@@ -1,28 +1,110 @@
 """From a recipe's [model] to a Hugging Face model and tokenizer on a device.
 
-Only safetensors are read. What is wrong with a folder is said before any weight is loaded.
+A name is a folder, a peft folder (adapters and the name of their base), a hub name, or "tiny". Only safetensors are
+read and no code that comes with a model is run. What is wrong is said before any weight is loaded: `check_model`
+builds the network without weights to find out. Adapters themselves are the matter of `lora.py`.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging as hf_logging
 
 from whet import config
 from whet.errors import WhetError
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora, read_adapter
+from whet.model.tiny import SPECIAL, byte_tokenizer, char_tokenizer, tiny_model
+from whet.model.twin import refuse_unsupported
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
+HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+"""What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code."""
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    SafetensorError,
+    StrictDataclassError,
+)
+"""What transformers raises over a folder that is not as it should be."""
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model's files lie."""
+
+    folder: Path
+    """The full weights."""
+    base: str
+    """The same as a name that means these very weights tomorrow: an absolute path, or org/name@commit."""
+    adapter: Path | None = None
+    """The peft folder that stands on it."""
+
+
+def resolve_model(name: str) -> Path:
+    """The folder of a model: an existing one as it is, or the hub's, from the local cache or else the network.
+
+    A cached snapshot is taken without asking whether the hub has a newer one, so that a run can be repeated and works
+    offline; org/name@revision asks for another.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    match = HUB_NAME.fullmatch(name)
+    if match is None:
+        raise WhetError(
+            f'There is no model folder at {name}; give a Hugging Face folder, a hub name (org/name), or "tiny".'
+        )
+    repo, revision = match.groups()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        cached = Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES, local_files_only=True))
+        if _is_whole(cached):
+            return cached
+    except (LocalEntryNotFoundError, ValueError):
+        pass
+    with _hub_sentences(name, repo):
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
+
+
+def locate_model(name: str) -> Place:
+    """Weights and adapters of a name, each known to be there."""
+    folder = resolve_model(name)
+    if not is_peft_folder(folder):
+        _check_weights(folder)
+        return Place(folder, _pinned(name, folder))
+    base = base_name(folder)
+    try:
+        under = resolve_model(base)
+    except WhetError as error:
+        raise WhetError(f"The adapter in {folder} stands on {base}, which is not to be had: {error}") from error
+    if is_peft_folder(under):
+        raise WhetError(f"The adapter in {folder} stands on another adapter, {base}; merge that one first.")
+    _check_weights(under)
+    return Place(under, _pinned(base, under), folder)
 
 
 def check_model(settings: config.Model) -> None:
-    """Raises one sentence when the model cannot be had; loads nothing."""
+    """Raises one sentence when the model cannot be had or trained here; loads no weights."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise WhetError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".')
     if settings.name == "tiny":
@@ -30,14 +112,32 @@ def check_model(settings: config.Model) -> None:
             raise WhetError(
                 f"model.hidden = {settings.hidden} must be model.heads = {settings.heads} times an even head size."
             )
+        if settings.lora.rank:
+            raise WhetError(
+                'model.name = "tiny" has no trained weights to adapt; set model.lora.rank = 0 or name a model.'
+            )
         return
-    folder = Path(settings.name)
-    if not folder.is_dir():
-        raise WhetError(f'There is no model folder at {folder}; give a Hugging Face folder, or "tiny".')
-    if not (folder / "config.json").is_file():
-        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
-    if not any(folder.glob("*.safetensors")):
-        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+    place = locate_model(settings.name)
+    skeleton = build_skeleton(place.folder)
+    refuse_unsupported(skeleton)
+    if place.adapter is not None:
+        check_adapter(skeleton, place.adapter)
+        _check_same_adapter(settings.lora, place.adapter)
+    elif settings.lora.rank:
+        check_lora(skeleton, settings.lora)
+
+
+def build_skeleton(folder: Path) -> PreTrainedModel:
+    """The network of a folder without weights (on the meta device)."""
+    with _one_sentence(folder), torch.device("meta"), no_init_weights():
+        settings = AutoConfig.from_pretrained(folder, **LOCAL)
+        if getattr(settings, "quantization_config", None):
+            raise WhetError(
+                f"{folder} holds quantised weights, which cannot be trained; give the model they came from."
+            )
+        model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+        model.tie_weights()  # no_init_weights leaves a tied head untied
+        return model
 
 
 def pick_device(settings: config.Model) -> torch.device:
@@ -47,41 +147,134 @@ def pick_device(settings: config.Model) -> torch.device:
 
 
 def load_tokenizer(settings: config.Model, alphabet: str) -> Any:
-    """`alphabet` makes the tiny model's tokenizer; a folder brings its own."""
+    """A folder brings its own, a bare adapter that of its base; the tiny model reads the `alphabet`, "" is any text."""
     if settings.name != "tiny":
-        with _one_sentence(settings.name):
-            return AutoTokenizer.from_pretrained(settings.name, local_files_only=True)
-    if not alphabet:
-        raise WhetError('model.name = "tiny" has no tokenizer for this data; give a Hugging Face folder.')
-    return char_tokenizer(alphabet)
+        folder = resolve_model(settings.name)
+        if is_peft_folder(folder) and not (folder / "tokenizer_config.json").is_file():
+            folder = locate_model(settings.name).folder
+        with _one_sentence(folder):
+            return AutoTokenizer.from_pretrained(folder, **LOCAL)
+    return char_tokenizer(alphabet) if alphabet else byte_tokenizer()
+
+
+def eos_of(settings: config.Model) -> int | list[int] | None:
+    """The end tokens that the loaded model's generation settings will name."""
+    if settings.name == "tiny":
+        return SPECIAL.index("<eos>")
+    folder = locate_model(settings.name).folder
+    with _one_sentence(folder):
+        path = folder / "generation_config.json"
+        if path.is_file():
+            return json.loads(path.read_bytes()).get("eos_token_id")
+        return AutoConfig.from_pretrained(folder, **LOCAL).eos_token_id
 
 
 def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: int) -> PreTrainedModel:
-    """`vocab_size`, `context` and `seed` shape the tiny model; a folder brings its own weights."""
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's."""
     check_model(settings)
     dtype = DTYPES[settings.dtype]
     if settings.name == "tiny":
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
         model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
-    else:
-        hf_logging.disable_progress_bar()
-        with _one_sentence(settings.name):
-            model = AutoModelForCausalLM.from_pretrained(
-                settings.name, dtype=dtype, use_safetensors=True, local_files_only=True
-            )
-        _check_context(model, context, settings.name)
+        return model.to(pick_device(settings))
+    place = locate_model(settings.name)
+    _check_context(build_skeleton(place.folder), context, settings.name)
+    model = load_weights(place.folder, dtype)
+    if place.adapter is not None:
+        load_lora(model, place.adapter)
+    elif settings.lora.rank:
+        add_lora(model, settings.lora, place.base, seed)
     return model.to(pick_device(settings))
 
 
+def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A plain folder's model on the CPU, with every weight it needs."""
+    hf_logging.disable_progress_bar()
+    with _one_sentence(folder):
+        settings = AutoConfig.from_pretrained(folder, **LOCAL)
+        # transformers' default attention leaves Gemma 2's soft-cap out without a word
+        own = {"attn_implementation": "eager"} if getattr(settings, "attn_logit_softcapping", None) else {}
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **own, **LOCAL
+        )
+    if lacking := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
+        raise WhetError(f"The weights in {folder} are not whole: {lacking[0]} is not among them.")
+    return model
+
+
 @contextmanager
-def _one_sentence(name: str) -> Iterator[None]:
+def _one_sentence(folder: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, KeyError) as error:
-        raise WhetError(f"The model in {name} cannot be loaded: {str(error).strip().splitlines()[0]}") from error
+    except UNREADABLE as error:
+        first, *rest = str(error).strip().splitlines() or [type(error).__name__]
+        why = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
+        raise WhetError(f"The model in {folder} cannot be loaded: {why}") from error
 
 
-def _check_context(model: PreTrainedModel, context: int, name: str) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)
+@contextmanager
+def _hub_sentences(name: str, repo: str) -> Iterator[None]:
+    import httpx
+    from huggingface_hub import errors
+
+    no_folder = f"There is no folder {name}, and as a hub name it"
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise WhetError(
+            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then run `hf auth login`."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise WhetError(
+            f"{no_folder} is not known; check the spelling, or run `hf auth login` where it is private."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise WhetError(f"{repo} has no such revision as {name.partition('@')[2] or 'main'}.") from error
+    except (errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError) as error:
+        raise WhetError(
+            f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached; "
+            f"run `hf download {repo}` where there is a network."
+        ) from error
+    except Exception as error:  # the network, the hub and its storage fail in many ways
+        first = (str(error).strip().splitlines() or [""])[0]
+        raise WhetError(f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether nothing of a snapshot was left out by an interrupted download, as far as its own files tell."""
+    if is_peft_folder(folder):
+        return any(folder.glob("*.safetensors"))
+    wanted = ["config.json", "tokenizer_config.json"]
+    index = folder / "model.safetensors.index.json"
+    try:
+        wanted += set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
+    except (ValueError, LookupError, AttributeError):
+        return False
+    return all((folder / file).is_file() for file in wanted) and any(folder.glob("*.safetensors"))
+
+
+def _check_weights(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+
+
+def _pinned(name: str, folder: Path) -> str:
+    match = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
+    return f"{match[1]}@{folder.name}" if match else str(folder.resolve())
+
+
+def _check_same_adapter(settings: config.Lora, folder: Path) -> None:
+    told = read_adapter(folder)
+    if settings.rank and (settings.rank, settings.alpha) != (told.get("r"), told.get("lora_alpha")):
+        raise WhetError(
+            f"model.lora.rank = {settings.rank} and alpha = {settings.alpha:g}, but the adapter in {folder} has "
+            f"{told.get('r')} and {told.get('lora_alpha')}; leave model.lora out to train it on."
+        )
+
+
+def _check_context(skeleton: PreTrainedModel, context: int, name: str) -> None:
+    limit = getattr(skeleton.config, "max_position_embeddings", None)
     if limit is not None and context > limit:
         raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {name}.")

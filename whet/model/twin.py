@@ -2,7 +2,8 @@
 
 The trainer keeps its own attention; the twin uses ours (`whet.model.attention`). An in-place update
 of a weight is seen by both at once, so no weights are ever copied between them. `rollout_twin` is called by
-the engine. A model whose attention ours cannot reproduce is refused here, with one sentence, before
+the engine; `sharing_copy`, the trick behind it, also by the learner for its reference. Adapters are modules and
+Parameters like any other. A model whose attention ours cannot reproduce is refused here, with one sentence, before
 anything is generated: by what it declares, then by comparing both on a few tokens.
 """
 
@@ -10,19 +11,20 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.initialization import no_init_weights
 
 from whet.errors import WhetError
 from whet.model.attention import NAME
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
@@ -43,14 +45,20 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     if not isinstance(model, PreTrainedModel):
         raise WhetError(f"{name} is no Hugging Face model; give a transformers causal language model.")
     refuse_unsupported(model)
-    config = copy.deepcopy(model.config)
-    config._attn_implementation = NAME
-    with torch.device("meta"), no_init_weights():
-        twin = type(model)(config)
-    _share(model, twin, name)
+    twin = sharing_copy(model, model.parameters())
+    twin.config._attn_implementation = NAME
     twin.eval()
     _refuse_different(model, twin, name)
     return twin
+
+
+def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
+    """New modules and config around the buffers and the `shared` tensors of `model`; all else is copied.
+
+    A deep copy that is told what it has copied already: tied weights stay one object, and what is shared takes no
+    memory twice.
+    """
+    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*shared, *model.buffers())})
 
 
 def kv_shapes(twin: PreTrainedModel) -> list[KVShape]:
@@ -69,6 +77,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
         )
     if getattr(config, "is_encoder_decoder", False):
         raise WhetError(f"{name} has an encoder and a decoder; whet trains decoder-only models.")
+    if config.get_text_config() is not config:
+        raise WhetError(f"{name} reads more than text; whet trains text-only models, so give its language model alone.")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise WhetError(
             f"{name} has no language-model head that can be run on chosen tokens; give a causal language model."
@@ -82,24 +92,6 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             raise WhetError(
                 f"{name} uses {kind} rotary positions, which depend on the batch; whet's engine refuses them."
             )
-
-
-def _share(model: nn.Module, twin: nn.Module, name: str) -> None:
-    """Put the very objects in place, so that tied weights stay tied and nothing is left on the meta device."""
-    ours = dict(twin.named_modules(remove_duplicate=False))
-    theirs = dict(model.named_modules(remove_duplicate=False))
-    if ours.keys() != theirs.keys():
-        odd = sorted(ours.keys() ^ theirs.keys())[0]
-        raise WhetError(
-            f'{name} was changed after loading ("{odd}" differs from its config), so it has no rollout twin.'
-        )
-    for path, target in ours.items():
-        source = theirs[path]
-        target._parameters.update(source._parameters)
-        target._buffers.update(source._buffers)
-    left = [key for key, tensor in (*twin.named_parameters(), *twin.named_buffers()) if tensor.is_meta]
-    if left:
-        raise WhetError(f'{name} was changed after loading ("{left[0]}" has no weights), so it has no rollout twin.')
 
 
 @dataclass(slots=True)

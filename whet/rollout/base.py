@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from whet.types import Request, Rollout
@@ -22,8 +22,11 @@ class Engine(Protocol):
         Never waits when idle. Evaluation rollouts are handed out by `generate` alone.
         """
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
-        """These requests to their end, in request order; what else runs goes on and is collected later."""
+    def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
+        """These requests to their end, in request order; what else runs goes on and is collected later.
+
+        `told` hears how many are finished, whenever that changes.
+        """
 
     @property
     def idle(self) -> bool:

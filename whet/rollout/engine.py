@@ -80,13 +80,15 @@ class LocalEngine:
         done, self.done = self.done, []
         return done
 
-    def generate(self, requests: Sequence[Request]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
         ticket = self._arrivals
         flights = self._flights(requests, ticket)
         found = self._tickets[ticket] = {}
         self.scheduler.add(flights)
-        while len(found) < len(flights):
+        while (before := len(found)) < len(flights):
             self.step()
+            if told is not None and len(found) > before:
+                told(len(found))
         del self._tickets[ticket]
         return [found[f.arrival] for f in flights]
 

@@ -1,8 +1,8 @@
 """From the recipe to tasks and judges. Everything a user can get wrong here is said before any weight is loaded.
 
 A new task is one file and one line in TASKS. A judge of the user is "module:function", found also in the current
-directory; a task with such a judge carries it in its name ("text:module:function"), so that data entries with
-different judges can stand in one run.
+directory; a task carries it in its name ("text:module:function"), so that entries with different judges can stand in
+one run.
 """
 
 from __future__ import annotations
@@ -12,41 +12,74 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from itertools import count
 from types import ModuleType
 from typing import Any
 
-from whet.config import Data
+from whet.config import Problems
 from whet.errors import WhetError
 from whet.tasks.base import Task
 from whet.tasks.chain import ChainTask
-from whet.tasks.file import TextTask
+from whet.tasks.gym import GymTask
 from whet.tasks.options import did_you_mean
+from whet.tasks.text import TextTask
 from whet.types import Prompt
 
 JudgeFunction = Callable[[Prompt, str], float]
 
-TASKS: dict[str, Callable[..., Task]] = {"chain": ChainTask, "text": TextTask}
-READS_A_FILE = {"text"}
+TASKS: dict[str, Callable[..., Task]] = {"chain": ChainTask, "gym": GymTask, "text": TextTask}
+READS_DATA = {"text"}
+"""Built on the whole entry; the others make their own problems and are built on its options."""
 
 
-def build_task(data: Data) -> Task:
-    """The task of a [[data]] or [[eval]] entry."""
-    if data.task not in TASKS:
-        raise WhetError(f'There is no task "{data.task}"{did_you_mean(data.task, TASKS)}')
-    options = dict(data.options)
-    if reserved := {"name", "path", "rows"} & options.keys():
-        raise WhetError(f'"{min(reserved)}" is no option of task {data.task}; set it beside `options`, not inside.')
-    if data.task in READS_A_FILE:
-        options["path"] = data.path
-    elif data.path:
-        raise WhetError(
-            f'Task {data.task} makes its own problems and reads no file; for {data.path} set task = "text".'
-        )
-    name = f"{data.task}:{data.reward}" if data.reward else data.task
-    return TASKS[data.task](name=name, **options)
+def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
+    """The task of a [[data]] or [[eval]] entry, under a name of `TaskNames`. `folder`: where short names are found."""
+    if data.kind not in TASKS:
+        raise WhetError(f'There is no task "{data.kind}"{did_you_mean(data.kind, TASKS)}')
+    if reserved := {"name", "path"} & data.options.keys():
+        raise WhetError(f'"{min(reserved)}" is no option of task {data.kind}; set it beside `options`, not inside.')
+    name = name or task_name(data)
+    if data.kind in READS_DATA:
+        return TASKS[data.kind](data, name=name, folder=folder)
+    for field in ("path", "subset", "split", "columns", "where"):
+        if getattr(data, field):
+            raise WhetError(
+                f"Task {data.kind} makes its own problems and reads no data, so it has no use for {field}; "
+                'for data set task = "text".'
+            )
+    return TASKS[data.kind](name=name, **data.options)
 
 
-def load_judge(task: Task, data: Data) -> JudgeFunction:
+def task_name(data: Problems) -> str:
+    """
+    >>> task_name(Problems(path="gsm8k")), task_name(Problems(reward="my:judge"))
+    ('text', 'chain:my:judge')
+    """
+    return f"{data.kind}:{data.reward}" if data.reward else data.kind
+
+
+class TaskNames:
+    """One name for each judge of a run: a prompt carries its task's name, and by it the judge is found.
+
+    >>> names = TaskNames()
+    >>> entries = [Problems(path="a"), Problems(path="b", options={"answer": "boxed"}), Problems(path="c")]
+    >>> [names.of(entry) for entry in entries]
+    ['text', 'text:2', 'text']
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, Problems] = {}
+
+    def of(self, data: Problems) -> str:
+        base = task_name(data)
+        for number in count(1):
+            name = base if number == 1 else f"{base}:{number}"
+            if self._taken.setdefault(name, data).options == data.options:
+                return name
+        raise AssertionError
+
+
+def load_judge(task: Task, data: Problems) -> JudgeFunction:
     """The user's judge, else the task's own."""
     return import_judge(data.reward) if data.reward else task.judge
 

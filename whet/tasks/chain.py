@@ -96,6 +96,9 @@ class ChainTask:
         _, mark, answer = response.rpartition("#")
         return float(bool(mark) and answer == prompt.answer)
 
+    def final(self, response: str) -> str:
+        return response.rpartition("#")[2] if "#" in response else ""
+
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
         """Worked (or direct) solutions of fresh problems outside the held-out part; options as in SolutionOptions."""
         if count == 0:

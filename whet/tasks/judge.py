@@ -2,7 +2,8 @@
 
 A judge that hangs, crashes, exhausts memory, raises or returns nonsense costs the one rollout it was given: that
 stays unjudged and is counted. The loop calls `send` and `receive`, evaluation `judge`. There are no threads: work
-moves on whenever one of these is called. Nothing here knows what a right answer looks like.
+moves on whenever one of these is called. Nothing here knows what a right answer looks like, or what it is worth:
+`total` makes the reward of what the judge said.
 """
 
 from __future__ import annotations
@@ -19,13 +20,21 @@ from types import TracebackType
 from typing import Any
 
 from whet.errors import WhetError
+from whet.tasks.base import Judgement
 from whet.tasks.worker import Item, Kind, Reply, Worker
 from whet.types import Prompt, Rollout, Verdict
 
 CHUNK = 64
 """Items at most that a worker is given at once."""
 
+Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
+"""The reward of a rollout that has its verdict, and each term of it; raises WhetError where it cannot be said."""
+
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
+
+
+def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
+    return judgement.score, dict(judgement.terms)
 
 
 class Judge:
@@ -45,10 +54,11 @@ class Judge:
         memory_mb: int = 2048,
         pass_at: float = 0.99,
         ordered: bool = True,
+        total: Total = score_alone,
     ) -> None:
         self._lookup, self._judges, self._decode = lookup, judges, decode
         self._wanted, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._pass_at, self._ordered = pass_at, ordered
+        self._pass_at, self._ordered, self._total = pass_at, ordered, total
         self._numbers = 0
         self._todo: deque[Item] = deque()
         self._open: dict[int, Rollout] = {}
@@ -100,6 +110,11 @@ class Judge:
     def idle(self) -> bool:
         """Everything sent was delivered."""
         return not self._open
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The worker processes there are now."""
+        return tuple(worker.pid for worker in self._workers)
 
     def pending(self) -> list[Rollout]:
         """Sent and not delivered, as they were sent: what a checkpoint keeps, to be sent again after a resume."""
@@ -179,7 +194,9 @@ class Judge:
         for item, reply, took in answered:
             self._counts["seconds"] += took
             if reply.kind == Kind.SCORE:
-                self._settle(item, reply.score)
+                self._settle(item, reply.judgement)
+            elif reply.kind == Kind.LATE:
+                self._fail(item, "timeouts", f"gave up: {reply.note}")
             else:
                 self._fail(item, "errors", f"failed with {reply.note}")
         return bool(answered) and answered[-1][1].kind == Kind.FULL
@@ -199,10 +216,16 @@ class Judge:
         self._todo.extendleft(reversed(worker.chunk))
         worker.chunk.clear()
 
-    def _settle(self, item: Item, score: float) -> None:
-        verdict: Verdict = "right" if score >= self._pass_at else "wrong"
+    def _settle(self, item: Item, said: Judgement) -> None:
+        verdict: Verdict = "right" if said.score >= self._pass_at else "wrong"
+        judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final)
+        try:
+            reward, terms = self._total(judged, said)
+        except WhetError as error:
+            self._fail(item, "errors", f"leaves no reward: {error}")
+            return
         self._counts[verdict] += 1
-        self._deliver(item.number, replace(item.rollout, verdict=verdict, score=score, reward=score))
+        self._deliver(item.number, replace(judged, reward=reward, terms=terms))
 
     def _fail(self, item: Item, cause: str, what: str) -> None:
         self._counts[cause] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from typing import Any
@@ -20,6 +21,10 @@ from whet.types import Prompt
 
 Problem = str | tuple[Mapping[str, str], ...]
 """A plain text, or chat messages."""
+
+_MATHS_MARKS = ("\\(", "\\)", "\\[", "\\]")
+_BETWEEN_NUMBERS = re.compile(r"(\d)[\s.,]+(?=\d)")
+_DRESS = str.maketrans("", "", "$\\{}_|&~!?;:.,'\"‘’“”` \t\r\n")
 
 
 class PromptTable:
@@ -44,9 +49,9 @@ class PromptTable:
         ids: Sequence[str | None] | None = None,
         meta: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
         origin: str = "The data",
-        lines: Sequence[int] | None = None,
+        place: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
-        """`origin` and `lines` (of a file, one a row) are for the sentences of errors alone."""
+        """`origin` and `place` (where in it a row stands) are for the sentences of errors alone."""
         n = len(problems)
         if not n:
             raise WhetError(f"{origin} holds no problems.")
@@ -55,8 +60,10 @@ class PromptTable:
         derived = np.array([name is None for name in given], bool) if ids is not None else np.ones(n, bool)
 
         def refuse(name: str, first: int, second: int) -> WhetError:
-            a, b = (lines[first], lines[second]) if lines is not None else (first + 1, second + 1)
-            return WhetError(f'{origin} has the id "{name}" twice, in lines {a} and {b}; ids must differ.')
+            return WhetError(
+                f'{origin} has the id "{name}" twice, in {place(first)} and {place(second)}; ids must differ: '
+                'mend them, or do without by columns = { id = "" }.'
+            )
 
         names = (
             name if name is not None else problem_hash(which, problem, answer)
@@ -83,19 +90,20 @@ class PromptTable:
 
     @classmethod
     def concat(cls, tables: Sequence[PromptTable]) -> PromptTable:
-        """One table of all, in order. A problem met again is a further repeat; an id of the data again is refused."""
+        """One table of all, in order. A problem met again is a further repeat; an id of the data again is refused.
+
+        None make an empty table: nothing to train on, as when a model is only evaluated.
+        """
         if len(tables) == 1:
             return tables[0]
-        if not tables:
-            raise WhetError("There is no data.")
         ends = np.cumsum([len(table) for table in tables])
-        derived = np.concatenate([table._derived for table in tables])
+        derived = np.concatenate([np.zeros(0, bool), *(table._derived for table in tables)])
 
         def refuse(name: str, first: int, second: int) -> WhetError:
             a, b = (int(np.searchsorted(ends, row, side="right")) for row in (first, second))
             return WhetError(
                 f'The prompt id "{name}" is in data entry {a} and in data entry {b}; ids must differ: '
-                "rename them, or leave the id column out."
+                'rename them, or do without by columns = { id = "" }.'
             )
 
         names = (
@@ -162,6 +170,23 @@ def problem_hash(task: str, problem: Problem, answer: str) -> str:
     kind = task.partition(":")[0]
     record = f"{len(kind)}:{len(text)}:{kind}{text}{answer}"  # lengths first: no two records read the same
     return hashlib.blake2b(record.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def problem_key(problem: Problem) -> int:
+    """The same for problems that differ in case, spacing, punctuation and TeX's dress alone: what makes an overlap.
+
+    Signs, brackets and what separates numbers stay, for in arithmetic they are the problem.
+
+    >>> chat = ({"role": "user", "content": "find x_1, if x_1 + 1 = 2"},)
+    >>> problem_key("Find $x_{1}$ if $x_1+1=2$.") == problem_key(chat), problem_key("1+2=") == problem_key("1-2=")
+    (True, False)
+    """
+    text = problem if isinstance(problem, str) else " ".join(message["content"] for message in problem)
+    if "\\" in text:
+        for mark in _MATHS_MARKS:
+            text = text.replace(mark, "")
+    plain = _BETWEEN_NUMBERS.sub(r"\1#", text).translate(_DRESS).lower()
+    return int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _index(names: Iterable[str], derived: np.ndarray, refuse: Callable[[str, int, int], WhetError]) -> dict[str, int]:

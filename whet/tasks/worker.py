@@ -2,8 +2,9 @@
 
 The parent sends chunks of (number, prompt, response); the worker answers each item singly, with the time, so that
 after a hang or a crash the parent knows which item did it. Only the worker unpickles, and only what its own parent
-sent: its answers are fixed binary records, for a judge may run hostile text and must not be able to say more than
-a score. Who is given what, and what a failure means for the run, is decided in judge.py.
+sent: its answers are short binary records with a little JSON, looked through on arrival, for a judge may run hostile
+text and must not be able to say more than a score, a final answer and a few numbers. Who is given what, and what a
+failure means for the run, is decided in judge.py.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
+import json
 import math
 import multiprocessing
 import numbers
@@ -34,6 +36,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
+from whet.tasks.base import Judgement
+from whet.tasks.verify import TooSlow
 from whet.types import Prompt, Rollout
 
 START_S = 10.0
@@ -42,8 +46,12 @@ STALL_S = 10
 """Half a message, or a killed process that does not go, may hold the parent up so long."""
 NOTE_BYTES = 300
 """Of an error's text."""
+FINAL_CHARACTERS = 300
+"""Of the answer a response settled on; the rest is cut."""
+MOST_TERMS = 32
 
-_LIMIT = 64 + NOTE_BYTES
+_LIMIT = 32768
+"""Bytes of a reply."""
 _RECORD = struct.Struct("<qBdd")
 _PR_SET_PDEATHSIG = 1
 _PARENT_ENDS: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -58,6 +66,8 @@ class Kind(IntEnum):
     """The judge raised, or what it returned is no score."""
     FULL = 3
     """An error for want of memory: the worker leaves, since what it holds may be a leak."""
+    LATE = 4
+    """The judge noticed itself that it takes too long."""
 
 
 class Reply(NamedTuple):
@@ -66,18 +76,31 @@ class Reply(NamedTuple):
     score: float
     at: float
     """time.monotonic() in the worker, which is one clock for all processes of a machine."""
-    note: str
+    note: str = ""
+    """Of an error."""
+    final: str = ""
+    terms: Mapping[str, float] = {}
+
+    @property
+    def judgement(self) -> Judgement:
+        return Judgement(score=self.score, final=self.final, terms=self.terms)
 
     def pack(self) -> bytes:
-        return _RECORD.pack(self.number, self.kind, self.score, self.at) + self.note.encode()[:NOTE_BYTES]
+        rest = self.note.encode()[:NOTE_BYTES]
+        if self.kind == Kind.SCORE:
+            rest = json.dumps([self.final[:FINAL_CHARACTERS], dict(self.terms)]).encode()
+        return _RECORD.pack(self.number, self.kind, self.score, self.at) + rest
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Raises ValueError or struct.error for anything a worker would not write."""
+        """Raises ValueError, RecursionError or struct.error for anything a worker would not write."""
         number, kind, score, at = _RECORD.unpack_from(data)
         if not 0 <= score <= 1 or not math.isfinite(at):
             raise ValueError("no score")
-        return cls(number, Kind(kind), score, at, data[_RECORD.size :].decode(errors="replace"))
+        rest = data[_RECORD.size :].decode(errors="replace")
+        if kind != Kind.SCORE:
+            return cls(number, Kind(kind), score, at, _printable(rest))
+        return cls(number, Kind(kind), score, at, "", *_unpack_rest(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +111,20 @@ class Item:
     rollout: Rollout
     prompt: Prompt
     text: str
+
+
+def _unpack_rest(text: str) -> tuple[str, dict[str, float]]:
+    """Final answer and terms, if they are nothing else."""
+    match json.loads(text):
+        case [str(final), dict(terms)] if len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS:
+            if not all(isinstance(value, float) and math.isfinite(value) for value in terms.values()):
+                raise ValueError("no terms")
+            return _printable(final), terms
+    raise ValueError("no judgement")
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 # In the parent.
@@ -181,7 +218,7 @@ class Worker:
             if self.broken or not self.conn.poll():
                 return None
             return Reply.unpack(self.conn.recv_bytes(_LIMIT))
-        except (EOFError, OSError, ValueError, struct.error):
+        except (EOFError, OSError, ValueError, RecursionError, struct.error):
             self.broken = True
             return None
 
@@ -224,23 +261,38 @@ def _next_chunk(conn: Connection, parent: int) -> list[tuple[int, Prompt, str]] 
 
 def _judge(judges: Mapping[str, Callable[[Prompt, str], Any]], number: int, prompt: Prompt, text: str) -> Reply:
     try:
-        score, kind, note = _score(judges[prompt.task](prompt, text)), Kind.SCORE, ""
+        said = read_judgement(judges[prompt.task](prompt, text))
     except MemoryError:
-        score, kind, note = 0.0, Kind.FULL, "MemoryError"
+        return Reply(number, Kind.FULL, 0.0, time.monotonic(), "MemoryError")
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: a judge may not end its worker
-        score, kind, note = 0.0, Kind.ERROR, _describe(error)
-    return Reply(number, kind, score, time.monotonic(), note)
+        kind = Kind.LATE if isinstance(error, TooSlow) else Kind.ERROR
+        return Reply(number, kind, 0.0, time.monotonic(), _describe(error))
+    return Reply(number, Kind.SCORE, said.score, time.monotonic(), "", said.final, said.terms)
 
 
-def _score(value: Any) -> float:
+def read_judgement(value: Any) -> Judgement:
+    """Of what a judge returned: a number, or a Judgement. Raises TypeError or ValueError for anything else."""
+    said = value if isinstance(value, Judgement) else Judgement(score=value)
+    score = as_number(said.score)
+    if not 0 <= score <= 1:
+        raise ValueError(f"a score is from 0 to 1, not {score}")
+    if not isinstance(said.final, str):
+        raise TypeError(f"a final answer is a string, not a {type(said.final).__name__}")
+    terms = {str(name)[:64]: as_number(term) for name, term in said.terms.items()}
+    if len(terms) > MOST_TERMS:
+        raise ValueError(f"a judge may return {MOST_TERMS} terms, not {len(terms)}")
+    return Judgement(score=score, final=said.final[:FINAL_CHARACTERS], terms=terms)
+
+
+def as_number(value: Any) -> float:
     if callable(getattr(value, "item", None)):
         value = value.item()  # a scalar of numpy or torch
     if not isinstance(value, numbers.Real):
         raise TypeError(f"a judge returns a number, this one a {type(value).__name__}")
-    score = float(value)
-    if not 0 <= score <= 1:  # NaN too
-        raise ValueError(f"a score is from 0 to 1, not {score}")
-    return score
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"a score or a reward is a finite number, not {number}")
+    return number
 
 
 def _describe(error: BaseException) -> str:
@@ -248,7 +300,7 @@ def _describe(error: BaseException) -> str:
         text = f"{type(error).__name__}: {error}"
     except BaseException:
         text = type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in text[:NOTE_BYTES])
+    return _printable(text[:NOTE_BYTES])
 
 
 def _isolate(conn: Connection, memory_mb: int, parent: int) -> Connection:

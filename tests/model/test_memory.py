@@ -1,0 +1,224 @@
+"""The memory plan: numbers worked out by hand, and held against the tensors that a real engine and optimiser hold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
+
+from whet import config
+from whet.learn.optimizer import AdamW
+from whet.model import memory
+from whet.model.memory import Plan, Shape, activation_bytes, cache_bytes, measure, plan, ways_to_fit
+from whet.model.packing import hidden_states, make_packs, packed_attention
+from whet.model.tiny import tiny_model
+from whet.rollout.engine import LocalEngine
+
+SHAPE = Shape(
+    parameters=1000,
+    adapted=50,
+    layers=2,
+    hidden=8,
+    inner=16,
+    heads=2,
+    query=8,
+    cached=16,
+    vocab=100,
+    softcap=False,
+    flash=True,
+)
+
+
+def recipe(*sets: str) -> config.Config:
+    return config.load_config(sets=["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", *sets])
+
+
+def meta(settings: Any) -> Any:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(settings)
+
+
+def test_by_hand_in_fp32() -> None:
+    got = plan(SHAPE, recipe("learn.pack_tokens=64"), flash=False)
+    assert got == Plan(
+        weights=4000,
+        masters=0,
+        moments=8000,
+        reference=0,
+        cache=(3 + 1) * 32 * 16 * 4,
+        gradients=4000,
+        # per token and layer: norms 2 * 8 * 12, attention 5 * 8 * 4, feed-forward 4 * 16 * 4
+        activations=64 * 2 * (192 + 160 + 256),
+        logits=4 * 64 * 100 * 4,
+        decoding=3 * 4 * (32 * (8 + 4) + 600),
+    )
+    assert got.total == 4000 + 8000 + 8192 + 4000 + 77824 + 102400
+
+
+def test_by_hand_in_bf16() -> None:
+    """2 + 4 + 8 + 6 bytes a parameter: bf16 halves the cache and the activations, not the training state."""
+    got = plan(SHAPE, recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    assert (got.weights, got.masters, got.moments, got.gradients) == (2000, 4000, 8000, 6000)
+    assert got.reference == 2000
+    assert got.cache == (3 + 1) * 32 * 16 * 2
+    # norms 2 * 8 * (4 + 2 + 2), attention (2 * 8 + 8) * 2, feed-forward 4 * 16 * 2
+    assert got.activations == 64 * 2 * (128 + 48 + 128)
+
+
+def test_adapters_alone_are_trained() -> None:
+    got = plan(SHAPE, recipe("model.lora.rank=4", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    assert got.weights == (1000 + 200) * 2
+    assert (got.masters, got.moments, got.gradients, got.reference) == (800, 1600, 1200, 400)
+
+
+def test_pages_and_a_pool() -> None:
+    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16), 4) == (3 * 3 + 1) * 16 * 10 * 4
+    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16, pages=5), 4) == (5 + 1) * 16 * 10 * 4
+    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=0, pages=5), 4) == (3 + 1) * 33 * 10 * 4
+
+
+def test_long_sequences_and_checkpoints() -> None:
+    alone = activation_bytes(SHAPE, recipe("learn.pack_tokens=16"), flash=False)
+    assert alone == 32 * 2 * 608, "a sequence of 32 tokens does not fit a pack of 16 and stands alone"
+    kept = activation_bytes(SHAPE, recipe("learn.pack_tokens=16", "learn.checkpoint_activations=true"), flash=False)
+    assert kept == 32 * (2 * 8 * 4 + 608)
+
+
+def test_peak_is_the_larger_of_learning_and_decoding() -> None:
+    sizes = {"masters": 0, "moments": 0, "reference": 0, "cache": 5, "gradients": 1, "activations": 2, "logits": 3}
+    assert Plan(weights=10, decoding=4, **sizes).total == 21
+    assert Plan(weights=10, decoding=9, **sizes).total == 24
+    assert Plan(weights=10, decoding=9, **sizes).parts() == [("weights", 10), ("decoding", 9), ("cache", 5)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("page", [0, 16])
+def test_plan_is_what_engine_and_optimiser_hold(dtype: str, page: int) -> None:
+    settings = recipe(f'model.dtype="{dtype}"', f"rollout.page={page}")
+    model = tiny_model(40, heads=4, kv_heads=2, context=64, dtype=getattr(torch, dtype))
+    got = plan(measure(model), settings, flash=False)
+    engine = LocalEngine(
+        model, encode=lambda _: [1], decode=lambda _: "", seed=0, slots=3, context=32, page=settings.rollout.page
+    )
+    assert held(*engine.cache.keys, *engine.cache.values) == got.cache  # type: ignore[attr-defined]
+    assert held(*model.parameters()) == got.weights
+    optimizer = AdamW(model)
+    model(torch.arange(8)[None]).logits.float().square().mean().backward()
+    live = held(*(p.grad for p in model.parameters() if p.grad is not None))
+    optimizer.accumulate()
+    masters = held(*(m.grad for m in optimizer.masters.values() if m.grad is not None))
+    assert (live + masters if dtype == "bfloat16" else masters) == got.gradients
+    optimizer.step(1e-3, 1.0)
+    assert held(*optimizer.master_tensors().values()) == got.masters
+    moments = {name: t for name, t in optimizer.moment_tensors().items() if not name.startswith("step.")}
+    assert held(*moments.values()) == got.moments
+
+
+def test_shape_of_families_without_weights() -> None:
+    """Heads, dims and inner widths as each family has them; a tied head is counted once."""
+    common = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    llama = measure(meta(LlamaConfig(**common, **heads, tie_word_embeddings=True)))
+    layer = 32 * 64 + 2 * 32 * 32 + 64 * 32 + 3 * 32 * 48
+    assert llama.parameters == 50 * 32 + 3 * (layer + 2 * 32) + 32
+    assert (llama.query, llama.cached, llama.layers, llama.softcap) == (64, 3 * 2 * 32, 3, False)
+    assert llama.adapted == 3 * (32 + 64 + 2 * (32 + 32) + 64 + 32 + 3 * (32 + 48))
+    qwen = measure(meta(Qwen3Config(**common, **heads, tie_word_embeddings=False)), targets=("q_proj",))
+    assert qwen.parameters == 2 * 50 * 32 + 3 * (layer + 2 * 32 + 2 * 16) + 32
+    assert qwen.adapted == 3 * (32 + 64)
+    gemma = measure(meta(Gemma2Config(**common, **heads, sliding_window=8)))
+    assert llama.flash and not gemma.flash and gemma.softcap
+    assert not measure(meta(LlamaConfig(**common, **{**heads, "head_dim": 12}))).flash
+    assert gemma.cached == llama.cached, "windowed layers keep all tokens too"
+
+
+def test_adapter_count_is_pefts() -> None:
+    pytest.importorskip("peft")
+    from whet.model.lora import add_lora
+
+    for targets in ((), ("q_proj", "self_attn.o_proj")):
+        model = tiny_model(40, heads=4, kv_heads=2)
+        shape = measure(model, targets)
+        add_lora(model, config.Lora(rank=3, targets=targets), base="org/name")
+        assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 3 * shape.adapted
+
+
+@pytest.mark.parametrize("kv_heads", [4, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_activations_are_about_what_autograd_keeps(dtype: str, kv_heads: int) -> None:
+    """Within a fifth, on the padded path: two sequences of 64 tokens."""
+    model = tiny_model(40, hidden=96, layers=3, heads=4, kv_heads=kv_heads, dtype=getattr(torch, dtype))
+    (pack,) = make_packs([(range(2, 33), [3] * 34)] * 2, budget=200)
+    kept = saved_bytes(model, lambda: forward(model, pack))
+    sets = ("learn.pack_tokens=128", "rollout.context=64", f'model.dtype="{dtype}"')
+    got = activation_bytes(measure(model), recipe(*sets), flash=False)
+    assert got == pytest.approx(kept, rel=0.2)
+
+
+def test_soft_capped_scores_are_counted() -> None:
+    settings = Gemma2Config(
+        vocab_size=40,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=8,
+        sliding_window=512,
+    )
+    model = AutoModelForCausalLM.from_config(settings).eval()
+    (pack,) = make_packs([(range(2, 33), [3] * 225)] * 2, budget=1000)
+    kept = saved_bytes(model, lambda: forward(model, pack))
+    got = activation_bytes(measure(model), recipe("learn.pack_tokens=510", "rollout.context=255"), flash=False)
+    assert got == pytest.approx(kept, rel=0.25)
+
+
+def test_ways_to_fit() -> None:
+    settings = recipe("learn.pack_tokens=1024", "rollout.slots=64")
+    total = plan(SHAPE, settings, flash=False).total
+    ways = dict(ways_to_fit(SHAPE, settings, total // 2, flash=False))
+    assert "learn.pack_tokens = 256" in ways and ways["learn.pack_tokens = 256"] <= total // 2
+    assert all(left <= total // 2 for left in ways.values()), "only what is enough by itself, where there is any"
+    halfway = plan(SHAPE, recipe("learn.pack_tokens=256", "rollout.slots=64"), flash=False).total
+    assert ways["learn.pack_tokens = 256"] == halfway
+    none = ways_to_fit(SHAPE, settings, 1, flash=False)
+    assert none == sorted(none, key=lambda way: way[1]) and none[0][1] > 1
+    assert not [text for text, _ in none if "context" in text and int(text.split()[-1]) <= 16], "room for a prompt"
+    adapted = recipe("model.lora.rank=2", 'model.dtype="bfloat16"')
+    offered = [text.split(" =")[0] for text, _ in ways_to_fit(SHAPE, adapted, 1, flash=False)]
+    assert "model.lora.rank" not in offered and "model.dtype" not in offered
+
+
+def held(*tensors: Tensor) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def forward(model: Any, pack: Any) -> Tensor:
+    with packed_attention(model):
+        return hidden_states(model, pack)
+
+
+def saved_bytes(model: nn.Module, work: Callable[[], Tensor]) -> int:
+    """Of the storages autograd keeps for a backward pass, the weights left out."""
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    storages: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = work()
+    assert out.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_documented_bytes_a_parameter() -> None:
+    half = plan(SHAPE, recipe('model.dtype="bfloat16"'), flash=True)
+    full = plan(SHAPE, recipe(), flash=True)
+    assert [p.weights + p.masters + p.moments + p.gradients for p in (half, full)] == [20_000, 16_000]
+    assert memory.BYTES.keys() == {"bfloat16", "float32", "float64"}

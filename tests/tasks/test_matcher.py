@@ -1,0 +1,146 @@
+r"""Whole responses against answers of real problem sets."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whet.errors import WhetError
+from whet.tasks.matcher import Matcher, right_answers
+from whet.types import Prompt
+
+MATH = Matcher()
+EXACT = Matcher("exact")
+
+
+def score(response: str, answer: str, matcher: Matcher = MATH) -> float:
+    return matcher.judge(Prompt(id="a", text="?", answer=answer, task="text"), response)
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is 5.",
+        "**Answer:** 5",
+        r"$\boxed{5}$ dollars",
+        r"$$\boxed{\$5}$$",
+        "6 - 1 = <<6-1=5>>5\n#### 5",
+        r"<think>Is it \boxed{4}? No.</think>Therefore $x = \boxed{5}$.",
+        r"The final answer is: $\boxed{5}$. I hope it is correct.",
+        "### Final Answer\n\nThe answer is: **5**",
+        r"\boxed{x = 5}",
+        r"\boxed{5.0}",
+        r"\boxed{2+3=5}",
+        r"\boxed{\text{5 apples}}",
+        r"\boxed{\sqrt{25}}",
+        r"\boxed{\frac{10}{2}}",
+    ],
+)
+def test_ways_to_say_five(response: str) -> None:
+    assert score(response, "5") == 1.0 and score(response, "6") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(3, \pi/2)"),
+        (r"\{1\pm\sqrt{5},-2\}", r"-2, 1+\sqrt5, 1-\sqrt5"),
+        ("$f(x)=-1$,$f(x)=x+1$", "x+1, -1"),
+        (r"x \in [-2,7]", "[-2, 7]"),
+        (r"(-\infty, 2) \cup (3, \infty)", r"(3,\infty)\cup(-\infty,2)"),
+        ("$(2,2,2),(3,4,3)$", "(3,4,3), (2,2,2)"),
+        (r"\text{(C)}", "C"),
+        (r"864 \mbox{ inches}^2", "864"),
+        ("y = 2x + 3", "2x+3"),
+        (r"\$32,\!348", "32348"),
+        ("1, 3, 5, 15", r"x = 15 \text{ or } 1, 3, 5"),
+    ],
+)
+def test_structures(answer: str, found: str) -> None:
+    assert score(rf"\boxed{{{found}}}", answer) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (r"\left( 3, \frac{\pi}{2} \right)", r"(\pi/2, 3)"),
+        ("(3,4]", "[3,4]"),
+        ("1,-2", "1"),
+        ("1,-2", "1,-2,3"),
+        ("-2,-2", "-2"),
+        (r"3 \pm 2 \sqrt{2}", r"3 + 2\sqrt2"),
+        (r"(0,9) \cup (9,36)", "(0,36)"),
+        ("6 - 5i", "6+5i"),
+        ("x=5", "y=5"),
+        ("1", "x = " + "1," * 140 + "1"),
+        ("1", "1,1,1)"),
+        ("1", "(1,1"),
+        ("1", r"\{1, 1\}"),
+    ],
+)
+def test_other_structures(answer: str, found: str) -> None:
+    assert score(rf"\boxed{{{found}}}", answer) == 0.0
+
+
+def test_exact_leaves_formulas_alone() -> None:
+    assert score(r"\boxed{2,1}", "1,2", EXACT) == score(r"\boxed{0.5}", r"\frac12", EXACT) == 1.0
+    assert score(r"\boxed{\sqrt{25}}", "5", EXACT) == 0.0
+
+
+def test_thinking_counts_for_nothing() -> None:
+    assert score(r"<think>\boxed{5}", "5") == score(r"<think>\boxed{5}</think>No idea.", "5") == 0.0
+
+
+def test_the_data_may_hold_a_whole_solution_or_several_answers() -> None:
+    assert score("The answer is 72", "She sold 48+24=72 clips.\n#### 72") == 1.0
+    assert score("The answer is 72", r"so we get \boxed{72}") == 1.0
+    assert right_answers('["4.4e7", "4.4 \\\\times 10^7"]') == ("4.4e7", r"4.4 \times 10^7")
+    assert score(r"\boxed{6630}", '["6630.65", "6630"]') == 1.0
+    assert right_answers('["broken"') == ('["broken"',) and right_answers("[1, 2]") == ("[1, 2]",)
+
+
+def test_where_the_answer_stands() -> None:
+    text = "Answer: 1\n<answer> 2 </answer> \\boxed{3} or 4"
+    for way, answer in {"auto": "3", "boxed": "3", "tagged": "2", "marked": "1", "last_number": "4"}.items():
+        assert Matcher("exact", way).judge(Prompt(id="a", text="?", answer=answer, task="text"), text) == 1.0
+    assert Matcher("exact", "whole").judge(Prompt(id="a", text="?", answer="Paris", task="text"), "paris") == 1.0
+
+
+def test_final_is_what_votes_count() -> None:
+    assert MATH.final(r"<think>3</think>\boxed{1,234.0}") == MATH.final("#### 1234") == "1234"
+    assert MATH.final("no idea") == "" and len(MATH.final("\\boxed{" + "x," * 150 + "}")) <= 300
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(WhetError, match='no matcher "maths"; did you mean "math"'):
+        Matcher("maths")
+    with pytest.raises(WhetError, match='called "box"; did you mean "boxed"'):
+        Matcher("exact", "box")
+
+
+def test_without_math_verify() -> None:
+    """One sentence before any work; the exact matcher does not need it, and neither loads torch."""
+    code = (
+        "import sys\n"
+        "sys.modules['math_verify'] = None\n"
+        "from whet.errors import WhetError\n"
+        "from whet.tasks.matcher import Matcher\n"
+        "Matcher('exact')\n"
+        "try:\n    Matcher('math')\n"
+        "except WhetError as error:\n    assert 'whet[train]' in str(error)\n"
+        "else:\n    raise AssertionError\n"
+        "del sys.modules['math_verify']\n"
+        "Matcher('math')\n"
+        "assert 'math_verify' in sys.modules and 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text(max_size=60), st.sampled_from(["42", r"\frac{\pi}{2}", "1,2", "[0,1)", "x^2+1", r"\text{east}"]))
+def test_never_raises(text: str, answer: str) -> None:
+    for response in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
+        assert score(response, answer) in (0.0, 1.0)
+    assert isinstance(MATH.final(text), str)

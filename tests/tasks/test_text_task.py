@@ -1,0 +1,260 @@
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from whet.config import Data, Eval
+from whet.errors import WhetError
+from whet.tasks.text import TextTask
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
+GOOD = {"prompt": "a", "answer": "b"}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(*rows, name: str = "p.jsonl") -> str:
+        path = tmp_path / name
+        if name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
+        else:
+            path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
+        return str(path)
+
+    return write
+
+
+def text_task(path: str, **fields) -> TextTask:
+    return TextTask(Data(path=path, **fields))
+
+
+def refused(path: str, **fields) -> str:
+    with pytest.raises(WhetError) as error:
+        text_task(path, **fields)
+    return str(error.value).replace(path, "FILE")
+
+
+def prompts(task: TextTask) -> list:
+    return list(task.prompts("train", 0))
+
+
+def test_reads_problems(write) -> None:
+    path = write(
+        {"prompt": "1+1?", "answer": "2", "id": "a", "level": 1, "source": "s", "other": [1]},
+        "",
+        {"prompt": CHAT, "answer": 2, "id": 7},
+        {"prompt": "Größe?", "answer": 2.5, "level": None},
+        "  ",
+    )
+    task = text_task(path)
+    first, second, third = prompts(task)
+    assert (first.id, first.text, first.answer, first.meta) == ("a", "1+1?", "2", {"level": 1, "source": "s"})
+    assert (second.id, second.messages, second.answer, second.text) == ("7", tuple(CHAT), "2", "")
+    assert (third.text, third.answer, third.meta, len(third.id)) == ("Größe?", "2.5", {}, 16)
+    assert list(task.prompts("eval", 1)) == [first, second, third] and task.alphabet == "" and first.task == "text"
+    assert task.notes == ()
+
+
+def test_verl_rows(write) -> None:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "1+1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": "2"},
+        "extra_info": {"index": 4, "split": "train", "answer": "x" * 101},
+    }
+    kept = {
+        "data_source": "openai/gsm8k", "ability": "math", "reward_model.style": "rule",
+        "extra_info.index": 4, "extra_info.split": "train",
+    }  # fmt: skip
+    for name in ("v.parquet", "v.jsonl"):
+        (prompt,) = prompts(text_task(write(row, name=name)))
+        assert prompt.messages == ({"role": "user", "content": "1+1?"},) and prompt.answer == "2"
+        assert prompt.meta == kept
+
+
+def test_trl_rows(write) -> None:
+    rows = [
+        {"prompt": "a?", "solution": r"So $\boxed{\frac{1}{2}}$, not \boxed."},
+        {"prompt": "b?", "solution": r"First \boxed{3}, then \boxed{4}."},
+        {"prompt": "c?", "solution": "2+3\n#### 5"},
+        {"prompt": "d?", "solution": "6"},
+    ]
+    for name in ("t.parquet", "t.jsonl"):
+        task = text_task(write(*rows, name=name))
+        assert [p.answer for p in prompts(task)][1:] == ["4", "5", "6"]
+        assert {text for _, text in task.solutions(np.random.default_rng(0), 4)} == {row["solution"] for row in rows}
+    both = text_task(write({"prompt": "a?", "solution": "long", "answer": "7"}))
+    assert prompts(both)[0].answer == "7", "an answer column goes before the solution"
+
+
+def test_gsm8k_rows(write) -> None:
+    worked = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n48+24 = <<48+24=72>>72 altogether.\n#### 72"
+    task = text_task(write({"question": "How many?", "answer": worked}))
+    (prompt,) = prompts(task)
+    assert (prompt.text, prompt.answer) == ("How many?", "72")
+    ((_, solution),) = task.solutions(np.random.default_rng(0), 1, end="\n#### {answer}")
+    assert solution == "Natalia sold 48/2 = 24 clips in May.\n48+24 = 72 altogether.\n#### 72", (
+        "the end is there already"
+    )
+
+
+def test_answers_of_every_kind(write) -> None:
+    cases = [
+        (72, "72"), (True, "True"), (0.5, "0.5"), (["9"], "9"), (["1/2", "0.5", "1/2"], '["1/2", "0.5"]'),
+        ('["9.6"]', "9.6"), ('["$x$", "$y$"]', '["$x$", "$y$"]'), ("[0, 1)", "[0, 1)"), ("[1, 4]", "[1, 4]"),
+        ('["a, b', '["a, b'), ([3], "3"),
+    ]  # fmt: skip
+    task = text_task(write(*({"prompt": f"{i}?", "answer": given} for i, (given, _) in enumerate(cases))))
+    assert [p.answer for p in prompts(task)] == [answer for _, answer in cases]
+
+
+def test_any_of_several_answers_is_right(write) -> None:
+    task = text_task(write({"prompt": "?", "answer": ["6630.65", "6630"]}))
+    (prompt,) = prompts(task)
+    assert [task.judge(prompt, f"\\boxed{{{x}}}") for x in ("6630", "6630.65", "66")] == [1.0, 1.0, 0.0]
+
+
+def test_columns_of_ones_own(write) -> None:
+    path = write({"q": "1?", "a": {"b": "2"}, "key": 3, "hard": "Level 4"}, name="c.parquet")
+    columns = {"prompt": "q", "answer": "a.b", "id": "key", "level": "hard"}
+    (prompt,) = prompts(text_task(path, columns=columns))
+    assert (prompt.id, prompt.text, prompt.answer, prompt.meta) == ("3", "1?", "2", {"level": 4})
+    assert refused(path, columns={"prompt": "qq"}) == 'FILE has no column "qq"; it has q, a.b, key, hard.'
+    assert refused(path, columns={"promt": "q"}) == 'columns has no "promt"; did you mean "prompt"?'
+    assert refused(path).startswith("FILE has no column for the prompt (prompt, problem, question")
+    assert refused(path, columns={"prompt": "q"}).endswith(
+        'it has q, a.b, key, hard: name yours by columns = { answer = "..." }.'
+    )
+
+
+def test_a_column_that_is_not_wanted(write) -> None:
+    path = write({**GOOD, "id": 1}, {**GOOD, "id": 1})
+    assert refused(path).startswith('FILE has the id "1" twice, in line 1 and line 2; ids must differ')
+    assert len(prompts(text_task(path, columns={"id": ""}))) == 2
+    assert prompts(text_task(write({"prompt": "a"}), columns={"answer": ""}))[0].answer == ""
+
+
+def test_levels(write) -> None:
+    rows = [{**GOOD, "prompt": f"{i}?", "level": level} for i, level in enumerate(["Level 5", "Level ?", "Level 1"])]
+    task = text_task(write(*rows))
+    assert task.prompts("train", 0).meta["level"] == [5, None, 1]
+    assert [p.text for p in prompts(text_task(write(*rows), where={"level": [1, 5]}))] == ["0?", "2?"]
+    hard = text_task(write({**GOOD, "difficulty": 0.25}))
+    assert prompts(hard)[0].meta == {"level": 0.25}
+
+
+def test_where_and_limit(write) -> None:
+    rows = [{"problem": f"{i}?", "answer": i, "year": 2000 + i % 3, "in_eval": i < 3, "n": str(i)} for i in range(9)]
+    for name in ("w.parquet", "w.jsonl"):
+        path = write(*rows, name=name)
+
+        def numbers(**fields) -> list[int]:
+            return [int(p.answer) for p in prompts(text_task(path, **fields))]  # noqa: B023
+
+        assert numbers(where={"in_eval": False}) == [3, 4, 5, 6, 7, 8]
+        assert numbers(where={"year": [2000, 2002], "in_eval": False}) == [3, 5, 6, 8]
+        assert numbers(where={"n": 4}) == numbers(where={"n": "4"}) == [4]
+        assert numbers(where={"year": 2001}, limit=2) == [1, 4] and numbers(limit=3) == [0, 1, 2]
+        assert refused(path, where={"yaer": 1}) == 'where: FILE has no column "yaer"; did you mean "year"?'
+        assert refused(path, where={"year": [1999]}) == "where: none of the 9 rows of FILE has year = [1999]."
+        assert refused(path, where={"in_eval": 0}).startswith("where: none"), "false is not 0"
+
+
+def test_blank_rows_are_left_out_and_counted(write) -> None:
+    blanks = [{**GOOD, "answer": None}, {**GOOD, "answer": " "}, {**GOOD, "prompt": None}, {**GOOD, "answer": []}]
+    task = text_task(write(GOOD, *blanks, '{"prompt": "a", "answer": NaN}', {**GOOD, "prompt": "z"}))
+    assert [p.text for p in prompts(task)] == ["a", "z"]
+    assert len(task.notes) == 1 and task.notes[0].startswith("5 of the 7 rows of ")
+    assert refused(write(*blanks)) == "FILE holds no problem with an answer: 4 rows are blank."
+
+
+def test_solutions_all_once_before_again(write) -> None:
+    rows = [{"prompt": f"{i}?", "answer": str(i), "solution": f"is {i}"} for i in range(5)]
+    task = text_task(write(*rows, {"prompt": "6?", "answer": "6", "solution": ""}))
+    pairs = task.solutions(np.random.default_rng(0), 10)
+    assert all(solution == f"is {prompt.answer}" for prompt, solution in pairs) and task.worked == 5
+    assert {p.answer for p, _ in pairs[:5]} == {p.answer for p, _ in pairs[5:]} == set("01234")
+    assert pairs == task.solutions(np.random.default_rng(0), 10) != task.solutions(np.random.default_rng(1), 10)
+    assert task.solutions(np.random.default_rng(0), 0) == [] and len(task.solutions(np.random.default_rng(0), 3)) == 3
+    ended = task.solutions(np.random.default_rng(0), 5, end="\n#### {answer}")
+    assert all(text == f"is {prompt.answer}\n#### {prompt.answer}" for prompt, text in ended)
+
+
+def test_several_solutions_are_one_text(write) -> None:
+    task = text_task(write({"question": "?", "final_answer": ["$2$"], "solution": ["First.", "Then."]}))
+    ((prompt, solution),) = task.solutions(np.random.default_rng(0), 1)
+    assert (prompt.answer, solution) == ("$2$", "First.\nThen.")
+
+
+def test_no_solutions(write) -> None:
+    task = text_task(write(GOOD))
+    with pytest.raises(WhetError, match="has no `solution` column, which a warm start imitates"):
+        task.solutions(np.random.default_rng(0), 3)
+    with pytest.raises(WhetError, match='The worked solutions of task text has no option "ending"; did you mean "end"'):
+        task.solutions(np.random.default_rng(0), 3, ending="x")
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({"problem": "a", "answer": "b"}, 'FILE, line 2 has no "prompt"; it has answer, problem.'),
+        ({"prompt": "a"}, 'FILE, line 2 has no "answer"; it has prompt.'),
+        ({}, 'FILE, line 2 has no "answer"; it has nothing.'),
+        ({"prompt": "a", "answer": {"x": 1}}, 'FILE, line 2 has no "answer"; it has prompt, answer.x.'),
+        ({"prompt": "a", "answer": [[1]]}, "FILE, line 2: answer should be text, got [1]."),
+        ('{"prompt": "a", "answer": Infinity}', "FILE, line 2: answer should be text, got inf."),
+        ({"prompt": 7, "answer": "b"}, "FILE, line 2: prompt should be a string or a list of chat messages, got 7."),
+        (
+            {"prompt": ["hi"], "answer": "b"},
+            'FILE, line 2: a chat message is {"role": ..., "content": ...}, got \'hi\'.',
+        ),
+        (
+            {"prompt": [{"role": "user"}], "answer": "b"},
+            "FILE, line 2: a chat message is {\"role\": ..., \"content\": ...}, got {'role': 'user'}.",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": 3}], "answer": "b"},
+            "FILE, line 2: content should be text, got 3.",
+        ),
+        ({"prompt": "a", "answer": "b", "id": [1]}, "FILE, line 2: id should be text, got [1]."),
+        ({"prompt": "a", "answer": "b", "solution": 3}, "FILE, line 2: solution should be text, got 3."),
+        ('{"prompt": "\\ud800", "answer": "b"}', "FILE, line 2: prompt is not valid Unicode (a lone surrogate)."),
+    ],
+)
+def test_malformed_rows_are_refused(write, row, sentence: str) -> None:
+    assert refused(write(GOOD, row)) == sentence
+
+
+def test_empty_files(write) -> None:
+    assert refused(write("")) == refused(write("\n \n")) == "FILE holds no problems."
+    assert refused(write("[]", name="e.json")) == "FILE holds no problems."
+
+
+def test_judges_by_the_matcher_and_the_options(write) -> None:
+    path = write({"prompt": "1+1?", "answer": "2"})
+    boxed, last = text_task(path, options={"answer": "boxed"}), text_task(path)
+    (prompt,) = prompts(last)
+    assert last.judge(prompt, "It is \\boxed{2}.") == boxed.judge(prompt, "It is \\boxed{2}.") == 1.0
+    assert last.judge(prompt, "It is 2.") == 1.0 and boxed.judge(prompt, "It is 2.") == 0.0
+    assert last.final("so \\boxed{2.0}") == last.final("#### 2") != ""
+
+
+def test_bad_options(write) -> None:
+    path = write(GOOD)
+    assert refused(path, options={"matchr": "x"}) == 'Task text has no option "matchr"; did you mean "matcher"?'
+    assert 'did you mean "math"?' in refused(path, options={"matcher": "maht"})
+    assert refused(path, options={"matcher": 3}) == "Task text: matcher = 3 is wrong: it should be a string."
+
+
+def test_options_are_looked_at_before_the_data(tmp_path) -> None:
+    assert "matchr" in refused(str(tmp_path / "none.jsonl"), options={"matchr": "x"})
+
+
+def test_an_evaluation_takes_its_own_split(tmp_path) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps({"prompt": split, "answer": "1"}))
+    assert TextTask(Eval(path=str(tmp_path))).prompts("eval", 0).problems == ["test"]
+    assert TextTask(Data(path=str(tmp_path))).prompts("train", 0).problems == ["train"]

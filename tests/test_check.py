@@ -1,0 +1,53 @@
+"""What is found, and what is filled in, before any weight is loaded."""
+
+from pathlib import Path
+
+import pytest
+from small_run import model_folder, problem_file
+
+from whet.check import Checked, check, dry_run
+from whet.config import load_config
+from whet.errors import WhetError
+
+
+def checked(tmp_path: Path, *sets: str, chat: bool = False) -> Checked:
+    model = model_folder(tmp_path / "model", chat=chat)
+    data = problem_file(tmp_path / "data.jsonl", 150)
+    return check(load_config(sets=[f"model.name='{model}'", f"data.0.path='{data}'", "rollout.max_tokens=20", *sets]))
+
+
+def test_context_is_just_enough_for_the_longest_prompt_and_response(tmp_path: Path) -> None:
+    longest = len("What is 149+2?")
+    assert checked(tmp_path).settings.rollout.context == longest + 20
+    test = problem_file(tmp_path / "test.jsonl", 20)  # "What is 19+5?"
+    found = checked(tmp_path, f"eval.0.path='{test}'", "eval.0.max_tokens=100", "held_out.size=0")
+    assert found.settings.rollout.context == len("What is 19+5?") + 100
+
+
+def test_a_context_of_the_recipe_stays_and_is_held_to(tmp_path: Path) -> None:
+    assert checked(tmp_path, "rollout.context=64").settings.rollout.context == 64
+    with pytest.raises(WhetError, match=r"raise rollout\.context"):
+        checked(tmp_path, "rollout.context=21", "text.prompt_suffix=' Tell me why.'")
+
+
+def test_training_needs_data(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match="nothing to train on"):
+        checked(tmp_path, "data=[]")
+
+
+def test_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
+    found = checked(tmp_path, "text.max_prompt=13", "held_out.size=0")
+    kept = [prompt.text for prompt in found.problems.train]
+    assert len(kept) == 100 and max(map(len, kept)) == 13
+    assert any("50 training problems" in note and "text.max_prompt = 13" in note for note in found.notes)
+    with pytest.raises(WhetError, match="Every training problem"):
+        checked(tmp_path, "text.max_prompt=3")
+
+
+def test_dry_run_shows_what_the_model_reads_and_what_ends_it(tmp_path: Path) -> None:
+    lines = "\n".join(
+        dry_run(checked(tmp_path, "text.prompt_suffix=' Think.'", "rollout.stop_strings=['STOP']", chat=True))
+    )
+    assert "135 training prompts; 15 in held_out" in lines
+    assert "<eos>" in lines and "<|end|>" in lines and "'STOP'" in lines
+    assert r"<|turn|>user\nWhat is " in lines and r"Think.<|end|><|turn|>assistant\n" in lines

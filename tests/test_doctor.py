@@ -1,0 +1,171 @@
+"""What `whet doctor` says of models that fit, that do not, and that are refused; no weight is ever read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
+
+from whet import config, doctor
+from whet.doctor import examine, free_memory, path_of
+from whet.model.memory import Shape
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+
+
+def folder_of(settings: PreTrainedConfig, path: Path) -> str:
+    """A model folder whose weights are no weights: whoever reads them fails."""
+    path.mkdir(parents=True)
+    settings.architectures = [f"{type(settings).__name__.removesuffix('Config')}ForCausalLM"]
+    settings.save_pretrained(path)
+    (path / "model.safetensors").write_bytes(b"not weights")
+    return str(path)
+
+
+def told(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
+    settings = config.load_config(sets=sets)
+    return {what: (found, fine) for what, found, fine in examine(model, settings)}
+
+
+def test_machine_alone() -> None:
+    found = {what: fine for what, _, fine in examine()}
+    assert {"python", "torch", "device", "free disk here"} <= found.keys()
+    assert "model" not in found and all(found.values())
+
+
+def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
+    name = folder_of(LlamaConfig(**SMALL, tie_word_embeddings=True), tmp_path / "m")
+    found = told(name, 'model.device="cpu"')
+    parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 64) + 32
+    assert found["model"] == (f"LlamaForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
+    assert found["path"][0].startswith("slow path: on a CPU")
+    assert "64 rollouts of 256 tokens" in found["memory"][0], "no more context than the model has positions"
+    assert found["fits"][1] and found["fits"][0].startswith("yes")
+
+
+def test_default_settings_are_planned_for(tmp_path: Path) -> None:
+    name = folder_of(LlamaConfig(**{**SMALL, "max_position_embeddings": 9000}), tmp_path / "m")
+    assert any("64 rollouts of 4096 tokens" in found for what, found, _ in examine(name) if what == "memory")
+
+
+def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
+    """A hundred billion parameters, of which only the config exists."""
+    giant = {**SMALL, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "head_dim": 128}
+    found = told(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
+    sentence, fine = found["fits"]
+    assert not fine and sentence.startswith("no: ") and "model.lora.rank = 16" in sentence
+
+
+def test_too_many_slots_say_how_many_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
+    monkeypatch.setattr(doctor, "free_memory", lambda: 200 * 2**20)
+    sentence, fine = told(
+        name, 'model.device="cpu"', "rollout.slots=4096", "rollout.context=250", "rollout.max_tokens=99"
+    )["fits"]
+    assert not fine and "rollout.slots = 1024" in sentence
+    assert "200.0 MiB" not in sentence and "180.0 MiB" in sentence, "a tenth is left free"
+
+
+def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    cases = {
+        str(tmp_path / "nowhere"): "no model folder",
+        folder_of(MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=64), tmp_path / "mamba"): "attention",
+        folder_of(LlamaConfig(**SMALL, rope_parameters=rope), tmp_path / "rope"): "dynamic",
+    }
+    for name, words in cases.items():
+        found = told(name)
+        sentence, fine = found["model"]
+        assert not fine and sentence.startswith("refused: ") and words in sentence and "\n" not in sentence
+        assert "fits" not in found
+
+
+def test_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
+    name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
+    sentence, fine = told(name, "rollout.context=300", "rollout.max_tokens=99")["model"]
+    assert not fine and "256 positions" in sentence
+
+
+def test_adapters_are_counted_and_checked(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
+    assert "adapters of rank 4" in told(name, "model.lora.rank=4")["model"][0]
+    sentence, fine = told(name, "model.lora.rank=4", 'model.lora.targets=["nope"]')["model"]
+    assert not fine and "nope" in sentence
+
+
+def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    base = folder_of(LlamaConfig(**SMALL), tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"], "base_model_name_or_path": base}
+    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
+    assert "0.00M more in adapters of rank 3" in told(str(adapter))["model"][0]
+
+
+def test_hub_name_reads_the_config_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub cache that holds nothing but config.json, and no network."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    snapshot = tmp_path / "models--org--small" / "snapshots" / ("a" * 40)
+    folder_of(LlamaConfig(**SMALL), snapshot)
+    (snapshot / "model.safetensors").unlink()
+    (tmp_path / "models--org--small" / "refs").mkdir()
+    (tmp_path / "models--org--small" / "refs" / "main").write_text("a" * 40)
+    assert AutoConfig.from_pretrained(snapshot).model_type == "llama"
+    assert told("org/small")["model"][1]
+    sentence, fine = told("org/other")["model"]
+    assert not fine and "org/other" in sentence
+
+
+def test_tiny_and_its_wrong_shape() -> None:
+    assert told("tiny")["fits"][1]
+    sentence, fine = told("tiny", "model.hidden=10")["model"]
+    assert not fine and "model.hidden" in sentence
+
+
+def test_paths() -> None:
+    shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
+    plain, capped = (Shape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True))
+    odd = Shape(**shape, vocab=8, softcap=False, flash=False)
+    cuda, settings = torch.device("cuda"), config.Config()
+    assert "on a CPU" in path_of(plain, settings, torch.device("cpu"))
+    assert "soft-capped" in path_of(capped, settings, cuda)
+    assert "heads" in path_of(odd, settings, cuda)
+    assert 'model.dtype = "bfloat16"' in path_of(plain, settings, cuda)
+
+
+@pytest.mark.gpu
+def test_fast_path_is_what_packing_does() -> None:
+    from whet.model.packing import _can_varlen
+
+    shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
+    half = config.load_config(sets=['model.dtype="bfloat16"'])
+    said = path_of(Shape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
+    x = torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cuda")
+    assert said.startswith("fast") == _can_varlen(x, x, None)
+
+
+def test_soft_caps_of_a_real_family(tmp_path: Path) -> None:
+    name = folder_of(Gemma2Config(**SMALL, sliding_window=16), tmp_path / "m")
+    assert told(name)["fits"][1]
+
+
+def test_free_memory_is_plausible() -> None:
+    free = free_memory()
+    assert free is None or 2**20 < free < 2**50

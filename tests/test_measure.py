@@ -1,0 +1,81 @@
+"""whet eval and whet probe, end to end on a tiny random model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_run import SMALL, Silent, model_folder, problem_file
+
+from whet.api import run_recipe
+from whet.config import load_config
+from whet.errors import WhetError
+from whet.measure import eval_entries, evaluate_model, probe_model
+
+ANY_DIGIT = "measured_judge:any_digit"
+
+
+@pytest.fixture(autouse=True)
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that an untrained model pleases now and then."""
+    (tmp_path / "measured_judge.py").write_text(
+        "def any_digit(prompt, response):\n    return float(any(c.isdigit() for c in response[:3]))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def test_any_model_on_any_problems(tmp_path: Path) -> None:
+    model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
+    entries = eval_entries([data], n=4, temperature=1.0, max_tokens=8, limit=10)
+    heard: list[tuple[str, int, int]] = []
+    metrics = evaluate_model(
+        model,
+        entries=entries,
+        sets=[f"eval.0.reward='{ANY_DIGIT}'"],
+        out=tmp_path / "out",
+        told=lambda *progress: heard.append(progress),
+    )
+    assert 0 < metrics["eval/sums/accuracy"] < 1
+    assert metrics["eval/sums/accuracy_low"] < metrics["eval/sums/accuracy"] < metrics["eval/sums/accuracy_high"]
+    assert metrics["eval/sums/pass@4"] > metrics["eval/sums/accuracy"]
+    assert {"eval/sums/maj@4", "eval/sums/level/1", "eval/sums/truncated"} <= metrics.keys()
+    rows = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()]
+    assert len(rows) == 40 and {"prompt", "response", "answer", "verdict"} <= rows[0].keys()
+    right = sum(row["verdict"] == "right" for row in rows) / 40
+    assert right == pytest.approx(metrics["eval/sums/accuracy"])
+    assert json.loads((tmp_path / "out/eval.json").read_text())["model"] == model
+    assert heard[-1] == ("sums", 40, 40)
+
+
+def test_a_run_brings_its_own_sets(tmp_path: Path) -> None:
+    run_recipe(load_config(sets=[*SMALL, "steps=2"]), tmp_path / "run", watcher=Silent())
+    metrics = evaluate_model(str(tmp_path / "run"))
+    assert "eval/held_out/accuracy" in metrics
+    last = str(max((tmp_path / "run/checkpoints").glob("step_*")))
+    assert evaluate_model(last).keys() == metrics.keys()
+
+
+def test_a_plain_model_needs_problems(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match="--data"):
+        evaluate_model(model_folder(tmp_path / "model"))
+
+
+def test_probe_reports_signal_and_keeps_what_was_written(tmp_path: Path) -> None:
+    model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
+    report = probe_model(
+        model,
+        data,
+        n=4,
+        prompts=12,
+        group=8,
+        max_tokens=8,
+        temperature=1.0,
+        sets=[f"data.0.reward='{ANY_DIGIT}'"],
+        out=tmp_path / "out",
+    )
+    result = json.loads((tmp_path / "out/probe.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "out/responses.jsonl").read_text().splitlines()]
+    assert len(rows) == 48 and {row["phase"] for row in rows} == {"probe"}
+    mean = sum(row["verdict"] == "right" for row in rows) / 48
+    assert report.to_json().items() <= result.items()
+    assert result["pass_rate"]["value"] == pytest.approx(mean)

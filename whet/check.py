@@ -1,0 +1,99 @@
+"""Everything that can be wrong with a recipe and its data, found before any weight is loaded.
+
+`check` reads the data, looks at the model folder, tokenises every prompt, and fills in what the recipe left to be
+derived. `api.py` and `measure.py` call it first; `dry_run` is what `whet train --dry-run` prints of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet import config
+from whet.curriculum.build import check_curriculum
+from whet.errors import WhetError
+from whet.problems import JudgeFunction, Problems, load_problems
+from whet.tasks.names import VARIABLE
+from whet.text import Codec
+from whet.types import Prompt
+
+SHOWN = 600
+"""Characters of the first prompt that a dry run shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    settings: config.Config
+    """With rollout.context and data_folder filled in."""
+    problems: Problems
+    codec: Codec
+    notes: tuple[str, ...]
+    """Sentences the user should hear once."""
+
+
+def check(settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True) -> Checked:
+    """`reward` is a Python callable that judges every prompt. To evaluate takes no training data."""
+    if training and not settings.data:
+        raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
+    check_curriculum(settings.curriculum.name)
+    problems = load_problems(settings, reward)
+    for entry in settings.warm_start:
+        problems.solutions(np.random.default_rng(0), 1, entry.options)
+    from whet.model.load import check_model, eos_of, load_tokenizer
+
+    check_model(settings.model)
+    codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
+    problems, dropped = _without_long(problems, codec, settings.text.max_prompt)
+    notes = [*problems.notes]
+    if dropped:
+        limit = settings.text.max_prompt
+        notes.append(f"{dropped:,} training problems of more than text.max_prompt = {limit} tokens are left out.")
+    context = _context(settings, problems, codec)
+    rollout = settings.rollout.model_copy(update={"context": context})
+    folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
+    settings = settings.model_copy(update={"rollout": rollout, "data_folder": folder})
+    return Checked(settings=settings, problems=problems, codec=codec, notes=tuple(notes))
+
+
+def dry_run(checked: Checked) -> list[str]:
+    """What a run would do, in lines: problems, budget, what the model reads, and what ends a response."""
+    settings, problems, codec = checked.settings, checked.problems, checked.codec
+    c, r = settings.curriculum, settings.rollout
+    lengths = np.array([n for _, n in codec.lengths(problems.train)])
+    low, high = np.percentile(lengths, (50, 99))
+    stops = ", ".join(f"{number} {token}" for number, token in codec.stop_tokens()) or "none"
+    first = codec.render(problems.train.at(0))
+    return [
+        f"{len(problems.train)} training prompts; "
+        + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
+        f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
+        f"at most {c.groups * c.rollouts * r.max_tokens:,} tokens trained a step",
+        f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
+        f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
+        f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
+        *checked.notes,
+    ]
+
+
+def _context(settings: config.Config, problems: Problems, codec: Codec) -> int:
+    """The recipe's, where every prompt leaves room in it; else just enough for the longest prompt of each kind."""
+    limits = {entry.name: entry.max_tokens for entry in settings.eval}
+    kinds: list[tuple[Iterable[Prompt], int]] = [(problems.train, settings.rollout.max_tokens)]
+    kinds += [(prompts, limits.get(name, 0) or settings.rollout.max_tokens) for name, prompts in problems.evals.items()]
+    if settings.rollout.context:
+        for prompts, _ in kinds:
+            codec.check_lengths(prompts, settings.rollout.context)
+        return settings.rollout.context
+    return max(n + limit for prompts, limit in kinds for _, n in codec.lengths(prompts))
+
+
+def _without_long(problems: Problems, codec: Codec, limit: int) -> tuple[Problems, int]:
+    if not limit:
+        return problems, 0
+    keep = np.array([n <= limit for _, n in codec.lengths(problems.train)])
+    if not keep.any():
+        raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
+    return problems.keep(keep), int((~keep).sum())

@@ -1,0 +1,232 @@
+"""How much memory a training takes: counted from the network's shape and the recipe, before any weight is loaded.
+
+`whet doctor` calls `measure` (a network without weights -> Shape), `plan` (Shape and recipe -> bytes by kind) and
+`ways_to_fit`. Weights, masters, moments and the KV cache are exact; activations, logits and decoding are estimates
+whose formula their function states. It asks no device anything: what is free is the caller's to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import nn
+
+from whet import config
+from whet.model.attention import NAME
+from whet.model.head import CHUNK
+from whet.model.twin import kv_shapes
+
+BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+RANK = 16
+"""Of the adapters that are proposed where a full training does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What of a network takes memory. Sizes are in elements."""
+
+    parameters: int
+    """A tied weight once."""
+    adapted: int
+    """Inputs + outputs, summed over the linear layers that LoRA would adapt: so many parameters a rank."""
+    layers: int
+    hidden: int
+    inner: int
+    """Width of the feed-forward layers."""
+    heads: int
+    query: int
+    """Of a layer's queries, all heads together."""
+    cached: int
+    """Keys and values that a token leaves in the cache, all layers together."""
+    vocab: int
+    softcap: bool
+    """Attention scores are soft-capped, for which there is no flash kernel: they are kept."""
+    flash: bool
+    """Its attention is one that the flash kernel has: not soft-capped, heads of 8, 16, ... 256."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Bytes. Rollouts and updates take turns, so of what each needs for itself only the larger counts."""
+
+    weights: int
+    masters: int
+    moments: int
+    reference: int
+    cache: int
+    gradients: int
+    activations: int
+    logits: int
+    decoding: int
+
+    @property
+    def resident(self) -> int:
+        return self.weights + self.masters + self.moments + self.reference + self.cache
+
+    @property
+    def total(self) -> int:
+        return self.resident + max(self.gradients + self.activations + self.logits, self.decoding)
+
+    def parts(self) -> list[tuple[str, int]]:
+        """Name and bytes of what is there at the peak, largest first."""
+        learning = self.gradients + self.activations + self.logits
+        left_out = {"decoding"} if learning >= self.decoding else {"gradients", "activations", "logits"}
+        sizes = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in left_out]
+        return sorted(((name, size) for name, size in sizes if size), key=lambda item: -item[1])
+
+
+def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
+    """Of a Hugging Face causal model, best on the meta device. `targets` as in model.lora.targets."""
+    settings, before = model.config, model.config._attn_implementation
+    settings._attn_implementation = NAME
+    try:
+        kv = kv_shapes(model)
+    finally:
+        settings._attn_implementation = before
+    heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
+    return Shape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        adapted=sum(sum(layer.weight.shape) for layer in _adapted(model, targets)),
+        layers=len(kv),
+        hidden=settings.hidden_size,
+        inner=getattr(settings, "intermediate_size", None) or 4 * settings.hidden_size,
+        heads=heads,
+        query=heads * kv[0].key_dim,
+        cached=sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in kv),
+        vocab=model.get_output_embeddings().weight.shape[0],
+        softcap=softcap,
+        flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
+    )
+
+
+def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
+    """`flash`: updates run on the flash kernel, see `whet.model.packing`.
+
+    With N parameters of which n are trained (all of them, or adapters), b bytes a weight and w the bytes of its
+    master (4; 8 for float64):
+    weights N b; masters n w for bf16, which the others do without; moments 2 n w; gradients n w, and n b more for
+    bf16, whose gradients are widened after each pack; a reference, under KL, n b.
+
+    A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes a parameter, an fp32 one 4 + 8 + 4 = 16.
+    """
+    size = BYTES[settings.model.dtype]
+    wide, half = max(4, size), size < 4
+    adapters = settings.model.lora.rank * shape.adapted
+    trained = adapters or shape.parameters
+    return Plan(
+        weights=(shape.parameters + adapters) * size,
+        masters=trained * wide if half else 0,
+        moments=2 * trained * wide,
+        reference=trained * size if settings.learn.kl_coef else 0,
+        cache=cache_bytes(shape.cached, settings.rollout, size),
+        gradients=trained * (wide + size if half else wide),
+        activations=activation_bytes(shape, settings, flash=flash),
+        logits=logit_bytes(shape.vocab, pack_tokens(settings), size),
+        decoding=decoding_bytes(shape, settings.rollout, size),
+    )
+
+
+def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
+    """Tokens in the pool (and one page that padding is written to) x what a token leaves there, in all layers.
+
+    Layers with a sliding window keep all tokens too.
+
+    >>> cache_bytes(100, config.Rollout(slots=4, context=2048), size=2) == (4 + 1) * 2048 * 100 * 2
+    True
+    """
+    page = rollout.page or rollout.context
+    full = rollout.slots * -(-rollout.context // page)
+    pages = (rollout.pages if rollout.page else 0) or full
+    return (pages + 1) * page * cached * size
+
+
+def pack_tokens(settings: config.Config) -> int:
+    """Of the largest micro-batch: a sequence longer than learn.pack_tokens stands alone."""
+    return max(settings.learn.pack_tokens, settings.rollout.context)
+
+
+def activation_bytes(shape: Shape, settings: config.Config, *, flash: bool) -> int:
+    """An estimate: what a pack of T tokens keeps for its backward pass, for a network in the manner of Llama.
+
+    A layer keeps, a token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the attention's result
+    (flash), or five times the queries' width where k and v are repeated for every head and padded; and four times
+    the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies). With
+    checkpoint_activations the layers keep their input only, and one at a time all of this.
+    """
+    size = BYTES[settings.model.dtype]
+    wide = max(4, size)
+    norms = 2 * shape.hidden * (wide + 2 * size)
+    attention = (2 * shape.query + shape.cached // shape.layers if flash else 5 * shape.query) * size
+    scores = 2 * shape.heads * settings.rollout.context * wide if shape.softcap else 0
+    layer = norms + attention + scores + 4 * shape.inner * size
+    kept = shape.layers * layer
+    if settings.learn.checkpoint_activations:
+        kept = shape.layers * shape.hidden * size + layer
+    return pack_tokens(settings) * kept
+
+
+def logit_bytes(vocab: int, tokens: int, size: int) -> int:
+    """An estimate: four fp32 copies of the logits of a chunk (logits, log-probs, probabilities, their product).
+
+    >>> logit_bytes(2**17, 4096, size=2) == 1024 * 2**17 * 4 * 4
+    True
+    """
+    rows = min(tokens, max(1, CHUNK // vocab))
+    return 4 * rows * vocab * max(4, size)
+
+
+def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int) -> int:
+    """An estimate: one layer's keys and values in fp32 and the scores twice; six fp32 copies of the logits (noise)."""
+    wide = max(4, size)
+    attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
+    return rollout.slots * wide * (attention + 6 * shape.vocab)
+
+
+def ways_to_fit(shape: Shape, settings: config.Config, free: int, *, flash: bool) -> list[tuple[str, int]]:
+    """(setting, bytes it leaves the plan at): first those that fit by themselves, gentlest first, else by effect."""
+    before = plan(shape, settings, flash=flash).total
+    found = []
+    for series in _knobs(settings):
+        tried = [(text, plan(shape, changed, flash=flash).total) for text, changed in series]
+        found += [next((way for way in tried if way[1] <= free), way) for way in tried[-1:] if way[1] < before]
+    enough = [way for way in found if way[1] <= free]
+    return enough or sorted(found, key=lambda way: way[1])
+
+
+Changes = Iterator[tuple[str, config.Config]]
+"""One setting, ever further: (as the recipe would say it, the recipe with it)."""
+
+
+def _knobs(settings: config.Config) -> list[Changes]:
+    """What costs the training least first."""
+
+    def change(section: str, name: str, value: Any, text: str) -> tuple[str, config.Config]:
+        part = getattr(settings, section).model_copy(update={name: value})
+        return f"{section}.{text}", settings.model_copy(update={section: part})
+
+    def halved(section: str, name: str, least: int) -> Changes:
+        value = getattr(getattr(settings, section), name) // 2
+        while value >= least:
+            yield change(section, name, value, f"{name} = {value}")
+            value //= 2
+
+    lora = settings.model.lora
+    once = {
+        "recompute": change("learn", "checkpoint_activations", True, "checkpoint_activations = true"),
+        "bf16": change("model", "dtype", "bfloat16", 'dtype = "bfloat16"'),
+        "adapters": change("model", "lora", lora.model_copy(update={"rank": RANK}), f"lora.rank = {RANK}"),
+    }
+    return [
+        halved("learn", "pack_tokens", max(16, settings.rollout.context)),
+        halved("rollout", "slots", 1),
+        *(iter([way]) for name, way in once.items() if not (name == "adapters" and lora.rank)),
+        halved("rollout", "context", settings.rollout.max_tokens + 1),
+    ]
+
+
+def _adapted(model: Any, targets: tuple[str, ...]) -> list[nn.Linear]:
+    head = model.get_output_embeddings()
+    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    return [m for name, m in layers if not targets or any(f".{name}".endswith(f".{target}") for target in targets)]

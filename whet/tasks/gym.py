@@ -1,0 +1,289 @@
+"""Task "gym": the problem generators of reasoning-gym and their own scores (extra `gym`).
+
+Options name the dataset, how many problems, the settings of the dataset itself (min_terms = 2), and its difficulty
+(levels = { num_terms = 2 }): an entry of reasoning-gym's curriculum for the dataset, counted from 0. A quarter of all
+problems, told by a hash of the question, is held out: eval draws from it alone and train never does, whatever their
+settings and seeds. Of a response the one answer it settles on is scored, by reasoning-gym.
+
+Some of reasoning-gym's scores hand the response to `eval`, or to sympy's parser, which does the same. A response to
+those is scored only if it is no program; see GUARDS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from whet.errors import WhetError
+from whet.tasks.final import after_thinking, boxed, last_number, marked
+from whet.tasks.options import did_you_mean, read_options
+from whet.tasks.prompts import PromptTable
+from whet.types import Prompt
+
+CHUNK = 500
+"""Problems a dataset is made for at once; where some of it depends on its size, always the same."""
+PATIENCE = 400
+"""Draws in a row without a new problem after which a dataset counts as exhausted."""
+LONGEST = 20_000
+"""Characters of an answer that is scored: a grid may be long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GymOptions:
+    dataset: str = "chain_sum"
+    train_count: int = 1000
+    """At most so many, all different; a dataset that runs out gives fewer."""
+    eval_count: int = 200
+    levels: Mapping[str, Any] = field(default_factory=dict)
+    """Attribute of the curriculum -> its level, or a list of levels to mix evenly; the others stay at their default."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_count", "eval_count"):
+            if not 1 <= getattr(self, name) <= 10_000_000:
+                raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The problems of one level."""
+
+    settings: Mapping[str, Any]
+    level: int | None
+    """The sum of the levels asked for; None where none are."""
+
+
+class GymTask:
+    """`name` must tell apart tasks with different options: some scores depend on the settings of the dataset."""
+
+    alphabet = ""
+
+    def __init__(self, name: str = "gym", **options: Any) -> None:
+        self.name = name
+        factory = _reasoning_gym()
+        own = {f.name for f in dataclasses.fields(GymOptions)}
+        self.options = read_options(GymOptions, {k: v for k, v in options.items() if k in own}, "Task gym")
+        _check_dataset(self.options.dataset, factory.DATASETS)
+        settings = {key: value for key, value in options.items() if key not in own}
+        known = {f.name for f in dataclasses.fields(factory.DATASETS[self.options.dataset][1])} - {"seed", "size"}
+        for key in settings:
+            if key not in known:
+                raise WhetError(
+                    f'Task gym: the dataset {self.options.dataset} has no setting "{key}"{did_you_mean(key, known)}'
+                )
+        self._parts = _parts(factory, self.options, settings)
+        self._scorers = [self._make(part, size=1, seed=0) for part in self._parts]
+
+    def prompts(self, split: str, seed: int) -> PromptTable:
+        """meta: `item` is what the score is told, `level` and `part` say how hard, where levels were asked for."""
+        count = self.options.train_count if split == "train" else self.options.eval_count
+        shares = [count // len(self._parts) + (i < count % len(self._parts)) for i in range(len(self._parts))]
+        rows = [
+            (number, item)
+            for number, share in enumerate(shares)
+            for item in itertools.islice(self._problems(number, split == "eval", seed), share)
+        ]
+        rows = [rows[i] for i in np.random.default_rng([seed, len(rows)]).permutation(len(rows))]
+        if rows and _score(self._scorers[rows[0][0]], "?!", rows[0][1]) >= 0.99:
+            raise WhetError(f"Task gym: reasoning-gym takes any answer to {self.options.dataset} for a right one.")
+        meta: dict[str, list[Any]] = {"item": [item for _, item in rows]}
+        if self.options.levels:
+            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number].level for number, _ in rows]}
+        return PromptTable(
+            [item["question"] for _, item in rows],
+            [str(item["answer"] or "") for _, item in rows],
+            self.name,
+            meta=meta,
+            origin=f"The {split} split of reasoning-gym's {self.options.dataset}",
+        )
+
+    def judge(self, prompt: Prompt, response: str) -> float:
+        """reasoning-gym's score, as it is: some of its datasets give part of it to a wrong answer."""
+        item, scorer = prompt.meta["item"], self._scorers[prompt.meta.get("part", 0)]
+        answer = _answer(after_thinking(response).strip(), item["answer"])
+        harmless = GUARDS.get(self.options.dataset, lambda answer: True)
+        return _score(scorer, answer if len(answer) <= LONGEST and harmless(answer) else None, item)
+
+    def final(self, response: str) -> str:
+        said = after_thinking(response).strip()
+        answer = _pointed(said) or last_number(said) or said.rpartition("\n")[2]
+        return " ".join(answer.split()).rstrip(".").casefold() if len(answer) <= LONGEST else ""
+
+    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+        raise WhetError("Task gym has no worked solutions to imitate; leave [[warm_start]] out, or take other data.")
+
+    def _problems(self, number: int, held_out: bool, seed: int) -> Iterator[dict[str, Any]]:
+        """Different ones, until none is new."""
+        seen: set[str] = set()
+        barren = 0
+        for chunk in itertools.count():
+            dataset = self._make(self._parts[number], size=CHUNK, seed=_seed(seed, number, chunk))
+            for i in range(CHUNK):
+                item = self._try("cannot make a problem", dataset.__getitem__, i)
+                barren += 1
+                if is_held_out(item["question"]) == held_out and item["question"] not in seen:
+                    barren = 0
+                    seen.add(item["question"])
+                    yield item
+                if barren > PATIENCE:
+                    return
+
+    def _make(self, part: _Part, size: int, seed: int) -> Any:
+        create = _reasoning_gym().create_dataset
+        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part.settings)
+
+    def _try(self, what: str, call: Callable[..., Any], *given: Any, **settings: Any) -> Any:
+        try:
+            with _quiet():
+                return call(*given, **settings)
+        except Exception as error:  # mostly assertions, and whatever a wrong type leads to
+            message = str(error) or type(error).__name__
+            raise WhetError(f"Task gym: the dataset {self.options.dataset} {what}: {message}.") from error
+
+
+def is_held_out(question: str) -> bool:
+    """One problem in four."""
+    return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] < 64
+
+
+def is_data(answer: str) -> bool:
+    """Python that calls nothing does nothing.
+
+    >>> is_data("[[0, 1], [1, 0]]"), is_data("exit()")
+    (True, False)
+    """
+    return "(" not in answer
+
+
+def is_formula(answer: str) -> bool:
+    """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work.
+
+    >>> is_formula("2*(x + 1)**2 + sin(x)"), is_formula("open('a')"), is_formula("Integral(x, x)")
+    (True, False, False)
+    """
+    return bool(_FORMULA.fullmatch(answer)) and all(w in _FUNCTIONS for w in _WORD.findall(answer) if len(w) > 1)
+
+
+_FORMULA = re.compile(r"[0-9A-Za-z_+\-*/^().,\s]*")
+_WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
+_FUNCTIONS = {"exp", "log", "ln", "sqrt", "Abs", "pi", "erf"}
+_FUNCTIONS |= {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
+
+GUARDS: dict[str, Callable[[str], bool]] = {
+    **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_data),
+    **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), is_formula),
+    **dict.fromkeys(("simple_integration", "intermediate_integration"), is_formula),
+}
+"""Datasets whose score evaluates the answer -> what it may be."""
+
+
+def _answer(said: str, reference: str | None) -> str:
+    """One answer, of the form of the reference: a number, or as many lines, from the end unless it is pointed out."""
+    height = len(reference.splitlines()) if reference else 1
+    pointed = _pointed(said, marks=height == 1 and not marked(reference or ""))
+    if reference and last_number(reference) == reference:
+        return last_number(pointed or said) or pointed
+    return pointed or ("\n".join(said.splitlines()[-height:]) if reference else said)
+
+
+def _pointed(said: str, *, marks: bool = True) -> str:
+    """The answer that a response points out: in tags, boxed, or (a line) after "answer is" and other marks."""
+    before, _, _ = said.rpartition("</answer>")
+    _, opened, inside = before.rpartition("<answer>")  # as long as it may be: a grid
+    found = (inside.strip() if opened else "") or boxed(said)
+    return found or (marked(said).strip(" .*`$") if marks else "")
+
+
+def _score(scorer: Any, answer: str | None, item: Mapping[str, Any]) -> float:
+    try:
+        with _quiet():
+            return min(1.0, max(0.0, float(scorer.score_answer(answer, item))))
+    except MemoryError:
+        raise
+    except Exception:  # it choked on what the model wrote
+        return 0.0
+
+
+def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_Part]:
+    """One for each combination of the levels asked for."""
+    if not options.levels:
+        return [_Part(settings, None)]
+    if not factory.has_curriculum(options.dataset):
+        raise WhetError(f"Task gym: the dataset {options.dataset} has no levels; use its own settings.")
+    curriculum = factory.create_curriculum(options.dataset)
+    choices = {name: _levels(curriculum, options.dataset, name, level) for name, level in options.levels.items()}
+    for name in choices:
+        if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
+            raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
+    return [
+        _Part({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
+        for levels in itertools.product(*choices.values())
+    ]
+
+
+def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
+    if name not in curriculum.attributes:
+        raise WhetError(f'Task gym: {dataset} has no levels of "{name}"{did_you_mean(name, curriculum.attributes)}')
+    values = curriculum.attributes[name].levels
+    listed = asked if isinstance(asked, list) and asked else [asked]
+    for level in listed:
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level < len(values):
+            raise WhetError(
+                f"Task gym: levels.{name} = {asked!r} is wrong: {dataset} has levels 0 to {len(values) - 1} of it, "
+                f"from {values[0]} to {values[-1]}."
+            )
+    return list(dict.fromkeys(listed))
+
+
+def _settings_at(curriculum: Any, levels: Mapping[str, int]) -> dict[str, Any]:
+    """Just this level, where reasoning-gym by itself would take all up to it."""
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+
+    for name, level in levels.items():
+        curriculum.set_attr_level(name, level)
+    made = curriculum.generate_configuration(context=DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND))
+    return {name: getattr(made, name) for attribute in curriculum.attributes.values() for name in _fields(attribute)}
+
+
+def _fields(attribute: Any) -> list[str]:
+    """The settings that an attribute of a curriculum sets."""
+    names = ("field_name", "lower_field_name", "upper_field_name")
+    return [getattr(attribute, name) for name in names if hasattr(attribute, name)]
+
+
+def _check_dataset(name: str, known: Mapping[str, Any]) -> None:
+    if name == "composite":
+        raise WhetError("Task gym takes one dataset an entry; write a [[data]] entry with a weight for each instead.")
+    if name not in known:
+        raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, known)}')
+
+
+def _seed(*numbers: int) -> int:
+    """Far from any other: the i-th problem of most datasets depends on seed + i alone."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Some datasets print, and some leave files open."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _reasoning_gym() -> Any:
+    try:
+        with _quiet():
+            from reasoning_gym import factory
+    except ImportError as error:
+        raise WhetError(f'Task gym needs reasoning-gym ({error}): pip install "whet[gym]".') from None
+    return factory

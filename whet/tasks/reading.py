@@ -1,0 +1,288 @@
+"""Data as sheets: named columns of plain Python values, whatever form the rows came in.
+
+JSONL, JSON (a list of objects), parquet, a folder of them, a folder saved by `datasets`, or a name on the hub. Called
+by `names.py`, which knows what the recipe means. A struct is spread into columns with dotted names, and a column is
+made only when asked for, so that a long one nobody needs costs nothing. What a column means is for `columns.py`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from whet.errors import WhetError
+
+SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
+SMALL_TEXT = 100
+"""Characters; a column with longer texts is no property of a problem."""
+MOST_COLUMNS = 256
+"""A JSON object with more keys is data of another kind, and its further keys are left alone."""
+SPLITS = ("train", "test", "eval", "validation", "val", "dev")
+SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Rows of a file, by columns.
+
+    >>> sheet = sheet_of_rows([{"a": 1, "b": {"c": 2}}, {"a": 3}], "x.json", [1, 2], "row")
+    >>> sheet.names, sheet.column("b.c"), sheet.place(1), dict(sheet.holes)
+    (('a', 'b.c'), [2, None], 'row 2', {'b.c': 1})
+    """
+
+    origin: str
+    """The file, folder or hub name, for sentences."""
+    rows: int
+    names: tuple[str, ...]
+    column: Callable[[str], list[Any]]
+    small: Callable[[str], bool]
+    """Whether a column holds numbers, booleans and short texts alone."""
+    place: Callable[[int], str]
+    """Of a row: "line 3"."""
+    holes: Mapping[str, int] = field(default_factory=dict)
+    """The first row without the column (a null is no hole: JSON objects differ in their keys, tables do not)."""
+
+
+def read_file(path: Path) -> Sheet:
+    try:
+        if path.name.endswith(".parquet"):
+            return _read_parquet(path)
+        with _open(path) as file:
+            if path.name.endswith((".json", ".json.gz")) and _is_list(file):
+                return _read_list(file, path)
+            return _read_lines(file, path)
+    except FileNotFoundError:
+        raise WhetError(f"There is no data file at {path}.") from None
+    except UnicodeDecodeError:
+        raise WhetError(f"{path} is not UTF-8 text.") from None
+    except (OSError, EOFError) as error:
+        raise WhetError(f"The data file {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def read_folder(folder: Path, splits: Sequence[str]) -> Sheet:
+    """The files of the first of `splits` that has any; all files where none is named after a split."""
+    if any((folder / name).is_file() for name in SAVED_BY_DATASETS):
+        return _read_saved(folder, splits)
+    inside = [*folder.iterdir(), *((folder / "data").iterdir() if (folder / "data").is_dir() else ())]
+    files = sorted(p for p in inside if p.name.endswith(SUFFIXES) and not p.name.startswith((".", "dataset_info")))
+    if not files:
+        raise WhetError(f"{folder} holds no {', '.join(SUFFIXES)} file.")
+    words = {path: set(re.split(r"[-_.]", path.name.lower())) for path in files}
+    chosen = next((some for split in splits if (some := [p for p in files if split in words[p]])), None)
+    if chosen is None and any(words[path] & set(SPLITS) for path in files):
+        raise WhetError(
+            f"{folder} holds no file of the split {' or '.join(splits)}; it holds {_few(p.name for p in files)}."
+        )
+    return join_sheets([read_file(path) for path in chosen or files], str(folder))
+
+
+def read_hub(name: str, subset: str, split: str, splits: Sequence[str]) -> Sheet:
+    """`split` as given (also "train[:100]"), else the first of `splits` that is there, else the only one."""
+    datasets = need("datasets", f"Fetching {name} from the hub")
+    try:
+        if not split:
+            there = datasets.get_dataset_split_names(name, subset or None)
+            split = pick_split(there, splits, name)
+        table = datasets.load_dataset(name, subset or None, split=split).with_format("arrow")[:]
+    except WhetError:
+        raise
+    except Exception as error:  # whatever the network, the hub and many loaders raise
+        raise WhetError(f"{name} could not be fetched: {type(error).__name__}: {_one_line(error)}.") from None
+    return sheet_of_arrow(table, name)
+
+
+def pick_split(there: Sequence[str], splits: Sequence[str], origin: str) -> str:
+    """
+    >>> pick_split(["train", "validation"], ["test", "eval", "validation"], "x")
+    'validation'
+    """
+    found = next((split for split in splits if split in there), there[0] if len(there) == 1 else None)
+    if found is None:
+        raise WhetError(f"{origin} has no split {' or '.join(splits)}; it has {', '.join(there)}: set split.")
+    return found
+
+
+def join_sheets(sheets: Sequence[Sheet], origin: str) -> Sheet:
+    if len(sheets) == 1:
+        return sheets[0]
+    ends = list(accumulate(sheet.rows for sheet in sheets))
+    names = tuple(dict.fromkeys(name for sheet in sheets for name in sheet.names))
+
+    def column(name: str) -> list[Any]:
+        return [v for s in sheets for v in (s.column(name) if name in s.names else [None] * s.rows)]
+
+    def place(row: int) -> str:
+        which = bisect_right(ends, row)
+        return f"{Path(sheets[which].origin).name}, {sheets[which].place(row - (ends[which] - sheets[which].rows))}"
+
+    holes: dict[str, int] = {}
+    for end, sheet in zip(ends, sheets, strict=True):
+        for name in names:
+            hole = sheet.holes.get(name, None if name in sheet.names else 0)
+            if hole is not None and sheet.rows:
+                holes.setdefault(name, end - sheet.rows + hole)
+    small = lambda name: all(name not in s.names or s.small(name) for s in sheets)  # noqa: E731
+    return Sheet(origin=origin, rows=ends[-1], names=names, column=column, small=small, place=place, holes=holes)
+
+
+def sheet_of_arrow(table: Any, origin: str) -> Sheet:
+    types = need("pyarrow", f"Reading {origin}").types
+    while any(types.is_struct(column.type) for column in table.schema):
+        table = table.flatten()
+    where: dict[str, int] = {}
+    for i, name in enumerate(table.column_names):
+        where.setdefault(name, i)
+    return Sheet(
+        origin=origin,
+        rows=table.num_rows,
+        names=tuple(where),
+        column=lambda name: table.column(where[name]).to_pylist(),
+        small=lambda name: _small_arrow(table.column(where[name])),
+        place=lambda row: f"row {row + 1}",
+    )
+
+
+def sheet_of_rows(rows: Iterable[Any], origin: str, lines: Sequence[int], unit: str) -> Sheet:
+    """`lines` may still grow while `rows` are read: both come of one pass over a file."""
+    columns: dict[str, list[Any]] = {}
+    holes: dict[str, int] = {}
+    count = 0
+    for row in rows:
+        if not isinstance(row, dict):
+            raise WhetError(
+                f'{origin}, {unit} {lines[count]} is no JSON object; it should read {{"prompt": ..., ...}}.'
+            )
+        for name, value in _flat(row, ""):
+            if (column := columns.get(name)) is None:
+                if len(columns) >= MOST_COLUMNS:
+                    continue
+                column = columns[name] = [None] * count
+                if count:
+                    holes[name] = 0
+            if len(column) == count:  # a name met twice in a row ("a.b" and {"a": {"b": ...}}) keeps its first value
+                column.append(value)
+        count += 1
+        for name, column in columns.items():
+            if len(column) < count:
+                column.append(None)
+                holes.setdefault(name, count - 1)
+    return Sheet(
+        origin=origin,
+        rows=count,
+        names=tuple(columns),
+        column=columns.__getitem__,
+        small=lambda name: all(map(_is_small, columns[name])),
+        place=lambda row: f"{unit} {lines[row]}",
+        holes=holes,
+    )
+
+
+def need(module: str, why: str) -> ModuleType:
+    """An optional library, or one sentence."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise WhetError(f'{why} needs the package {package}: pip install "whet[data]".') from None
+
+
+def _read_parquet(path: Path) -> Sheet:
+    if not path.is_file():
+        raise FileNotFoundError
+    parquet = need("pyarrow.parquet", f"Reading {path}")
+    try:
+        return sheet_of_arrow(parquet.ParquetFile(path).read(), str(path))
+    except need("pyarrow", f"Reading {path}").ArrowException as error:
+        raise WhetError(f"{path} is no parquet file that can be read: {_one_line(error)}.") from None
+
+
+def _read_saved(folder: Path, splits: Sequence[str]) -> Sheet:
+    datasets = need("datasets", f"Reading {folder}, which was saved by datasets,")
+    saved = datasets.load_from_disk(str(folder))
+    if isinstance(saved, dict):
+        saved = saved[pick_split(list(saved), splits, str(folder))]
+    return sheet_of_arrow(saved.with_format("arrow")[:], str(folder))
+
+
+def _open(path: Path) -> Any:
+    opened = gzip.open if path.name.endswith(".gz") else open
+    return opened(path, "rt", encoding="utf-8-sig")
+
+
+def _is_list(file: Any) -> bool:
+    """Many a .json is JSON lines in truth. Leaves the file at its beginning."""
+    first = next((text for line in file if (text := line.strip())), "")
+    file.seek(0)
+    return first.startswith("[")
+
+
+def _read_list(file: Any, path: Path) -> Sheet:
+    try:
+        rows = json.load(file)
+    except json.JSONDecodeError as error:
+        raise WhetError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
+    except (ValueError, RecursionError) as error:
+        raise WhetError(f"{path} cannot be read: {error}.") from None
+    return sheet_of_rows(rows, str(path), range(1, len(rows) + 1), "row")
+
+
+def _read_lines(file: Any, path: Path) -> Sheet:
+    lines: list[int] = []
+
+    def rows() -> Iterator[Any]:
+        for line, text in enumerate(file, 1):
+            if text.strip():
+                lines.append(line)
+                yield _parse(text, path, line)
+
+    return sheet_of_rows(rows(), str(path), lines, "line")
+
+
+def _parse(text: str, path: Path, line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise WhetError(f"{path}, line {line} is not JSON: {error.msg} at column {error.colno}.") from None
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets 100,000 deep
+        raise WhetError(f"{path}, line {line} cannot be read: {error}.") from None
+
+
+def _flat(row: Mapping[str, Any], before: str, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    for key, value in row.items():
+        if isinstance(value, dict) and depth:
+            yield from _flat(value, f"{before}{key}.", depth - 1)
+        else:
+            yield before + key, value
+
+
+def _is_small(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or (isinstance(value, str) and len(value) <= SMALL_TEXT)
+
+
+def _small_arrow(column: Any) -> bool:
+    pa = importlib.import_module("pyarrow")
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        longest = importlib.import_module("pyarrow.compute").max(pa.compute.utf8_length(column)).as_py()
+        return (longest or 0) <= SMALL_TEXT
+    return any(of(column.type) for of in (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean))
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()).rstrip(".")
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _few(names: Iterable[str]) -> str:
+    some = list(names)
+    return ", ".join(some[:8]) + (f" and {len(some) - 8} more" if len(some) > 8 else "")

@@ -1,0 +1,246 @@
+"""Task "text": problems with answers that stand in files, judged by comparing the final answer.
+
+The data is read once, whole and before any model is loaded; what is wrong with it is one sentence with the line. Where
+it is and which column means what is found by `names.py` and `columns.py`. A row without a problem or an answer is left
+out and counted, for public data has such rows. Every small column is kept as meta, for curricula and reports. Whether
+training and evaluation share problems is for the caller to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from whet import config
+from whet.errors import WhetError
+from whet.tasks.cells import (
+    answer_in,
+    is_blank,
+    read_answers,
+    read_id,
+    read_levels,
+    read_problem,
+    read_solution,
+    split_worked,
+)
+from whet.tasks.columns import find_columns
+from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.names import open_data
+from whet.tasks.options import did_you_mean, read_options
+from whet.tasks.prompts import Problem, PromptTable
+from whet.tasks.reading import Sheet
+from whet.types import Prompt
+
+MOST_META = 32
+"""Columns kept as meta."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    matcher: str = "math"
+    """How a response's answer is compared with the data's."""
+    answer: str = "auto"
+    """Where the answer stands in a response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SolutionOptions:
+    end: str = ""
+    """Added to a worked solution that does not end so; {answer} stands for the answer."""
+
+
+class TextTask:
+    alphabet = ""
+
+    def __init__(self, entry: config.Problems, name: str = "text", folder: str = "") -> None:
+        """`folder`: where short names are looked for first."""
+        self.name = name
+        options = read_options(TextOptions, entry.options, "Task text")
+        self._matcher = Matcher(matcher=options.matcher, answer=options.answer)
+        sheet, columns = open_data(entry, folder)
+        if not sheet.rows:
+            raise WhetError(f"{sheet.origin} holds no problems.")
+        self.origin, self.rows = sheet.origin, sheet.rows
+        self.columns = find_columns(sheet, {**columns, **entry.columns})
+        """Which column was taken for what."""
+        self._table, self._solutions, skipped = read_table(sheet, self.columns, name, entry.where, entry.limit)
+        self._worked_rows = np.array(list(self._solutions), int)
+        left_out = f"{skipped:,} of the {self.rows:,} rows of {self.origin} have no problem or no answer: left out."
+        self.notes = (left_out,) if skipped else ()
+
+    @property
+    def worked(self) -> int:
+        """Rows with a worked solution."""
+        return len(self._solutions)
+
+    def prompts(self, split: str, seed: int) -> PromptTable:
+        """All rows, whichever the split: an entry names its own."""
+        return self._table
+
+    def judge(self, prompt: Prompt, response: str) -> float:
+        return self._matcher.judge(prompt, response)
+
+    def final(self, response: str) -> str:
+        return self._matcher.final(response)
+
+    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+        """Rows with a worked solution, shuffled; all of them once before any comes again."""
+        end = read_options(SolutionOptions, options, "The worked solutions of task text").end
+        rows = self._worked_rows
+        if not rows.size:
+            raise WhetError(f"{self.origin} has no `solution` column, which a warm start imitates.")
+        passes = [rng.permutation(rows) for _ in range(math.ceil(count / rows.size))]
+        chosen = np.concatenate(passes)[:count].tolist() if passes else []
+        return [
+            (prompt := self._table.at(row), with_end(self._solutions[row], end, right_answers(prompt.answer)[0]))
+            for row in chosen
+        ]
+
+
+def with_end(solution: str, end: str, answer: str) -> str:
+    r"""
+    >>> with_end("1+1 = 2", "\n#### {answer}", "2"), with_end("1+1 = 2\n#### 2", "\n#### {answer}", "2")
+    ('1+1 = 2\n#### 2', '1+1 = 2\n#### 2')
+    """
+    ending = end.replace("{answer}", answer)
+    return solution if solution.rstrip().endswith(ending.strip()) else solution + ending
+
+
+class Row(NamedTuple):
+    problem: Problem
+    answers: tuple[str, ...]
+    """Each of them is right."""
+    solution: str
+
+
+def read_table(
+    sheet: Sheet, columns: Mapping[str, str], task: str, where: Mapping[str, Any], limit: int
+) -> tuple[PromptTable, dict[int, str], int]:
+    """The problems, the worked solutions by row of the table, and how many rows were left out for blanks."""
+    refuse_holes(sheet, columns)
+    wanted = select_rows(sheet, columns, where)
+    kept, rows, skipped = read_rows(sheet, columns, wanted, limit)
+    if not kept and skipped:
+        raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
+    table = PromptTable(
+        [row.problem for row in rows],
+        [one_answer(row.answers) for row in rows],
+        task,
+        ids=read_ids(sheet, columns, kept),
+        meta=read_meta(sheet, columns, kept),
+        origin=sheet.origin,
+        place=lambda i: sheet.place(kept[i]),
+    )
+    return table, {i: row.solution for i, row in enumerate(rows) if row.solution}, skipped
+
+
+def one_answer(answers: Sequence[str]) -> str:
+    """The answer, or several equally right ones as a JSON list, which the matcher knows.
+
+    >>> one_answer(["72"]), one_answer(["1/2", "0.5"])
+    ('72', '["1/2", "0.5"]')
+    """
+    return answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)
+
+
+def read_rows(
+    sheet: Sheet, columns: Mapping[str, str], wanted: Sequence[int], limit: int
+) -> tuple[list[int], list[Row], int]:
+    """Which rows of the sheet were read, what they say, and how many were blank."""
+    blank: list[Any] = [None] * sheet.rows
+    prompts, answers, worked = (
+        sheet.column(columns[role]) if role in columns else blank for role in ("prompt", "answer", "solution")
+    )
+    kept: list[int] = []
+    rows: list[Row] = []
+    skipped = 0
+    for i in wanted:
+        row = read_row(columns, prompts[i], answers[i], worked[i], f"{sheet.origin}, {sheet.place(i)}")
+        if row is None:
+            skipped += 1
+            continue
+        kept.append(i)
+        rows.append(row)
+        if len(kept) == limit:
+            break
+    return kept, rows, skipped
+
+
+def read_row(columns: Mapping[str, str], prompt: Any, answer: Any, worked: Any, place: str) -> Row | None:
+    """None where the problem or the answer is blank."""
+    problem, solution = read_problem(prompt, place), read_solution(worked, place)
+    if "answer" not in columns:  # the recipe says that there is none: a judge of the user's decides
+        answers: tuple[str, ...] = ("",)
+    elif columns["answer"] == columns.get("solution"):
+        answers = (answer_in(solution),) if solution else ()
+    else:
+        answers = read_answers(answer, place)
+        if len(answers) == 1 and "####" in answers[0]:
+            final, text = split_worked(answers[0])
+            answers, solution = (final,), solution or text
+    return Row(problem, answers, solution) if problem is not None and answers else None
+
+
+def refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
+    """A JSON row without the key is a mistake, where a null is a blank."""
+    needed = [columns[role] for role in ("prompt", "answer") if role in columns]
+    holes = [(sheet.holes[name], name) for name in needed if name in sheet.holes]
+    if holes:
+        row, name = min(holes)
+        there = [other for other in sheet.names if sheet.column(other)[row] is not None]
+        raise WhetError(f'{sheet.origin}, {sheet.place(row)} has no "{name}"; it has {", ".join(there) or "nothing"}.')
+
+
+def select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
+    """The rows that have one of the wanted values in every column named."""
+    rows: Sequence[int] = range(sheet.rows)
+    for name, wanted in where.items():
+        if name == "level" and name in columns and sheet.small(columns[name]):
+            values = read_levels(sheet.column(columns[name]))
+        elif name in sheet.names:
+            values = sheet.column(name)
+        else:
+            raise WhetError(f'where: {sheet.origin} has no column "{name}"{did_you_mean(name, sheet.names)}')
+        keys = {_key(value) for value in (wanted if isinstance(wanted, list | tuple) else [wanted])}
+        rows = [row for row in rows if _key(values[row]) in keys]
+    if sheet.rows and not rows:
+        asked = " and ".join(f"{name} = {wanted!r}" for name, wanted in where.items())
+        raise WhetError(f"where: none of the {sheet.rows:,} rows of {sheet.origin} has {asked}.")
+    return rows
+
+
+def read_ids(sheet: Sheet, columns: Mapping[str, str], kept: Iterable[int]) -> list[str | None] | None:
+    if "id" not in columns:
+        return None
+    ids = sheet.column(columns["id"])
+    return [read_id(ids[row], f"{sheet.origin}, {sheet.place(row)}") for row in kept]
+
+
+def read_meta(sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]) -> dict[str, list[Any]]:
+    """The level and every further small column."""
+    meta: dict[str, list[Any]] = {}
+    if "level" in columns and sheet.small(columns["level"]):
+        levels = sheet.column(columns["level"])
+        meta["level"] = read_levels([levels[row] for row in kept])
+    for name in sheet.names:
+        if name not in columns.values() and name not in meta and len(meta) < MOST_META and sheet.small(name):
+            values = sheet.column(name)
+            meta[name] = [None if is_blank(values[row]) else values[row] for row in kept]
+    return {name: values for name, values in meta.items() if any(value is not None for value in values)}
+
+
+def _key(value: Any) -> Any:
+    """Equal for what a reader calls equal: 5, 5.0 and "5"; false is not 0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value.strip()
+    return value if isinstance(value, int | float) else None

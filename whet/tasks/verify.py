@@ -1,0 +1,255 @@
+r"""Whether two formulas are equal, by math-verify (sympy), behind guards. Called by the matcher for what text and
+numbers do not settle.
+
+sympy can compute for ever on a dozen characters (9^{9^{9}}), and math-verify's own limit, an alarm that rings once
+after whole seconds, does not end every case (30 nested fractions outlast it). So what is too large is refused unseen,
+and is then simply not equal; what is slow all the same ends after a second as `TooSlow`, raised again and again until
+it gets through; and what no signal can interrupt is killed with its worker process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from whet.errors import WhetError
+from whet.tasks.match import TOLERANCE, split_unit, undress
+
+PATIENCE_S = 1.0
+"""Of computing, for one comparison; not of waiting, so that a busy machine costs no verdict."""
+LONGEST = 300
+DEEPEST = 8
+MOST_DIGITS = 30
+
+_COMMANDS = """frac sqrt pi cdot times div pm mp infty cup cap in notin leq geq le ge lt gt neq ne sin cos tan cot sec
+    csc arcsin arccos arctan sinh cosh tanh log ln lg exp binom lfloor rfloor lceil rceil begin end hbar ell
+    lbrace rbrace alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma
+    tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega mathbb setminus emptyset
+    angle overline cdots ldots dots approx equiv max min"""
+_KNOWN = set(_COMMANDS.split())
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s?\{([^{}]*)\}")
+_MATRICES = {"pmatrix", "bmatrix", "matrix", "vmatrix"}
+_FUNCTION = re.compile(r"sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|arc|log|ln|exp|sqrt|max|min|pi")
+_WORD = re.compile(r"[A-Za-z]{4,}")
+_CHAIN = re.compile(r"[-+*/=^_!]{4}|(?:\(\s*){6}")
+_DIGITS = re.compile(r"[0-9]+")
+_EXPONENT = re.compile(r"(.?)\s?\^\s?(\{|\(|.)")
+_FACTORIAL = re.compile(r"(.?)\s?!")
+
+
+class TooSlow(BaseException):
+    """Not an Exception: sympy and math-verify go on after those."""
+
+
+def same_formula(found: str, gold: str) -> bool:
+    """Whether math-verify takes them for equal. Raises TooSlow; refuses, as not equal, what could blow up."""
+    found, gold = _prepare(found), _prepare(gold)
+    if not (tame(found) and tame(gold)) or _bases(found) - _bases(gold) or (found.isalpha() and gold.isalpha()):
+        return False
+    return _compare(*_told_apart(found, gold))
+
+
+def tame(text: str) -> bool:
+    r"""A formula small enough to be handed to sympy.
+
+    >>> [tame(t) for t in (r"\frac{1}{\sqrt{2}}", "x^2+1", "9^{9^{9}}", "99999999!", r"\sum_{i=1}^{9} i", "east")]
+    [True, True, False, False, False, False]
+    """
+    if not text or len(text) > LONGEST or not text.isascii() or not text.isprintable():
+        return False
+    commands = _COMMAND.findall(text)
+    if not _KNOWN.issuperset(commands) or not _MATRICES.issuperset(_ENVIRONMENT.findall(text)):
+        return False
+    if _is_words(text) or not 0 <= _depth(text) <= DEEPEST or commands.count("frac") + commands.count("sqrt") > 12:
+        return False
+    if ":" in text or ("=" in text and not _is_equation(text)):
+        return False
+    if commands.count("pm") + commands.count("mp") > 2 or _CHAIN.search(text):
+        return False  # each sign of many doubles the readings; the parser tries them all
+    most_digits = 4 if "binom" in commands else MOST_DIGITS
+    if any(len(digits) > most_digits for digits in _DIGITS.findall(text)):
+        return False
+    return all(map(_tame_power, _EXPONENT.finditer(text))) and all(map(_tame_factorial, _FACTORIAL.finditer(text)))
+
+
+def load() -> Any:
+    """The package, imported once; in the parent, so that the workers it forks need not."""
+    try:
+        import math_verify
+    except ImportError:
+        raise WhetError(
+            'matcher = "math" needs the package math-verify: pip install "whet[train]", or set matcher = "exact".'
+        ) from None
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that we turned its time limits off
+    return math_verify
+
+
+def _prepare(text: str) -> str:
+    value, _ = split_unit(text)
+    return " ".join(undress(value).split()).strip(" .,;:*`$")
+
+
+def _told_apart(found: str, gold: str) -> tuple[str, str]:
+    """math-verify takes R for r; where both occur, the large one gets a letter that nobody uses."""
+    letters = set(_COMMAND.sub(" ", f"{found} {gold}"))
+    free = [letter for letter in "abcjklmnopqrstuvwxyz" if not {letter, letter.upper()} & letters]
+    for large in sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters):
+        if free:
+            small = free.pop(0)
+            found, gold = _renamed(found, large, small), _renamed(gold, large, small)
+    return found, gold
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    return re.sub(rf"\\[A-Za-z]+|{old}", lambda found: found[0] if found[0][0] == "\\" else new, text)
+
+
+def _is_words(text: str) -> bool:
+    """Letters that spell something: sympy would multiply them, and "east" would equal "seat"."""
+    bare = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
+    return _WORD.search(_FUNCTION.sub(" ", bare)) is not None
+
+
+def _is_equation(text: str) -> bool:
+    """With something to solve for; not of tuples, nor of a function at a point, which sympy would multiply out."""
+    bare = _COMMAND.sub(" ", text)
+    return bool(re.search(r"[A-Za-z]", bare)) and "," not in bare and not re.search(r"[A-Za-z]\(\s*[-0-9.]+\s*\)", bare)
+
+
+def _depth(text: str) -> int:
+    """Of the brackets; -1 where they do not close each other."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+        if depth < 0:
+            return -1
+    return deepest if depth == 0 else -1
+
+
+def _tame_power(power: re.Match[str]) -> bool:
+    """Towers over numbers and brackets, long exponents, and large ones over anything that is not a number are wild."""
+    exponent, after = _argument(power.string, power.start(2))
+    if after.lstrip()[:1] == "^" or re.search(r"[0-9)\]}!]\s?\^", exponent):
+        return False
+    largest = max((int(digits) for digits in _DIGITS.findall(exponent)), default=0)
+    base = power[1]
+    return largest <= (9999 if base.isdigit() else 64 if base.isalpha() else 12)
+
+
+def _tame_factorial(factorial: re.Match[str]) -> bool:
+    """Of numbers to 200 and of short brackets with a letter: (n-k)!."""
+    before = factorial.string[: factorial.end(1)].rstrip()
+    if digits := re.search(r"[0-9]+$", before):
+        return int(digits[0][-6:]) <= 200
+    if before.endswith(")"):
+        inside = before[before.rfind("(") :]
+        return bool(re.fullmatch(r"\([-+0-9a-z ]{1,12}\)", inside) and re.search(r"[a-z]", inside))
+    return before[-1:].isalpha()
+
+
+def _argument(text: str, start: int) -> tuple[str, str]:
+    """The exponent that begins at `start`, and what follows it."""
+    closing = {"{": "}", "(": ")"}.get(text[start])
+    if closing is None:
+        end = re.compile(r"\\[A-Za-z]+|[0-9]+|.", re.DOTALL).match(text, start)
+        return (end[0], text[end.end() :]) if end else ("", "")
+    depth = 0
+    for i in range(start, len(text)):
+        depth += (text[i] == text[start]) - (text[i] == closing)
+        if depth == 0:
+            return text[start + 1 : i], text[i + 1 :]
+    return text[start + 1 :], ""
+
+
+def _bases(text: str) -> set[str]:
+    """Number bases, as the 8 of 52_8, which math-verify drops: another base than the data's is wrong, none is not."""
+    return {base.strip("{}") for base in re.findall(r"[0-9]_(\{[0-9]+\}|[0-9])", text)}
+
+
+@lru_cache(maxsize=1)
+def _warm() -> None:
+    """The first comparison of a process loads much of sympy, half a second of it, and is nobody's fault."""
+    load().verify(list(_parse("2\\pi")), list(_parse("x")), timeout_seconds=None)
+
+
+@lru_cache(maxsize=4096)
+def _compare(found: str, gold: str) -> bool:
+    math_verify = load()
+    _warm()
+    with _limited(PATIENCE_S):
+        wanted = _parse(gold)
+        given = _parse(found)
+        if not wanted or not given:
+            return False
+        # The data's answer goes first; a set may be given as inequalities.
+        same = math_verify.verify(list(wanted), list(given), allow_set_relation_comp=True, timeout_seconds=None)
+        return bool(same or _evaluated(given[0]) == _evaluated(wanted[0])) and not _apart(given[0], wanted[0])
+
+
+def _evaluated(formula: Any) -> Any:
+    """math-verify compares a lone variable by its text, so that 0 + m would not be m."""
+    with contextlib.suppress(Exception):
+        return formula.doit()
+    return formula
+
+
+def _apart(given: Any, wanted: Any) -> bool:
+    """Two numbers that differ after all: math-verify rounds to 6 places, which makes 1e-7 equal 1e-19."""
+    try:
+        if not (given.is_number and wanted.is_number):
+            return False
+        difference = (given - wanted).doit()
+        if difference.is_Rational:
+            return bool(difference != 0)
+        return bool(abs(difference.evalf(20)) > float(TOLERANCE) * abs(wanted.doit().evalf(20)))
+    except (AttributeError, TypeError, ValueError):  # sets, matrices, relations
+        return False
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> tuple[Any, ...]:
+    """sympy's reading. Undefined values are none: a division by zero equals every other one."""
+    read = load().parse(f"${text}$", [_reading()], fallback_mode="no_fallback", parsing_timeout=None)
+    return tuple(value for value in read if not _undefined(value))
+
+
+def _undefined(value: Any) -> bool:
+    sympy = importlib.import_module("sympy")
+    return isinstance(value, str) or (isinstance(value, sympy.Basic) and value.has(sympy.zoo, sympy.nan))
+
+
+@lru_cache(maxsize=1)
+def _reading() -> Any:
+    """math-verify's defaults, but units stay: its list of them takes the m of 6m away."""
+    normal = load().LatexExtractionConfig().normalization_config
+    return load().LatexExtractionConfig(normalization_config=dataclasses.replace(normal, units=False))
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raises TooSlow inside, again and again until it gets through; only where nobody else uses that signal."""
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGVTALRM) != signal.SIG_DFL:
+        yield
+        return
+
+    def ring(number: int, frame: Any) -> None:
+        raise TooSlow(f"math-verify took longer than {seconds:g} s")
+
+    signal.signal(signal.SIGVTALRM, ring)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
