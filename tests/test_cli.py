@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from small_run import SMALL
+from small_run import SMALL, model_folder, problem_file
 
 from whet import cli, files
 from whet.config import dump_config, load_config
@@ -144,3 +144,28 @@ def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_every_recipe_holds(recipe: Path) -> None:
     settings = load_config(recipe)
     assert dump_config(settings)
+
+
+def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--n goes with --data" in refused(monkeypatch, capsys, "eval", "tiny", "--n", "8")
+    sentence = refused(monkeypatch, capsys, "eval", "tiny", "--data", "x.jsonl", "--n", "8")
+    assert sentence.endswith("eval.0: n = 8 rollouts at temperature 0 would all be the same; set a temperature.")
+
+
+def test_eval_probe_and_export_as_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 12)
+    assert call(monkeypatch, "eval", model, "--data", data, "--max-tokens", "4", "--limit", "5") == 0
+    assert "accuracy" in capsys.readouterr().out
+    (kept,) = (tmp_path / "runs").glob("eval-*")
+    assert len((kept / "responses.jsonl").read_text().splitlines()) == 5
+    assert call(monkeypatch, "probe", model, data, "--n", "2", "--prompts", "4", "--max-tokens", "4") == 0
+    assert "Advice" in capsys.readouterr().out
+    assert call(monkeypatch, "data", "look", data) == 0
+    assert "What is 0+0?" in capsys.readouterr().out
+    assert call(monkeypatch, "export", model, str(tmp_path / "out")) == 0
+    assert (tmp_path / "out" / "README.md").is_file()
+    assert call(monkeypatch, "doctor", model) in (0, 1)
+    assert "LlamaForCausalLM" in capsys.readouterr().out

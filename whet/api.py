@@ -132,8 +132,8 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
     return parts
 
 
-def new_folder() -> Path:
-    return Path("runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
+def new_folder(kind: str = "") -> Path:
+    return Path("runs") / datetime.now().strftime(f"{kind}%Y%m%d-%H%M%S")
 
 
 def write_prompts(path: Path, prompts: Iterable[Any]) -> None:

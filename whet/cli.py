@@ -131,12 +131,16 @@ def eval_command(
     limit: Annotated[int | None, typer.Option(help="At most so many prompts of each set (with --data).")] = None,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Write eval.json and responses.jsonl into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="For eval.json, responses.jsonl; default runs/eval-DATE-TIME.")
+    ] = None,
 ) -> None:
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
+    from whet.api import new_folder
     from whet.measure import eval_entries, evaluate_model
     from whet.report.evaluation import eval_table
 
+    folder = out or new_folder("eval-")
     entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
     with counting() as told:
         metrics = evaluate_model(
@@ -144,11 +148,12 @@ def eval_command(
             recipe=recipe,
             entries=entries,
             sets=[*folder_set(data_folder), *(sets or [])],
-            out=out,
+            out=folder,
             told=told,
             say=say,
         )
     out_console.print(eval_table(metrics))
+    say(f"The responses are in {folder}.")
 
 
 @app.command()
@@ -162,12 +167,16 @@ def probe(
     temperature: Annotated[float, typer.Option(min=0.01, help="Of the rollouts.")] = 1.0,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Write probe.json and responses.jsonl into this folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="For probe.json, responses.jsonl; default runs/probe-DATE-TIME.")
+    ] = None,
 ) -> None:
     """Will this pay on my model? Pass rates, signal, lengths, and what each curriculum would spend."""
+    from whet.api import new_folder
     from whet.measure import probe_model
     from whet.report.probe import probe_view
 
+    folder = out or new_folder("probe-")
     with counting() as told:
         report = probe_model(
             model,
@@ -178,11 +187,12 @@ def probe(
             max_tokens=max_tokens,
             temperature=temperature,
             sets=[*folder_set(data_folder), *(sets or [])],
-            out=out,
+            out=folder,
             told=told,
             say=say,
         )
     probe_view(report, out_console)
+    say(f"The responses are in {folder}.")
 
 
 @app.command()

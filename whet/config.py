@@ -320,6 +320,8 @@ def _one_sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if not where:
         return f"{message}."
+    if isinstance(first["input"], Mapping):  # what is wrong lies between its settings
+        return f"{where}: {message}."
     return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
 
 

@@ -36,6 +36,8 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     if parts.fresh:
         watch = Stopwatch()
         metrics = evaluate_due(run, parts, watch)
+        if parts.config.warm_start:
+            metrics["time/warm_start"] = parts.warm_start_s
         record(run, parts, metrics | watch.metrics(), watcher)
         save(run, parts, metrics)
     while not parts.done and not run.stopping:

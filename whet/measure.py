@@ -29,6 +29,9 @@ Told = Callable[[str, int, int], None]
 def eval_entries(data: Sequence[str], **common: Any) -> list[dict[str, Any]]:
     """[[eval]] entries as the flags of `whet eval` describe them; what is None is left to its default."""
     given = {key: value for key, value in common.items() if value is not None}
+    if given and not data:
+        flag = next(iter(given)).replace("_", "-")
+        raise WhetError(f"--{flag} goes with --data; the sets of a recipe have their own (--set eval.0.n=8).")
     return [{"path": path, **given} for path in data]
 
 

@@ -6,6 +6,7 @@ The only file that knows every component. `loop.py` moves them; none of them kno
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -96,6 +97,7 @@ class Parts(Actor):
     tally: Tally = field(default_factory=Tally)
     fresh: bool = True
     """Not restored from a checkpoint: the evaluation before the first step is still to come."""
+    warm_start_s: float = 0.0
 
     @property
     def progress(self) -> float:
@@ -235,6 +237,7 @@ def eval_sets(settings: config.Config, problems: Problems, codec: Codec) -> tupl
 
 def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -> None:
     """Every [[warm_start]] entry in turn; `told(name, step, steps, loss)` hears of each update."""
+    begun = time.perf_counter()
     for number, entry in enumerate(parts.config.warm_start):
         rng = np.random.default_rng((parts.config.seed, 7919, number))
 
@@ -249,6 +252,7 @@ def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -
             pack_tokens=parts.config.learn.pack_tokens,
             on_step=told_step,
         )
+    parts.warm_start_s = time.perf_counter() - begun
 
 
 def solution_batches(
