@@ -23,6 +23,7 @@ from typing import Any
 from whet import config
 from whet.bench.circumstances import circumstances
 from whet.doctor import examine
+from whet.recipe import load_config
 from whet.run import read_metrics
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k.toml"
@@ -55,7 +56,7 @@ def main() -> None:
         stopped_after = read_metrics(run)[-1]["step"]
         second_s = train(run, ["--resume"])
         metrics = read_metrics(run)
-        settings = config.load_config(run / "config.toml")
+        settings = load_config(run / "config.toml")
         plan = [(what, found) for what, found, _ in examine(str(options.model), settings) if what in PLANNED]
         probe = whet_probe(run / "checkpoints" / "step_00000000", options.data, Path(folder) / "probe", settings)
     result = {

@@ -18,6 +18,7 @@ import whet
 from whet import config
 from whet.bench.circumstances import circumstances
 from whet.check import check
+from whet.recipe import load_config
 
 SETTINGS = {
     "steps": 2,
@@ -40,7 +41,7 @@ def even_length(prompt: whet.types.Prompt, response: str) -> float:
 
 def load(path: Path, folder: Path) -> dict[str, object]:
     begun = time.perf_counter()
-    settings = config.load_config(None, [f"data.0.path='{path}'", *(f"{k}={v}" for k, v in SETTINGS.items())])
+    settings = load_config(None, [f"data.0.path='{path}'", *(f"{k}={v}" for k, v in SETTINGS.items())])
     problems = check(settings).problems
     result = whet.train("tiny", path, even_length, settings=SETTINGS, out=folder / path.stem, quiet=True)
     trained = [row for row in result.metrics if row["step"] > 0]

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from whet.config import Config, load_config
+from whet.config import Config
+from whet.recipe import load_config
 
 SMALL = (
     "steps=5",

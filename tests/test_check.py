@@ -6,8 +6,8 @@ import pytest
 from small_run import model_folder, problem_file
 
 from whet.check import Checked, check, dry_run
-from whet.config import load_config
 from whet.errors import WhetError
+from whet.recipe import load_config
 
 
 def checked(tmp_path: Path, *sets: str, chat: bool = False) -> Checked:

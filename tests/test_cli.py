@@ -8,7 +8,7 @@ import pytest
 from small_run import SMALL, model_folder, problem_file
 
 from whet import cli, files
-from whet.config import dump_config, load_config
+from whet.recipe import dump_config, load_config
 
 QUICK = ["--set=steps=2", *(f"--set={item}" for item in SMALL if not item.startswith("steps="))]
 

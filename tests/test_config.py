@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.config import Config, describe, dump_config, known_keys, load_config, parse_config
+from whet.config import Config
 from whet.errors import WhetError
+from whet.recipe import describe, dump_config, known_keys, load_config, parse_config
 
 
 def test_defaults_survive_toml() -> None:

@@ -11,6 +11,7 @@ from transformers import AutoConfig, Gemma2Config, LlamaConfig, MambaConfig, Pre
 from whet import config, doctor
 from whet.doctor import examine, free_memory, path_of
 from whet.model.memory import Shape
+from whet.recipe import load_config
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -34,7 +35,7 @@ def folder_of(settings: PreTrainedConfig, path: Path) -> str:
 
 
 def told(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
-    settings = config.load_config(sets=sets)
+    settings = load_config(sets=sets)
     return {what: (found, fine) for what, found, fine in examine(model, settings)}
 
 
@@ -155,7 +156,7 @@ def test_fast_path_is_what_packing_does() -> None:
     from whet.model.packing import _can_varlen
 
     shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
-    half = config.load_config(sets=['model.dtype="bfloat16"'])
+    half = load_config(sets=['model.dtype="bfloat16"'])
     said = path_of(Shape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
     x = torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cuda")
     assert said.startswith("fast") == _can_varlen(x, x, None)

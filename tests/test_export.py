@@ -17,6 +17,7 @@ from whet.errors import WhetError
 from whet.export import export_model
 from whet.learn.checkpoint import save_checkpoint
 from whet.model.tiny import char_tokenizer, tiny_model
+from whet.recipe import dump_config, load_config, parse_config
 from whet.run import Run, checkpoint_path
 
 ALPHABET = "0123456789+-=# "
@@ -36,7 +37,7 @@ def checkpoint(path: Path, seed: int, model: Any = None) -> None:
 
 def make_run(folder: Path, *sets: str, model: Any = None) -> Path:
     """Three checkpoints, of which the second is the best."""
-    with Run.create(folder, config.dump_config(config.load_config(sets=["steps=3", *sets]))) as run:
+    with Run.create(folder, dump_config(load_config(sets=["steps=3", *sets]))) as run:
         for step, accuracy in enumerate((0.1, 0.8, 0.4), 1):
             run.record(step, {"tokens_generated": 1234.0 * step, "eval/held_out/accuracy": accuracy})
             run.save(step, lambda path, step=step: checkpoint(path, step, model), accuracy, keep=3)  # type: ignore[misc]
@@ -131,7 +132,7 @@ HOSTILE = 'x"\n---\nlicense: mit\n# big <script>alert(1)</script> | [a](javascri
 
 
 def test_hostile_names_stay_text() -> None:
-    settings = config.parse_config(
+    settings = parse_config(
         {
             "model": {"name": HOSTILE},
             "data": [{"path": HOSTILE, "split": HOSTILE}],
@@ -167,8 +168,8 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_recipe_reads_back(tmp_path: Path) -> None:
-    settings = config.load_config(sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"'])
-    told = config.parse_config(tomllib.loads(public_recipe(settings)))
+    settings = load_config(sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"'])
+    told = parse_config(tomllib.loads(public_recipe(settings)))
     assert told.data[0].path == "a.jsonl" and told.model.name == "org/name@rev" and told.learn == settings.learn
 
 

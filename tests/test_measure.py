@@ -7,9 +7,9 @@ import pytest
 from small_run import SMALL, Silent, model_folder, problem_file
 
 from whet.api import run_recipe
-from whet.config import load_config
 from whet.errors import WhetError
 from whet.measure import eval_entries, evaluate_model, probe_model
+from whet.recipe import load_config
 
 ANY_DIGIT = "measured_judge:any_digit"
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from whet import config
 from whet.errors import WhetError
 from whet.problems import choose_held_out, key_of, load_problems
+from whet.recipe import parse_config
 
 
 def write(path: Path, rows) -> str:
@@ -19,7 +19,7 @@ def words(start: int, stop: int, **more) -> list[dict]:
 
 
 def load(**tree):
-    return load_problems(config.parse_config(tree))
+    return load_problems(parse_config(tree))
 
 
 @pytest.fixture
@@ -132,9 +132,7 @@ def test_entries_with_different_judges(file) -> None:
 
 
 def test_a_callable_judges_everything(file) -> None:
-    settings = config.parse_config(
-        {"data": {"path": file(words(0, 3))}, "eval": {"path": file(words(5, 7), "e.jsonl")}}
-    )
+    settings = parse_config({"data": {"path": file(words(0, 3))}, "eval": {"path": file(words(5, 7), "e.jsonl")}})
     problems = load_problems(settings, lambda prompt, response: 0.25)
     assert [problems.judges[p.task](p, "").score for p in (problems.train.at(0), problems.evals["e"][0])] == [0.25] * 2
 

@@ -15,8 +15,8 @@ from faults import Faults, Killed
 from small_run import SMALL, Silent, assert_same_run, even_digits, small_config
 
 from whet import api, files
-from whet.config import dump_config, load_config
 from whet.errors import WhetError
+from whet.recipe import dump_config, load_config
 from whet.run import read_metrics
 
 KINDS = {

@@ -18,6 +18,7 @@ from whet import config, files
 from whet.check import check
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems
+from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
 from whet.types import Prompt
 
@@ -71,10 +72,10 @@ def train(
     folder = Path(out) if out else new_folder()
     sets = [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items()]
     if resume:
-        chosen = config.load_config(folder / "config.toml", sets)
+        chosen = load_config(folder / "config.toml", sets)
     else:
         sets = [*flag_sets(model, prompts, reward, curriculum, folder), *sets]
-        chosen = config.load_config(Path(recipe) if recipe else None, sets)
+        chosen = load_config(Path(recipe) if recipe else None, sets)
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     watcher = RunProgress(quiet=quiet)
@@ -98,7 +99,7 @@ def run_recipe(
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
     checked = check(settings, reward)
-    recipe = config.dump_config(checked.settings)
+    recipe = dump_config(checked.settings)
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in checked.notes:

@@ -18,6 +18,7 @@ from typing import Any
 import tomli_w
 
 from whet import config
+from whet.recipe import dump_config
 from whet.report.curves import Point, evaluation_names, evaluations, number
 from whet.text import printable
 
@@ -95,7 +96,7 @@ def public_recipe(settings: config.Config) -> str:
             return short_name(value)
         return value.replace(home, "~") if len(home) > 1 else value
 
-    return tomli_w.dumps(clean("", tomllib.loads(config.dump_config(settings))))
+    return tomli_w.dumps(clean("", tomllib.loads(dump_config(settings))))
 
 
 def license_of(readme: str) -> str:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import WhetError
+from whet.recipe import describe, dump_config, load_config
 from whet.text import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -83,14 +84,14 @@ def train(
             raise WhetError("--resume needs the run folder: whet train --out RUN --resume.")
         if not (out / "config.toml").is_file():
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
-        settings = config.load_config(out / "config.toml", sets or [])
+        settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
             raise WhetError(
                 "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
             )
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
-        settings = config.load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
+        settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
         show_dry_run(settings)
         return
@@ -111,7 +112,7 @@ def show_dry_run(settings: config.Config) -> None:
     from whet.check import check, dry_run
 
     checked = check(settings)
-    out_console.print(config.dump_config(checked.settings), markup=False, highlight=False, end="")
+    out_console.print(dump_config(checked.settings), markup=False, highlight=False, end="")
     for line in dry_run(checked):
         out_console.print(f"# {printable(line, one_line=True)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -307,7 +308,7 @@ def doctor(
     """What this machine has; whether whet can train the model on it, how fast, and in how much memory."""
     from whet.doctor import examine
 
-    settings = config.load_config(recipe, sets or []) if recipe or sets else None
+    settings = load_config(recipe, sets or []) if recipe or sets else None
     table = Table("what", "found", "verdict")
     healthy = True
     for what, found, fine in examine(model, settings):
@@ -335,7 +336,7 @@ def list_command() -> None:
     table.add_row("estimators", ", ".join(estimators.__args__ if estimators else ()))
     out_console.print(table)
     settings = Table("setting", "default", "meaning")
-    for name, default, meaning in config.describe():
+    for name, default, meaning in describe():
         settings.add_row(name, Text(default), Text(meaning))
     out_console.print(settings)
 

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from whet import api, config, files
 from whet.errors import WhetError
+from whet.recipe import dump_config, parse_config
 from whet.report.compare import compare_table
 from whet.report.live import RunProgress, follow
 from whet.report.page import write_page
@@ -45,7 +46,7 @@ def run_demo(out: Path, seed: int, console: Console) -> None:
     arms = {name: merge(merge(tree["arm"], arm), {"model": {"name": str(base)}}) for name, arm in tree["arms"].items()}
     folders = {name: out / name.replace(" ", "_") for name in arms}
     begin = time.monotonic()
-    train_arms({folders[name]: config.parse_config(arm) for name, arm in arms.items()}, console)
+    train_arms({folders[name]: parse_config(arm) for name, arm in arms.items()}, console)
     page = out / "report.html"
     note = honest_line(list(folders.values()))
     write_page(page, list(folders.values()), title="whet demo: chained arithmetic", note=note)
@@ -72,9 +73,9 @@ def honest_line(folders: Sequence[Path]) -> str:
 
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
     """The checkpoint all arms start from; an earlier one of the same recipe is taken as it is."""
-    settings = config.parse_config(tree)
+    settings = parse_config(tree)
     done = best_checkpoint(folder) if folder.exists() else None
-    if done is not None and (folder / "config.toml").read_text() == config.dump_config(settings):
+    if done is not None and (folder / "config.toml").read_text() == dump_config(settings):
         console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
         return done
     replace_run(folder)
@@ -95,7 +96,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     for folder, settings in arms.items():
         replace_run(folder)
         recipes[folder] = folder.with_suffix(".toml")
-        files.write_text(recipes[folder], config.dump_config(settings))
+        files.write_text(recipes[folder], dump_config(settings))
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
 
     def alive() -> bool:

@@ -18,6 +18,7 @@ from whet import config, files
 from whet.card import HUB_NAME, Facts, front_matter_value, license_of, model_card
 from whet.errors import WhetError
 from whet.learn.checkpoint import MANIFEST, verify_checkpoint
+from whet.recipe import load_config
 from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
 
 MODEL_FILES = (
@@ -167,7 +168,7 @@ def _training(run: Path | None) -> tuple[config.Config | None, list[dict[str, An
     if run is None:
         return None, []
     try:
-        return config.load_config(run / CONFIG), read_metrics(run)
+        return load_config(run / CONFIG), read_metrics(run)
     except WhetError:
         return None, []
 

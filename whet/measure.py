@@ -16,6 +16,7 @@ import numpy as np
 from whet import config, files
 from whet.check import check
 from whet.errors import WhetError
+from whet.recipe import load_config, read_toml
 from whet.run import best_checkpoint
 from whet.types import Rollout, Sampling
 
@@ -89,10 +90,10 @@ def probe_model(
 ) -> ProbeReport:
     """n rollouts for each of some training prompts, and what they say about training on them."""
     folder, own_recipe = weights_of(model)
-    tree = config.read_toml(own_recipe) if own_recipe is not None else {}
+    tree = read_toml(own_recipe) if own_recipe is not None else {}
     tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
     limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
-    checked = check(config.load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
+    checked = check(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
     for note in checked.notes:
         say(note)
     from whet.parts import build_actor, training_sampling
@@ -141,13 +142,13 @@ def _settings(
     chosen = recipe or own_recipe
     if chosen is None and not entries:
         raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
-    tree = config.read_toml(chosen) if chosen is not None else {}
+    tree = read_toml(chosen) if chosen is not None else {}
     if entries:  # other problems than the recipe's: how long prompts may be is found anew
         tree["eval"] = [dict(entry) for entry in entries]
         tree["held_out"] = {"size": 0}
         tree["rollout"] = {**tree.get("rollout", {}), "context": 0}
         tree["data"] = []
-    settings = config.load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
+    settings = load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
     if not settings.eval:
         raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
     return settings

@@ -14,6 +14,7 @@ from whet.model import memory
 from whet.model.memory import Plan, Shape, activation_bytes, cache_bytes, measure, plan, ways_to_fit
 from whet.model.packing import hidden_states, make_packs, packed_attention
 from whet.model.tiny import tiny_model
+from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
 
 SHAPE = Shape(
@@ -32,7 +33,7 @@ SHAPE = Shape(
 
 
 def recipe(*sets: str) -> config.Config:
-    return config.load_config(sets=["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", *sets])
+    return load_config(sets=["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", *sets])
 
 
 def meta(settings: Any) -> Any:

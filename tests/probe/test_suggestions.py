@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from probed import report_of
 
-from whet.config import parse_config
 from whet.curriculum.build import CURRICULA
+from whet.recipe import parse_config
 
 HARD = [0] * 140 + [1] * 30 + [3] * 20 + [6] * 10
 MIDDLING = [1] * 30 + [3] * 60 + [5] * 60 + [7] * 30 + [0] * 10 + [8] * 10

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from whet.config import dump_config, parse_config
+from whet.recipe import dump_config, parse_config
 
 MakeRun = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from whet.config import dump_config, parse_config
+from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow, sparkline
 
 HUGE = 1e9

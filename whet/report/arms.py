@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.config import read_toml
 from whet.errors import WhetError
+from whet.recipe import read_toml
 from whet.report.curves import Point, Row, evaluation_names, evaluations
 from whet.report.formats import MISSING
 from whet.run import read_metrics

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from whet.config import read_toml
+from whet.recipe import read_toml
 from whet.report import formats
 from whet.report.arms import Folders, name_runs
 from whet.report.status import PACE_WINDOW, Pace, Status, plain_line

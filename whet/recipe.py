@@ -1,0 +1,106 @@
+"""A recipe: TOML in, a Config out, and back. Wrong settings are one sentence, an unknown one with the nearest known.
+
+`--set a.b=c` overrides what the file says. What the settings are and mean stands in `config.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from whet.config import Config, Section
+from whet.errors import WhetError
+from whet.override import override
+
+
+def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Config:
+    """Recipe file (or `base`), then the overrides in order. Raises WhetError with one sentence."""
+    tree: dict[str, Any] = dict(base or {})
+    if path is not None:
+        tree = read_toml(path)
+    for item in sets:
+        override(tree, item)
+    return parse_config(tree)
+
+
+def parse_config(tree: Mapping[str, Any]) -> Config:
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise WhetError(_one_sentence(error)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise WhetError(f"There is no recipe at {path}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise WhetError(f"The recipe {path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise WhetError(f"The recipe {path} is not TOML: {error}.") from None
+
+
+def dump_config(config: Config) -> str:
+    """TOML that reads back to an equal Config."""
+    return tomli_w.dumps(config.model_dump(mode="json"))
+
+
+def _one_sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        *parents, last = (str(part) for part in first["loc"])
+        return f'There is no setting "{where}"{_nearest(parents, last)}'
+    message = first["msg"].removeprefix("Value error, ")
+    if not where:
+        return f"{message}."
+    if isinstance(first["input"], Mapping):  # what is wrong lies between its settings
+        return f"{where}: {message}."
+    return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
+
+
+def _nearest(parents: list[str], last: str) -> str:
+    """The closest key in the same section, else anywhere, else what the section has."""
+    keys = known_keys()
+    prefix = "".join(f"{p}." for p in parents if not p.isdigit())
+    siblings = {key.removeprefix(prefix).split(".")[0]: key for key in keys if key.startswith(prefix)}
+    leaves = {key.rsplit(".", 1)[-1]: key for key in keys}
+    for cutoff, names in ((0.5, siblings), (0.6, leaves)):
+        near = difflib.get_close_matches(last, names, n=1, cutoff=cutoff)
+        if near:
+            return f'; did you mean "{prefix + near[0] if names is siblings else names[near[0]]}"?'
+    return f"; known are {', '.join(sorted(siblings))}."
+
+
+def known_keys() -> list[str]:
+    """Dotted names of all settings, as `--set` takes them (list sections without their number)."""
+    return [name for name, _, _ in describe()]
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(dotted name, default, meaning) of every setting."""
+
+    def walk(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
+        for name, info in section.model_fields.items():
+            inner = _section_of(info.annotation)
+            if inner is None:
+                default = "required" if info.is_required() else repr(info.default)
+                yield prefix + name, default, info.description or ""
+            else:
+                yield from walk(inner, f"{prefix}{name}.")
+
+    return list(walk(Config, ""))
+
+
+def _section_of(annotation: Any) -> type[Section] | None:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, Section):
+            return candidate
+    return None
