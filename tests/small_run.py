@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,19 @@ class Silent:
 
     def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
         pass
+
+
+class Stop(Silent):
+    """Presses Ctrl-C after so many steps."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__()
+        self.after = after
+
+    def update(self, metrics: dict[str, float], progress: float) -> None:
+        super().update(metrics, progress)
+        if metrics["step"] == self.after:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def even_digits(prompt: Any, response: str) -> float:

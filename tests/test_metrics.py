@@ -71,17 +71,20 @@ def test_advice_is_given_once_and_only_for_a_streak() -> None:
 
 def test_the_judge_may_complain() -> None:
     advice = Advice()
-    said = [advice.check({"verdict/unjudged": 0.5}, "the judge ran out of memory") for _ in range(PATIENCE)]
+    said = [
+        advice.check({"judge/unjudged": 5.0, "judge/wrong": 5.0}, "the judge ran out of memory")
+        for _ in range(PATIENCE)
+    ]
     assert said[-1][0].endswith("The last one: the judge ran out of memory.")
 
 
 def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
     healthy = {
-        "length/truncated": 0.1, "verdict/right": 0.4, "verdict/unjudged": 0.0, "curriculum/signal_share": 0.4,
-        "learn/entropy": 0.5, "learn/mismatch": 1e-4,
+        "length/truncated": 0.1, "verdict/right": 0.4, "judge/unjudged": 0.0, "judge/wrong": 9.0,
+        "curriculum/signal_share": 0.4, "learn/entropy": 0.5, "learn/mismatch": 1e-4,
     }  # fmt: skip
     sick = {
-        "length/truncated": 0.9, "verdict/right": 0.0, "verdict/unjudged": 0.2, "curriculum/signal_share": 0.01,
+        "length/truncated": 0.9, "verdict/right": 0.0, "judge/unjudged": 9.0, "curriculum/signal_share": 0.01,
         "learn/entropy": 0.001, "learn/mismatch": 0.5,
     }  # fmt: skip
     assert not any(shows(healthy) for shows, _ in SIGNS.values())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from faults import Faults, Killed
-from small_run import SMALL, Silent, assert_same_run, even_digits, small_config
+from small_run import SMALL, Silent, Stop, assert_same_run, even_digits, small_config
 
 from whet import api, files
 from whet.errors import WhetError
@@ -32,19 +32,6 @@ def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
     silent = Silent()
     api.run_recipe(small_config(*sets), folder, watcher=silent, reward=even_digits, resume=resume)
     return silent
-
-
-class Stop(Silent):
-    """Presses Ctrl-C after so many steps."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__()
-        self.after = after
-
-    def update(self, metrics: dict[str, float], progress: float) -> None:
-        super().update(metrics, progress)
-        if metrics["step"] == self.after:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("kind", KINDS)

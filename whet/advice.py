@@ -9,10 +9,16 @@ Metrics = Mapping[str, float]
 PATIENCE = 5
 """A sign must stand for so many steps in a row: single steps are noise."""
 
+
+def _judged(metrics: Metrics) -> float:
+    """Responses the judges were given: masked ones are nobody's failure."""
+    return sum(metrics.get(f"judge/{count}", 0.0) for count in ("right", "wrong", "unjudged"))
+
+
 SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     "truncated": (
         lambda m: m.get("length/truncated", 0.0) > 0.5,
-        "More than half of the responses hit the limit and were cut off; raise rollout.max_tokens and rollout.context.",
+        "More than half of the responses hit the limit and were cut off; raise rollout.max_tokens.",
     ),
     "no_reward": (
         lambda m: m.get("verdict/right", 1.0) == 0.0,
@@ -20,7 +26,7 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         "not see its answers (whet view shows them).",
     ),
     "unjudged": (
-        lambda m: m.get("verdict/unjudged", 0.0) > 0.05,
+        lambda m: m.get("judge/unjudged", 0.0) > 0.05 * _judged(m),
         "More than 5% of the responses were not judged; mend the judge, or raise judge.timeout_s or judge.memory_mb. "
         "The last one: {complaint}.",
     ),

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet import config
-from whet.curriculum.build import check_curriculum
+from whet.curriculum.build import build_curriculum, check_curriculum, stages_of
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems, load_problems
 from whet.tasks.names import VARIABLE
 from whet.text import Codec
-from whet.types import Prompt
+from whet.types import Prompt, Sampling
 
 SHOWN = 600
 """Characters of the first prompt that a dry run shows."""
@@ -51,6 +51,9 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     if dropped:
         limit = settings.text.max_prompt
         notes.append(f"{dropped:,} training problems of more than text.max_prompt = {limit} tokens are left out.")
+    if training:  # thresholds, budgets and subsets that cannot be met
+        sampling = Sampling(max_tokens=settings.rollout.max_tokens, temperature=settings.rollout.temperature)
+        build_curriculum(settings.curriculum, facts=problems.facts(), sampling=sampling, seed=settings.seed)
     context = _context(settings, problems, codec)
     rollout = settings.rollout.model_copy(update={"context": context})
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
@@ -71,6 +74,7 @@ def dry_run(checked: Checked) -> list[str]:
         + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
         f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
         f"at most {c.groups * c.rollouts * r.max_tokens:,} tokens trained a step",
+        *_stage_lines(settings),
         f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
         f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
         f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
@@ -78,10 +82,21 @@ def dry_run(checked: Checked) -> list[str]:
     ]
 
 
+def _stage_lines(settings: config.Config) -> list[str]:
+    r, c = settings.rollout, settings.curriculum
+    return [
+        f"stage {number}: {stage.subset} prompts, {stage.groups or c.groups} x {stage.rollouts or c.rollouts} rollouts "
+        f"of at most {stage.max_tokens or r.max_tokens} tokens"
+        for number, stage in enumerate(stages_of(c, r.max_tokens), 1)
+    ]
+
+
 def _context(settings: config.Config, problems: Problems, codec: Codec) -> int:
     """The recipe's, where every prompt leaves room in it; else just enough for the longest prompt of each kind."""
     limits = {entry.name: entry.max_tokens for entry in settings.eval}
-    kinds: list[tuple[Iterable[Prompt], int]] = [(problems.train, settings.rollout.max_tokens)]
+    stages = stages_of(settings.curriculum, settings.rollout.max_tokens)
+    longest = max([settings.rollout.max_tokens, *(stage.max_tokens for stage in stages)])
+    kinds: list[tuple[Iterable[Prompt], int]] = [(problems.train, longest)]
     kinds += [(prompts, limits.get(name, 0) or settings.rollout.max_tokens) for name, prompts in problems.evals.items()]
     if settings.rollout.context:
         for prompts, _ in kinds:

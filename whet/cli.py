@@ -226,6 +226,36 @@ def data_look(
     out_console.print(table)
 
 
+@data_app.command("prepare")
+def data_prepare(
+    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
+    against: Annotated[list[str] | None, typer.Option(help="Leave out what is in this evaluation set.")] = None,
+    pass_rates: Annotated[
+        Path | None, typer.Option(help="responses.jsonl of a probe: leave out what is never or always right.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=0, help="Draw so many, evenly over the levels; 0 keeps all.")] = 0,
+    seed: Annotated[int, typer.Option()] = 0,
+    data_folder: DataFolder = None,
+) -> None:
+    """Candidates to train on: without repeats, broken answers, evaluation problems, and what teaches nothing."""
+    from whet.prepare import prepare_file
+
+    lines = prepare_file(
+        config.Data(path=path),
+        out,
+        folder=str(data_folder or ""),
+        against=against or (),
+        pass_rates=pass_rates,
+        size=size,
+        seed=seed,
+    )
+    table = Table("what", "problems")
+    for what, count in lines:
+        table.add_row(Text(printable(what)), Text(printable(count)))
+    out_console.print(table)
+
+
 @data_app.command("smollm2")
 def data_smollm2(
     out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),

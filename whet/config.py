@@ -162,20 +162,117 @@ class Rollout(Section):
     """Wait for the judges in engine order, so that a stream run repeats exactly; false never waits."""
 
 
+class Speed(Section):
+    n_init: int = Field(4, ge=2)
+    """Rollouts that screen a prompt before the rest of its group is paid for."""
+    low: float = Field(0.0, ge=0, lt=1)
+    """A prompt goes on if low < pass rate < high in the screening, both exclusive."""
+    high: float = Field(1.0, gt=0, le=1)
+    use_screening: bool = True
+    """Train on the screening rollouts, too; false makes them a gate alone, which leaves the gradient unbiased."""
+
+
+class Cures(Section):
+    tau: float = Field(0.1, gt=0)
+    """Temperature of the choice of prompts: large is uniform, small takes those nearest to half solved."""
+    minimum: int = Field(2, ge=2)
+    """Rollouts a chosen prompt gets at least."""
+    probe: int = Field(0, ge=0)
+    """Rollouts that probe every prompt of a subset before it is trained on; 0 learns from training rollouts alone."""
+    subsets: int = Field(1, ge=1)
+    """Parts the data is divided into; what is known is forgotten from one to the next."""
+    subset_steps: int = Field(10, ge=1)
+    """Updates a subset lasts, where there are several."""
+    memory: float = Field(1.0, gt=0, le=1)
+    """What an update leaves of the evidence before it, for a policy that drifts; 1 forgets nothing."""
+
+
+class ScalingRL(Section):
+    weights: tuple[float, float, float] = (0.4, 0.3, 0.3)
+    """Of difficulty, complexity and adaptability in the score."""
+    adaptive: bool = False
+    """Let the weights follow what has paid."""
+    select: Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"] = "gumbel_topk"
+    """How the score chooses; random (each epoch) and fixed (once) are controls of equal size that do not look at it."""
+    share: float = Field(0.18, gt=0, le=1)
+    """Of all prompts, in the active set of an epoch (gumbel_topk)."""
+    threshold: float = Field(0.6, gt=0, lt=1)
+    """Score from which a prompt is active (des_threshold), or its share of the best chance (rel_threshold)."""
+    floor: float = Field(0.4, ge=0, lt=1)
+    """Prompts that score below take no part in gumbel_topk."""
+    new: float = Field(0.2, ge=0, le=1)
+    """Least share of the active set that was never seen."""
+    old: float = Field(0.1, ge=0, le=1)
+    """Least share that was once solved."""
+
+
+class Stage(Section):
+    subset: Literal["all", "short", "long"] = "all"
+    """Of the prompts, by `by`: all, those up to the mean, or the rest."""
+    by: Literal["characters", "responses"] = "characters"
+    """The prompt's own length, or that of its responses so far."""
+    tasks: tuple[str, ...] = ()
+    """Only prompts of these tasks; none means all."""
+    max_tokens: int = Field(0, ge=0)
+    """Response limit; 0 is rollout.max_tokens. So for the next three: 0 leaves what the recipe says."""
+    groups: int = Field(0, ge=0)
+    rollouts: int = Field(0, ge=0)
+    temperature: float = Field(0.0, ge=0)
+    kl_coef: float | None = Field(None, ge=0)
+    entropy_coef: float | None = Field(None, ge=0)
+    steps: int = Field(0, ge=0)
+    """Ends after so many updates; 0 sets no limit. A stage ends at the first of its limits, the last one never."""
+    epochs: float = Field(0.0, ge=0)
+    """Ends after so many passes over its prompts; 0 sets no limit."""
+    truncated: float = Field(0.0, ge=0, le=1)
+    """Ends when the share of truncated responses, smoothed, falls to this; 0 sets no limit."""
+    plateau: int = Field(0, ge=0)
+    """Ends when the smoothed reward gained less than 0.01 over so many updates; 0 sets no limit."""
+    reset_reference: bool = True
+    """At its beginning."""
+    reset_optimizer: bool = False
+
+
 class Curriculum(Section):
     name: str = "uniform"
+    """Which prompts and groups train: uniform, dapo, speed, cures, scalingrl, stages or all."""
+    source: Literal["", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl"] = ""
+    """Where prompts come from; empty is the curriculum's own choice."""
+    solved: float = Field(0.0, ge=0, le=1)
+    """Prompts that were right so often are not asked again (0.9 in ScaleRL); 0 asks all."""
+    tokens: int = Field(0, ge=0)
+    """An update ends with the group that reaches so many tokens (C3PO); 0 counts groups alone."""
+    reset_every: int = Field(0, ge=0)
+    """Updates between resets of reference and optimiser (ProRL); 0 never resets."""
+    reset_plateau: int = Field(0, ge=0)
+    """Resets them, too, when the reward gained less than 0.01 over so many updates; 0 does not look."""
     groups: int = Field(16, ge=1)
     """Groups an update."""
     rollouts: int = Field(16, ge=2)
-    """Rollouts a group."""
+    """Rollouts a group, on average where a curriculum divides a budget."""
     max_age: int = Field(0, ge=0)
     """Versions a trained token may lag behind; 0 is strictly on-policy."""
     look_ahead: float = Field(1.0, ge=0)
-    """Stream: groups asked beyond the batch, as a share of it."""
+    """Groups asked beyond the batch, as a share of it: under stream, and by speed in screening ahead."""
     starvation: Literal["raise", "relax", "partial"] = "raise"
     """When no batch can be filled: stop, train on groups without signal, or on fewer groups."""
     patience: int = Field(20, ge=1)
     """A batch starves once this many times its groups were asked in vain."""
+    speed: Speed = Speed()
+    cures: Cures = Cures()
+    scalingrl: ScalingRL = ScalingRL()
+    stages: tuple[Stage, ...] = ()
+    """Around whatever `name` says; none is one stage of everything."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Curriculum:
+        if self.speed.low >= self.speed.high:
+            raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
+        if self.name in ("speed", "all") and self.speed.n_init >= self.rollouts:
+            raise ValueError(
+                f"speed.n_init = {self.speed.n_init} leaves nothing to continue with: rollouts = {self.rollouts}"
+            )
+        return self
 
 
 class Learn(Section):
@@ -213,6 +310,8 @@ class Judge(Section):
     """A score from here on is a right answer."""
     weight: float = Field(1.0, ge=0)
     """Of the judge's score in the reward, beside the [[reward]] terms."""
+    truncated: Literal["judge", "wrong", "mask"] = "judge"
+    """A training response cut at the limit is judged like any other, wrong, or masked (left out of pass rate, loss)."""
 
 
 class Save(Section):
@@ -254,6 +353,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         limits = {"rollout.max_tokens": self.rollout.max_tokens}
+        limits |= {f"curriculum.stages.{i}.max_tokens": s.max_tokens for i, s in enumerate(self.curriculum.stages)}
         limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
         for key, limit in limits.items():
             if 0 < self.rollout.context <= limit:

@@ -51,6 +51,7 @@ def evaluate_model(
     checked = check(settings, training=False)
     for note in checked.notes:
         say(note)
+    say(f"Loading {model}.")
     from whet.eval import evaluate
     from whet.parts import build_actor
 
@@ -96,6 +97,7 @@ def probe_model(
     checked = check(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
     for note in checked.notes:
         say(note)
+    say(f"Loading {model}.")
     from whet.parts import build_actor, training_sampling
     from whet.probe import probe_report, run_probe
 

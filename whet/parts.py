@@ -146,10 +146,9 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
         **vars(actor),
         curriculum=build_curriculum(
             settings.curriculum,
-            ids=problems.train.ids,
+            facts=problems.facts(),
             sampling=training_sampling(settings, actor.codec),
             seed=settings.seed,
-            entries=problems.shares,
         ),
         learner=Learner(actor.model, settings.learn, encode=prompt_encoder(problems, actor.codec)),
     )
@@ -191,6 +190,7 @@ def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Ju
         problems.lookup,
         problems.judges,
         total=problems.rewards.total,
+        truncated=judge.truncated,
         decode=codec.judged,
         workers=judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
         timeout_s=judge.timeout_s,

@@ -17,6 +17,7 @@ import numpy as np
 
 from whet import config
 from whet.config import HELD_OUT
+from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks.base import Task
 from whet.tasks.build import TaskNames, build_task, load_judge
@@ -67,6 +68,18 @@ class Problems:
         kept = np.diff(np.cumsum(mask)[ends - 1], prepend=0).tolist()
         shares = tuple((size, weight) for size, (_, weight) in zip(kept, self.shares, strict=True))
         return replace(self, train=self.train.select(np.flatnonzero(mask).tolist()), shares=shares)
+
+    def facts(self) -> Facts:
+        """What a curriculum may know of the training prompts."""
+        table = self.train
+        tasks = table.tasks
+        return Facts(
+            ids=table.ids,
+            entries=self.shares,
+            levels=table.meta.get("level", ()),
+            characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
+            tasks=[tasks] * len(table) if isinstance(tasks, str) else tasks,
+        )
 
     def solutions(self, rng: np.random.Generator, count: int, options: Mapping[str, Any]) -> list[tuple[Prompt, str]]:
         """Worked solutions, as evenly as possible over the tasks."""

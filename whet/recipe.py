@@ -49,7 +49,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def dump_config(config: Config) -> str:
     """TOML that reads back to an equal Config."""
-    return tomli_w.dumps(config.model_dump(mode="json"))
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
 def _one_sentence(error: ValidationError) -> str:

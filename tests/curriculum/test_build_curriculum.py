@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from scripted import SAMPLING, at
 
 from whet import config
-from whet.curriculum.build import CURRICULA, build_curriculum, check_curriculum
+from whet.curriculum.base import Curriculum
+from whet.curriculum.build import CURRICULA, Facts, build_curriculum, check_curriculum
+from whet.curriculum.contract import check_contract
 from whet.curriculum.dapo import Dapo
+from whet.curriculum.kimi import KimiSource
+from whet.curriculum.reset import Reset
+from whet.curriculum.rho import CuresSource
+from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.solved import Unsolved
+from whet.curriculum.speed import Speed
+from whet.curriculum.stages import Stages
+from whet.curriculum.tokens import TokenBudget
 from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
 
@@ -14,34 +26,89 @@ def test_every_name_builds_and_asks() -> None:
     for name in CURRICULA:
         check_curriculum(name)
         settings = config.Curriculum(name=name, rollouts=5)
-        curriculum = build_curriculum(settings, ids=["a", "b", "c"], sampling=SAMPLING, seed=1)
+        facts = Facts(ids=["a", "b", "c"], characters=[1, 2, 9], tasks=["t"] * 3, levels=[1, None, 3])
+        curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=1)
         requests = curriculum.plan(at(groups=1))
-        assert requests and all(r.sampling == SAMPLING for r in requests)
+        assert requests and all(r.sampling.stop_ids == SAMPLING.stop_ids for r in requests)
         assert curriculum.needs == frozenset()
 
 
 def test_knobs_arrive() -> None:
     settings = config.Curriculum(name="dapo", rollouts=6, max_age=2, look_ahead=0.5, starvation="relax", patience=7)
-    gate = build_curriculum(settings, ids=["a", "b"], sampling=SAMPLING, seed=3)
+    gate = build_curriculum(settings, facts=Facts(ids=["a", "b"]), sampling=SAMPLING, seed=3)
     assert isinstance(gate, Dapo)
     assert (gate.rollouts, gate.max_age, gate.look_ahead) == (6, 2, 0.5)
     assert (gate.starvation, gate.patience, gate.sampling) == ("relax", 7, SAMPLING)
     assert gate.source.seed == 3  # type: ignore[attr-defined]
-    assert isinstance(build_curriculum(config.Curriculum(), ids=["a"], sampling=SAMPLING, seed=0), Uniform)
+    assert isinstance(build_curriculum(config.Curriculum(), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0), Uniform)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(WhetError, match='no curriculum "unifrom"; did you mean "uniform"'):
         check_curriculum("unifrom")
     with pytest.raises(WhetError, match='did you mean "dapo"'):
-        build_curriculum(config.Curriculum(name="DAPO"), ids=["a"], sampling=SAMPLING, seed=0)
-    with pytest.raises(WhetError, match="known are dapo, uniform"):
+        build_curriculum(config.Curriculum(name="DAPO"), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0)
+    with pytest.raises(WhetError, match="known are all, cures, dapo, scalingrl, speed, stages, uniform"):
         check_curriculum("zzz")
 
 
 def test_weights_arrive() -> None:
     curriculum = build_curriculum(
-        config.Curriculum(rollouts=2), ids=["a", "b"], sampling=SAMPLING, seed=0, entries=[(1, 3.0), (1, 1.0)]
+        config.Curriculum(rollouts=2),
+        facts=Facts(ids=["a", "b"], entries=[(1, 3.0), (1, 1.0)]),
+        sampling=SAMPLING,
+        seed=0,
     )
     asked = [r.prompt_id for r in curriculum.plan(at(groups=8))]
     assert asked.count("a") == 6 and asked.count("b") == 2
+
+
+def test_facts_among_some_of_the_ids() -> None:
+    facts = Facts(ids=["a", "b", "c", "d"], entries=[(1, 2.0), (3, 1.0)], levels=[1, 2, 3, 4], characters=[5, 6, 7, 8])
+    some = facts.among(["b", "d"])
+    assert (list(some.ids), list(some.entries)) == (["b", "d"], [(0, 2.0), (2, 1.0)])
+    assert (list(some.levels), list(some.characters), list(some.tasks)) == ([2, 4], [6, 8], [])
+
+
+def test_sources_under_gates() -> None:
+    facts = Facts(ids=[f"p{i}" for i in range(50)], characters=range(50))
+
+    def built(**settings: object) -> object:
+        return build_curriculum(config.Curriculum(rollouts=8, **settings), facts=facts, sampling=SAMPLING, seed=0)  # type: ignore[arg-type]
+
+    speed = built(name="speed", source="scalingrl")
+    assert isinstance(speed, Speed) and isinstance(speed.source, ScalingRLSource) and speed.allocate is None
+    both = built(name="speed", source="cures over scalingrl")
+    assert isinstance(both, Speed) and isinstance(both.source, CuresSource) and both.allocate is not None
+    assert isinstance(both.source.pool, ScalingRLSource)
+    everything = built(name="all")
+    assert isinstance(everything, Stages) and isinstance(everything.inner, Speed)
+    assert isinstance(everything.inner.source, CuresSource)
+    staged = built(name="dapo", stages=[{"subset": "short", "steps": 2}, {}])
+    assert isinstance(staged, Stages) and isinstance(staged.inner, Dapo)
+    with pytest.raises(WhetError, match="draws its own prompts"):
+        built(name="cures", source="uniform")
+
+
+def test_neighbours_wrap_what_is_built() -> None:
+    facts = Facts(ids=[f"p{i}" for i in range(20)])
+    settings = config.Curriculum(
+        name="dapo", source="kimi", rollouts=4, solved=0.9, tokens=500, reset_every=7, reset_plateau=0
+    )
+    reset = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
+    assert isinstance(reset, Reset) and isinstance(reset.inner, TokenBudget)
+    gate = reset.inner.inner
+    assert isinstance(gate, Dapo) and isinstance(gate.source, Unsolved) and isinstance(gate.source.source, KimiSource)
+    with pytest.raises(WhetError, match="no use with cures"):
+        build_curriculum(config.Curriculum(name="cures", solved=0.9), facts=facts, sampling=SAMPLING, seed=0)
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+@pytest.mark.parametrize("max_age", [0, 2])
+def test_every_name_keeps_the_contract(name: str, max_age: int) -> None:
+    def make(ids: Sequence[str], seed: int) -> Curriculum:
+        settings = config.Curriculum(name=name, rollouts=6, max_age=max_age)
+        facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))], levels=[i % 5 for i in range(len(ids))])
+        return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
+
+    check_contract(make, epochs=name in ("uniform", "dapo", "speed"), max_age=max_age)

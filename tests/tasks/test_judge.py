@@ -200,6 +200,21 @@ def test_pass_at_decides() -> None:
         assert [r.verdict for r in judge.judge(rollouts("half", "wrong"))] == ["right", "wrong"]
 
 
+def test_what_becomes_of_a_response_cut_at_the_limit() -> None:
+    cut = [rollout("yes", 0, finish="length"), rollout("yes", 1, finish="length", phase="eval"), rollout("yes", 2)]
+    expected = {
+        "judge": ["right", "right", "right"],
+        "wrong": ["wrong", "right", "right"],
+        "mask": ["unjudged", "right", "right"],
+    }
+    for policy, verdicts in expected.items():
+        with make(lambda prompt, response: float(response == "yes"), truncated=policy) as judge:
+            judged = judge.judge(cut)
+            assert [r.verdict for r in judged] == verdicts, policy
+            assert judged[0].reward == {"judge": 1.0, "wrong": 0.0, "mask": None}[policy]
+            assert judge.stats()["judge/unjudged"] == 0, "a masked response is nobody's failure"
+
+
 ERRORS = ["raise", "exit", "interrupt", "nameless", "recurse", "memory"]
 NONSENSE = ["nan", "two", "minus", "none", "string", "list", "complex"]
 CRASHES = ["_exit", "segfault", "kill", "close", "scribble", "plays"]

@@ -1,42 +1,139 @@
-"""Curricula by name. A new one is a new file and one line in `CURRICULA`."""
+"""Curricula by name: which gate, over which source, in stages or not. A new one is a new file and one line in a table.
+
+A gate says which groups train, a source which prompts come next; `curriculum.source` puts another source under a gate,
+`curriculum.stages` wraps whatever comes of it. `all` is every method at once: stages around SPEED, whose prompts CurES
+draws from the set that ScalingRL keeps moving, and whose continuations are divided by CurES's rule.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from whet import config
 from whet.curriculum.base import Curriculum, Source
+from whet.curriculum.cures import Cures, neyman_continuations
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.gate import Gate
+from whet.curriculum.kimi import KimiSource
+from whet.curriculum.reset import Reset
+from whet.curriculum.rho import CuresSource
+from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.solved import Unsolved
 from whet.curriculum.source import build_source
+from whet.curriculum.speed import Speed
+from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
+from whet.curriculum.tokens import TokenBudget
 from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
 from whet.types import Sampling
 
-Factory = Callable[[config.Curriculum, Source, Sampling], Curriculum]
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a curriculum may know of the prompts, in the order of their ids; texts are none of it."""
 
-def over_uniform(gate: type[Gate]) -> Factory:
-    """A gate that takes the common knobs alone, over shuffled epochs."""
+    ids: Sequence[str]
+    entries: Sequence[tuple[int, float]] = ()
+    """(prompts, weight) of each data entry; none means one of weight 1."""
+    levels: Sequence[float | None] = ()
+    characters: Sequence[int] = ()
+    tasks: Sequence[str] = ()
 
-    def make(settings: config.Curriculum, source: Source, sampling: Sampling) -> Curriculum:
-        return gate(
-            source,
-            sampling=sampling,
-            rollouts=settings.rollouts,
-            max_age=settings.max_age,
-            look_ahead=settings.look_ahead,
-            starvation=settings.starvation,
-            patience=settings.patience,
+    def among(self, ids: Sequence[str]) -> Facts:
+        """Of these alone, which are some of them in the same order."""
+        if len(ids) == len(self.ids):
+            return self
+        wanted = set(ids)
+        rows = np.flatnonzero([prompt_id in wanted for prompt_id in self.ids])
+        ends = np.searchsorted(rows, list(accumulate(size for size, _ in self.entries)))
+        sizes = np.diff(ends, prepend=0).tolist()
+
+        def some(column: Sequence[Any]) -> Sequence[Any]:
+            return [column[row] for row in rows.tolist()] if len(column) else column
+
+        return replace(
+            self,
+            ids=ids,
+            entries=[(size, weight) for size, (_, weight) in zip(sizes, self.entries, strict=True)],
+            levels=some(self.levels),
+            characters=some(self.characters),
+            tasks=some(self.tasks),
         )
 
-    return make
+
+MakeGate = Callable[[config.Curriculum, Source, Sampling], Gate]
+MakeSource = Callable[[config.Curriculum, Facts, int], Source]
 
 
-CURRICULA: dict[str, Factory] = {
+@dataclass(frozen=True)
+class Plan:
+    """What a name stands for."""
+
+    gate: MakeGate
+    source: str = "uniform"
+    staged: bool = False
+    """In default stages, where the recipe names none."""
+
+
+def common(settings: config.Curriculum, sampling: Sampling) -> dict[str, Any]:
+    """The knobs every gate takes."""
+    names = ("rollouts", "max_age", "look_ahead", "starvation", "patience")
+    return {"sampling": sampling, **{name: getattr(settings, name) for name in names}}
+
+
+def over_uniform(gate: type[Gate]) -> Plan:
+    """A gate that takes the common knobs alone, over shuffled epochs."""
+    return Plan(lambda settings, source, sampling: gate(source, **common(settings, sampling)))
+
+
+def _speed(settings: config.Curriculum, source: Source, sampling: Sampling) -> Gate:
+    least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
+    allocate = neyman_continuations(source.posterior, least) if isinstance(source, CuresSource) else None
+    return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
+
+
+def _cures(settings: config.Curriculum, source: Source, sampling: Sampling) -> Gate:
+    if not isinstance(source, CuresSource):
+        raise WhetError(f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".')
+    own = settings.cures.model_dump(include={"minimum", "probe"})
+    return Cures(source, **own, **common(settings, sampling))
+
+
+def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
+    own = settings.cures.model_dump(include={"tau", "memory", "subsets", "subset_steps"})
+    return CuresSource(facts.ids, seed, rest=settings.max_age, entries=facts.entries, pool=pool, **own)
+
+
+def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> ScalingRLSource:
+    if len({weight for size, weight in facts.entries if size}) > 1:
+        raise WhetError("scalingrl chooses its prompts by their score and knows no data.weight; leave the weights out.")
+    return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
+
+
+CURRICULA: dict[str, Plan] = {
     "uniform": over_uniform(Uniform),
     "dapo": over_uniform(Dapo),
+    "speed": Plan(_speed),
+    "cures": Plan(_cures, source="cures"),
+    "scalingrl": replace(over_uniform(Uniform), source="scalingrl"),
+    "stages": replace(over_uniform(Uniform), staged=True),
+    "all": Plan(_speed, source="cures over scalingrl", staged=True),
+}
+
+SOURCES: Mapping[str, MakeSource] = {
+    "uniform": lambda settings, facts, seed: build_source(facts.ids, seed, facts.entries),
+    "kimi": lambda settings, facts, seed: KimiSource(facts.ids, seed),
+    "cures": _cures_source,
+    "scalingrl": _scalingrl_source,
+    "cures over scalingrl": lambda settings, facts, seed: _cures_source(
+        settings, facts, seed, pool=_scalingrl_source(settings, facts, seed)
+    ),
 }
 
 
@@ -48,14 +145,40 @@ def check_curriculum(name: str) -> None:
         raise WhetError(f'There is no curriculum "{name}"; {hint}')
 
 
-def build_curriculum(
-    settings: config.Curriculum,
-    *,
-    ids: Sequence[str],
-    sampling: Sampling,
-    seed: int,
-    entries: Sequence[tuple[int, float]] = (),
-) -> Curriculum:
-    """`entries`: (prompts, weight) of each data entry, in the order of `ids`; none means one of weight 1."""
+def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     check_curriculum(settings.name)
-    return CURRICULA[settings.name](settings, build_source(ids, seed, entries), sampling)
+    plan = CURRICULA[settings.name]
+
+    def make(settings: config.Curriculum, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
+        source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
+        gate = plan.gate(settings, unsolved(settings, source, len(facts.ids)), sampling)
+        gate.book.next_id = first
+        return TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+
+    def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
+        return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
+
+    stages = stages_of(settings, sampling.max_tokens)
+    if stages:
+        built: Curriculum = Stages(stages, make_stage, ids=facts.ids, characters=facts.characters, tasks=facts.tasks)
+    else:
+        built = make(settings, facts, sampling, 0)
+    if settings.reset_every or settings.reset_plateau:
+        return Reset(built, every=settings.reset_every, plateau=settings.reset_plateau)
+    return built
+
+
+def unsolved(settings: config.Curriculum, source: Source, prompts: int) -> Source:
+    """The source without what is solved, if the recipe wants that."""
+    if not settings.solved:
+        return source
+    if isinstance(source, CuresSource):
+        raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
+    return Unsolved(source, prompts=prompts, solved=settings.solved)
+
+
+def stages_of(settings: config.Curriculum, max_tokens: int) -> tuple[config.Stage, ...]:
+    """Those of the recipe, else the default ones of a curriculum that has stages."""
+    if settings.stages or not CURRICULA[settings.name].staged:
+        return settings.stages
+    return default_stages(max_tokens)

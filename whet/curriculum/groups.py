@@ -10,7 +10,7 @@ The book keeps no counters and knows no source: it never decides, and never asks
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class Visit:
     """In the order of first ask: the id of the prompt's first group, kept when it is asked again."""
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
+    untrained: int = 0
+    """So many rollouts, the first ones, only helped to decide (a screening that is a gate alone)."""
 
     @property
     def complete(self) -> bool:
@@ -35,7 +37,7 @@ class Visit:
     @property
     def group(self) -> Group:
         """What a learner may see of it: the judged rollouts, by index."""
-        judged = tuple(rollout for _, rollout in sorted(self.came.items()) if rollout.judged)
+        judged = tuple(r for index, r in sorted(self.came.items()) if r.judged and index >= self.untrained)
         return Group(prompt_id=self.prompt_id, group_id=self.group_id, rollouts=judged)
 
     @property
@@ -57,7 +59,9 @@ class GroupBook:
         """A stage that starts with a new book goes on counting here: an id names one group for a whole run."""
         self._visits: dict[int, Visit] = {}  # open and ready ones
         self._line: list[tuple[int, int]] = []  # their (place, group id), sorted
-        self._waiting: dict[int, Visit] = {}  # of those, complete ones that will be asked for more
+        self._waiting: dict[int, Group] = {}  # of those, complete ones that will be asked for more
+        self.continued: set[int] = set()
+        """Of open and ready groups, those that were asked for more."""
         self._ready: dict[int, int] = {}  # of those, ready ones: their oldest version
         self._spare: dict[int, Visit] = {}  # rejected, kept for a batch that starves
         self._oldest = 0  # no ready group is older; saves looking at all of them at every emit
@@ -89,9 +93,13 @@ class GroupBook:
         self.next_id += 1
         return self._request(visit, n, sampling, phase)
 
-    def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase) -> Request:
-        """More rollouts for a waiting group; it keeps its id and its place in the order."""
-        return self._request(self._waiting.pop(group_id), n, sampling, phase)
+    def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase, fresh: bool = False) -> Request:
+        """More rollouts for a waiting group; it keeps its id and its place. `fresh`: only those from now on train."""
+        del self._waiting[group_id]
+        visit = self._visits[group_id]
+        visit.untrained = visit.asked if fresh else visit.untrained
+        self.continued.add(group_id)
+        return self._request(visit, n, sampling, phase)
 
     def _request(self, visit: Visit, n: int, sampling: Sampling, phase: Phase) -> Request:
         assert n > 0, f"group {visit.group_id} is asked for {n} rollouts"
@@ -111,11 +119,16 @@ class GroupBook:
 
     def wait(self, group_id: int) -> None:
         """Complete, but more will be asked: open still."""
-        self._waiting[group_id] = self._visits[group_id]
+        self._waiting[group_id] = self._visits[group_id].group
 
     def waiting(self) -> list[Group]:
         """In ask order."""
-        return [visit.group for visit in sorted(self._waiting.values(), key=lambda visit: visit.place)]
+        return sorted(self._waiting.values(), key=lambda group: self._visits[group.group_id].place)
+
+    @property
+    def waits(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
 
     def keep(self, group_id: int) -> None:
         """Ready to train."""
@@ -132,6 +145,7 @@ class GroupBook:
         if group_id in self._spare:
             return self._spare.pop(group_id)
         self._waiting.pop(group_id, None)
+        self.continued.discard(group_id)
         self._ready.pop(group_id, None)
         visit = self._visits.pop(group_id)
         del self._line[bisect_left(self._line, (visit.place, group_id))]
@@ -162,6 +176,10 @@ class GroupBook:
         in_line = sorted(self._spare.values(), key=lambda visit: visit.place)
         return sorted((visit.group for visit in in_line), key=lambda group: -group.spread)
 
+    def in_line(self) -> Iterator[Visit]:
+        """Open and ready groups, in ask order."""
+        return (self._visits[group_id] for _, group_id in self._line)
+
     def place(self, group_id: int) -> int:
         return (self._visits.get(group_id) or self._spare[group_id]).place
 
@@ -174,6 +192,7 @@ class GroupBook:
             "next_id": self.next_id,
             "visits": [_visit_to_json(visit) for visit in self._visits.values()],
             "waiting": list(self._waiting),
+            "continued": sorted(self.continued),
             "ready": list(self._ready),
             "spare": [_visit_to_json(visit) for visit in self._spare.values()],
         }
@@ -184,6 +203,7 @@ class GroupBook:
         self._visits = _visits_from_json(state["visits"])
         self._line = sorted((visit.place, visit.group_id) for visit in self._visits.values())
         self._spare = _visits_from_json(state["spare"])
+        self.continued = set(state.get("continued", ()))
         for group_id in state["waiting"]:
             self.wait(group_id)
         for group_id in state["ready"]:
@@ -197,6 +217,7 @@ def _visit_to_json(visit: Visit) -> dict[str, Any]:
         "place": visit.place,
         "asked": visit.asked,
         "came": [rollout_to_json(rollout) for rollout in visit.came.values()],
+        "untrained": visit.untrained,
     }
 
 
@@ -204,5 +225,7 @@ def _visits_from_json(rows: Sequence[Mapping[str, Any]]) -> dict[int, Visit]:
     visits = {}
     for row in rows:
         came = {rollout.index: rollout for rollout in map(rollout_from_json, row["came"])}
-        visits[row["group_id"]] = Visit(row["prompt_id"], row["group_id"], row["place"], row["asked"], came)
+        visits[row["group_id"]] = Visit(
+            row["prompt_id"], row["group_id"], row["place"], row["asked"], came, row.get("untrained", 0)
+        )
     return visits

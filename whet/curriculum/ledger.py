@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from whet.curriculum.base import Curriculum
-from whet.types import Batch, Clock, Group, Request, Rollout
+from whet.types import Batch, Clock, Group, Phase, Request, Rollout
 
 LINES = {
     1: "same seed and verdicts, same plans, also across save and load",
@@ -49,17 +49,26 @@ class Entry:
 
 class Ledger:
     def __init__(
-        self, ids: Sequence[str], *, epochs: bool = True, rollouts: int | None = None, max_age: int | None = None
+        self,
+        ids: Sequence[str],
+        *,
+        epochs: bool = True,
+        rollouts: int | None = None,
+        max_age: int | None = None,
+        trains: Phase | None = None,
     ):
+        """As in `check_contract`; `trains`: a group that has rollouts of this phase trains on them alone."""
         self.ids = ids
         self.epochs = epochs
         self.rollouts = rollouts
         self.max_age = max_age
+        self.trains = trains
         self.entries: dict[int, Entry] = {}
         self.pending: list[tuple[int, str]] = []  # returned, in ask order, not yet asked again
         self.visits: Counter[str] = Counter()  # without those that make up for a return
         self.reached: Counter[int] = Counter()  # prompts with so many visits or more
         self.last_trained = -1
+        self.stage = 0.0
         self._held: set[int] = set()
         self._metrics: dict[str, float] = {}
 
@@ -119,7 +128,8 @@ class Ledger:
         for group in groups:
             self._check_group(group, clock)
         if batch is not None:
-            self._check_batch(batch, clock, starved=self._rise(curriculum, "starved") > 0)
+            wanted = int(curriculum.metrics().get("curriculum/groups", clock.groups))  # where it has a say itself
+            self._check_batch(batch, wanted, starved=self._rise(curriculum, "starved") > 0)
         gone = self._held - curriculum.holds() - {group.group_id for group in groups}
         expired = self._rise(curriculum, "reasked")
         require(
@@ -136,7 +146,9 @@ class Ledger:
         entry.fate = "trained"
         require(3, entry.complete, f"group {group_id} is trained with {len(entry.came)} of {entry.asked} rollouts")
         trained = [(r.key, r.verdict, r.length) for r in group.rollouts]
-        judged = [(r.key, r.verdict, r.length) for _, r in sorted(entry.came.items()) if r.judged]
+        came = [r for _, r in sorted(entry.came.items())]
+        came = [r for r in came if r.phase == self.trains] or came
+        judged = [(r.key, r.verdict, r.length) for r in came if r.judged]
         require(
             3, sorted(trained) == judged, f"group {group_id} trains on {trained}, but its judged rollouts are {judged}"
         )
@@ -144,7 +156,7 @@ class Ledger:
         age = clock.version - group.oldest_version
         require(3, self.max_age is None or age <= self.max_age, f"group {group_id} is {age} versions old")
 
-    def _check_batch(self, batch: Batch, clock: Clock, starved: bool) -> None:
+    def _check_batch(self, batch: Batch, wanted: int, starved: bool) -> None:
         require(5, len(batch.groups) > 0, "a batch without groups")
         entries = [self.entries[group.group_id] for group in batch.groups]
         positions = [entry.position for entry in entries]
@@ -158,14 +170,15 @@ class Ledger:
         self.last_trained = positions[-1]
         if not starved:
             count, asked = len(entries), sum(entry.asked for entry in entries)
-            require(
-                5, count == clock.groups, f"a batch of {count} groups instead of {clock.groups}, not counted as starved"
-            )
-            exact = self.rollouts is None or asked == self.rollouts * clock.groups
-            require(4, exact, f"{asked} rollouts were asked for a batch of {clock.groups} times {self.rollouts}")
+            require(5, count == wanted, f"a batch of {count} groups instead of {wanted}, not counted as starved")
+            exact = self.rollouts is None or asked == self.rollouts * wanted
+            require(4, exact, f"{asked} rollouts were asked for a batch of {wanted} times {self.rollouts}")
 
     def updated(self, curriculum: Curriculum) -> None:
         self._drop_gone(curriculum)
+        if (stage := curriculum.metrics().get("curriculum/stage", 0)) != self.stage:
+            self.stage = stage
+            self.pending.clear()  # the next stage has prompts of its own
         left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained]
         require(2, not left, f"the groups {left} were asked before a trained one and are neither trained nor dropped")
 
@@ -180,7 +193,8 @@ class Ledger:
             f"{fates['returned']} groups are to be asked again, reasked says {metrics.get('curriculum/reasked')}",
         )
         counted = sum(
-            metrics.get(f"curriculum/{name}", 0) for name in ("rejected_easy", "rejected_hard", "unjudged_groups")
+            metrics.get(f"curriculum/{name}", 0)
+            for name in ("rejected_easy", "rejected_hard", "unjudged_groups", "border", "probed")
         )
         spare = len(curriculum.holds()) + metrics.get("curriculum/relaxed", 0)
         exact = fates["dropped"] <= counted <= fates["dropped"] + spare

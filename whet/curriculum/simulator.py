@@ -136,7 +136,7 @@ class Simulator:
             phase=job.request.phase,
             sampling=job.request.sampling,
             length=job.length,
-            finish="cut" if cut else "stop",
+            finish="cut" if cut else "length" if job.length >= job.request.sampling.max_tokens else "stop",
             first_version=job.began,
             last_version=self.version,
             verdict=verdict,

@@ -50,7 +50,7 @@ def recipe_lines(report: ProbeReport) -> str:
     chosen, screen = choose(report)
     lines = ["[curriculum]", f'name = "{chosen if chosen in CURRICULA else "dapo"}"', f"rollouts = {report.group}"]
     if screen is not None and chosen in CURRICULA:
-        lines.append(f"# N_init = {screen.screen}")
+        lines += ["", "[curriculum.speed]", f"n_init = {screen.screen}"]
     if report.truncated <= CUT and report.enough is not None:
         lines += ["", "[rollout]", f"max_tokens = {report.enough}"]
     return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from multiprocessing.connection import wait as wait_for
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
@@ -31,6 +31,15 @@ Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
 """The reward of a rollout that has its verdict, and each term of it; raises WhetError where it cannot be said."""
 
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
+
+
+Truncated = Literal["judge", "wrong", "mask"]
+"""What becomes of a training response cut at the limit, as in `config.Judge`."""
+
+
+def _cut_short(rollout: Rollout) -> bool:
+    """Evaluation judges every response: its limits are its own."""
+    return rollout.finish == "length" and rollout.phase != "eval"
 
 
 def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
@@ -55,10 +64,12 @@ class Judge:
         pass_at: float = 0.99,
         ordered: bool = True,
         total: Total = score_alone,
+        truncated: Truncated = "judge",
     ) -> None:
         self._lookup, self._judges, self._decode = lookup, judges, decode
         self._wanted, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
         self._pass_at, self._ordered, self._total = pass_at, ordered, total
+        self._truncated = truncated
         self._numbers = 0
         self._todo: deque[Item] = deque()
         self._open: dict[int, Rollout] = {}
@@ -139,7 +150,7 @@ class Judge:
         """Queues a rollout under a new number, unless it was cut: that is a result already."""
         self._numbers += 1
         number = self._numbers
-        if rollout.finish == "cut":
+        if rollout.finish == "cut" or (self._truncated == "mask" and _cut_short(rollout)):
             self._judged[number] = rollout
             return number
         assert rollout.trace is not None, "a rollout is judged by its trace"
@@ -217,6 +228,8 @@ class Judge:
         worker.chunk.clear()
 
     def _settle(self, item: Item, said: Judgement) -> None:
+        if self._truncated == "wrong" and _cut_short(item.rollout):
+            said = replace(said, score=0.0)
         verdict: Verdict = "right" if said.score >= self._pass_at else "wrong"
         judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final)
         try:

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whet.curriculum.history import ALL_RIGHT, ALL_WRONG, MIXED, UNSEEN, History
+
+
+def test_a_group_may_come_in_pieces() -> None:
+    whole, pieces = History(1), History(1)
+    whole.add(0, group_id=3, right=2, judged=8, tokens=900, epoch=1)
+    for right, judged, tokens in ((0, 2, 100), (1, 5, 700), (1, 1, 100)):
+        pieces.add(0, group_id=3, right=right, judged=judged, tokens=tokens, epoch=1)
+    assert whole.state_dict() == pieces.state_dict()
+    assert (whole.rate[0], whole.length[0], whole.visits[0]) == (0.25, 112.5, 1)
+
+
+def test_recent_rate_is_over_three_groups_and_the_smoothed_ones_remember_seven_tenths() -> None:
+    """Rates 0, 1, 1/2, 1/4: the last three give 7/12. Smoothed: 0, 0.3, 0.36, 0.327. Lengths 100, then 200: 130."""
+    history = History(1)
+    for group, (right, tokens) in enumerate([(0, 400), (4, 800), (2, 800), (1, 800)]):
+        history.add(0, group_id=group, right=right, judged=4, tokens=tokens, epoch=group)
+        if group == 1:
+            assert history.length[0] == pytest.approx(130.0)
+    assert history.rate[0] == pytest.approx(7 / 12)
+    assert history.smooth[0] == pytest.approx(0.327)
+
+
+def test_kind_is_that_of_the_latest_group_and_solved_is_for_ever() -> None:
+    history = History(2)
+    kinds = []
+    for group, right in enumerate((0, 2, 4, 0)):
+        history.add(0, group_id=group, right=right, judged=4, tokens=8, epoch=0)
+        kinds.append(int(history.kind[0]))
+    assert kinds == [ALL_WRONG, MIXED, ALL_RIGHT, ALL_WRONG]
+    assert history.solved.tolist() == [True, False] and history.kind[1] == UNSEEN
+
+
+def test_one_verdict_does_not_tell_whether_all_agree() -> None:
+    history = History(1)
+    kinds = []
+    for _ in range(2):
+        history.add(0, group_id=5, right=0, judged=1, tokens=10, epoch=0)
+        kinds.append(int(history.kind[0]))
+    assert kinds == [MIXED, ALL_WRONG]
+
+
+def test_late_rollouts_of_an_older_group_count_with_the_latest() -> None:
+    history = History(1)
+    history.add(0, group_id=5, right=1, judged=1, tokens=10, epoch=0)
+    history.add(0, group_id=8, right=0, judged=2, tokens=20, epoch=0)
+    history.add(0, group_id=5, right=1, judged=2, tokens=20, epoch=0)
+    assert history.kind[0] == MIXED
+    assert (history.visits[0], history.right[0], history.judged[0]) == (2, 1, 4)
+    assert history.rate[0] == pytest.approx((0.25 + 1.0) / 2)
+
+
+events = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(0, 3), st.integers(0, 3)), max_size=30)
+
+
+@given(events, st.integers(0, 30))
+def test_a_saved_history_goes_on_as_if_never_interrupted(steps: list[tuple[int, ...]], save_at: int) -> None:
+    def run(saving: bool) -> History:
+        history = History(5)
+        for number, (row, group, right, wrong) in enumerate(steps):
+            if right + wrong:
+                history.add(row, group_id=group, right=right, judged=right + wrong, tokens=7 * right + 1, epoch=number)
+            if saving and number == save_at:
+                state = json.loads(json.dumps(history.state_dict()))
+                history = History(5)
+                history.add(4, group_id=1, right=1, judged=2, tokens=3, epoch=4)  # overwritten by the state
+                history.load_state_dict(state)
+        return history
+
+    saved, plain = run(True), run(False)
+    assert saved.state_dict() == plain.state_dict()
+    for values in (plain.rate, plain.smooth):
+        assert np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1.00001

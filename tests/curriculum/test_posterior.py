@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import SAMPLING, answers
+
+from whet.curriculum.posterior import Posterior
+from whet.errors import WhetError
+from whet.types import Request
+
+
+def counted(posterior: Posterior, prompt_id: str, letters: str) -> float:
+    request = Request(prompt_id=prompt_id, group_id=0, n=len(letters), sampling=SAMPLING)
+    posterior.count(answers(request, letters))
+    return float(posterior.mean_of([prompt_id])[0])
+
+
+def test_the_posterior_mean() -> None:
+    posterior = Posterior(["a", "b"])
+    assert counted(posterior, "a", "rrrw") == pytest.approx(2 / 3)
+    assert counted(posterior, "a", "rrrrrwww") == pytest.approx(9 / 14)  # 1 + 3 + 5 of 2 + 4 + 8
+    assert posterior.mean_of(["b", "a"]) == pytest.approx([0.5, 9 / 14])
+    means = [counted(Posterior(["x"]), "x", "r" * k + "w" * (4 - k)) for k in range(5)]
+    assert means == pytest.approx([1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6])
+
+
+def test_no_verdict_is_no_evidence() -> None:
+    posterior = Posterior(["a"])
+    assert counted(posterior, "a", "uuu") == 0.5
+    assert len(posterior.visited) == 0
+    assert counted(posterior, "a", "uru") == pytest.approx(2 / 3)
+
+
+def test_other_prompts_are_passed_over() -> None:
+    posterior = Posterior(["a"])
+    request = Request(prompt_id="elsewhere", group_id=0, n=2, sampling=SAMPLING)
+    assert len(posterior.count(answers(request, "rr"))) == 0
+    assert len(posterior.visited) == 0
+
+
+def test_evidence_fades_with_updates() -> None:
+    """The decay of MoPPS, memory 0.5: (1, 1) -> (5, 5) after 4 of 8, -> (3 + 8, 3) after 8 of 8 one update later."""
+    posterior = Posterior(["a", "b"], memory=0.5)
+    assert counted(posterior, "a", "rrrrwwww") == 0.5
+    posterior.now = 1
+    assert counted(posterior, "a", "r" * 8) == pytest.approx(11 / 14)
+    posterior.now = 3  # two updates later: (1 + 10 / 4, 1 + 2 / 4)
+    assert posterior.mean_of(["a", "b"]) == pytest.approx([3.5 / 5, 0.5])
+
+
+def test_several_calls_in_an_update_fade_once() -> None:
+    posterior = Posterior(["a"], memory=0.5)
+    counted(posterior, "a", "rr")
+    posterior.now = 1
+    counted(posterior, "a", "r")
+    assert counted(posterior, "a", "w") == pytest.approx((1 + 1 + 1) / (2 + 1 + 2))
+
+
+@given(
+    memory=st.sampled_from([1.0, 0.9, 0.3]),
+    events=st.lists(st.tuples(st.integers(0, 4), st.text("rwu", min_size=1, max_size=5), st.integers(0, 3))),
+    later=st.integers(0, 5),
+)
+def test_the_state_is_exact(memory: float, events: list[tuple[int, str, int]], later: int) -> None:
+    ids = [f"p{i}" for i in range(5)]
+    posterior = Posterior(ids, memory)
+    for row, letters, passes in events:
+        posterior.now += passes
+        counted(posterior, ids[row], letters)
+    loaded = Posterior(ids, memory)
+    loaded.load_state_dict(json.loads(json.dumps(posterior.state_dict())))
+    posterior.now += later
+    loaded.now += later
+    means = posterior.mean(np.arange(5))
+    assert (loaded.mean(np.arange(5)) == means).all()
+    assert ((means > 0) & (means < 1)).all()
+
+
+def test_the_state_holds_visited_prompts_alone() -> None:
+    ids = [f"p{i}" for i in range(50_000)]
+    posterior = Posterior(ids)
+    counted(posterior, "p7", "rw")
+    assert len(json.dumps(posterior.state_dict())) < 300
+    posterior.add(np.arange(50_000), right=np.ones(50_000), wrong=np.ones(50_000))
+    assert len(json.dumps(posterior.state_dict())) < 40 * 50_000  # a million prompts take 40 MB
+
+
+def test_other_prompts_are_refused() -> None:
+    with pytest.raises(WhetError, match="other prompts than the 2 given now"):
+        Posterior(["a", "b"]).load_state_dict(Posterior(["a", "c"]).state_dict())
+
+
+def test_clear_forgets() -> None:
+    posterior = Posterior(["a"])
+    counted(posterior, "a", "rr")
+    posterior.clear()
+    assert posterior.mean_of(["a"]).tolist() == [0.5]

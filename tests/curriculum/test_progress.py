@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from scripted import SAMPLING, rollout
+
+from whet.curriculum.progress import Progress, smoothed
+from whet.types import Request
+
+ONE = Request(prompt_id="A", group_id=0, n=8, sampling=SAMPLING)
+
+
+def test_smoothed_over_three_updates() -> None:
+    # 2 / (3 + 1) = 1/2 of the way each time
+    assert smoothed(None, 0.8, span=3) == 0.8
+    assert smoothed(0.8, 0.4, span=3) == pytest.approx(0.6)
+    assert smoothed(0.0, 1.0) == pytest.approx(2 / 21)
+
+
+def test_what_counts_as_truncated_and_as_reward() -> None:
+    progress = Progress()
+    progress.observe(
+        [
+            rollout(ONE, 0, "w", finish="length"),
+            rollout(ONE, 1, "r"),
+            rollout(ONE, 2, "u"),  # answered, not judged
+            rollout(ONE, 3, "u", finish="cut"),  # nobody knows how long it would have been
+            replace(rollout(ONE, 4, "r"), reward=0.5),  # the reward counts, not the verdict
+        ]
+    )
+    assert progress.truncated is None
+    progress.update()
+    assert (progress.truncated, progress.reward) == (0.25, 0.5)
+    progress.update()  # nothing came
+    assert (progress.truncated, progress.reward) == (0.25, 0.5)
+
+
+def test_stalled_once_the_gain_over_so_many_updates_is_small() -> None:
+    progress = Progress(keep=3)
+    seen = []
+    for reward in (0.0, 0.5, 0.5, 0.5, *[0.5] * 40):
+        progress.observe([replace(rollout(ONE, 0, "r"), reward=reward)])
+        progress.update()
+        seen.append(progress.stalled(3))
+    # the average nears 0.5 by 19/21 an update: 0.5 (19/21)^k; its gain over three falls below 0.01 at k = 28 -> 31
+    gains = [0.5 * ((19 / 21) ** (k - 3) - (19 / 21) ** k) for k in range(3, 44)]
+    assert seen == [False] * 3 + [gain < 0.01 for gain in gains]
+    assert seen.index(True) == 29
+    progress.forget()
+    assert not progress.stalled(3)
+
+
+def test_state() -> None:
+    progress, other = Progress(keep=2), Progress(keep=2)
+    for _ in range(4):
+        progress.observe([rollout(ONE, 0, "r", finish="length"), rollout(ONE, 1, "w")])
+        progress.update()
+    progress.observe([rollout(ONE, 0, "r")])
+    other.load_state_dict(json.loads(json.dumps(progress.state_dict())))
+    progress.update()
+    other.update()
+    assert other.state_dict() == progress.state_dict()
+    assert not other.stalled(2) and not progress.stalled(2)  # 1 after 1/2: it gained

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from scripted import SAMPLING, answer_all, at
+
+from whet.curriculum.contract import check_contract, check_world
+from whet.curriculum.reset import Reset
+from whet.curriculum.simulator import World
+from whet.curriculum.source import UniformSource
+from whet.curriculum.uniform import Uniform
+from whet.types import Report
+
+
+def make(ids: Sequence[str], seed: int, **knobs: Any) -> Reset:
+    return Reset(Uniform(UniformSource(ids, seed), sampling=SAMPLING, rollouts=2), **knobs)
+
+
+def resets(curriculum: Reset, letters: Sequence[str]) -> list[int]:
+    """Steps whose batch begins anew; one pair of verdicts a step."""
+    steps = []
+    for step, pair in enumerate(letters):
+        requests = curriculum.plan(at(step=step))
+        answer_all(curriculum, requests, [pair] * len(requests), version=step)  # type: ignore[arg-type]
+        batch = curriculum.emit(at(step=step))
+        assert batch is not None
+        if batch.reset_reference:
+            assert batch.reset_optimizer == curriculum.optimizer
+            steps.append(step)
+        curriculum.updated(at(step=step + 1), Report(metrics={}))
+    return steps
+
+
+@pytest.mark.parametrize("knobs", [{"every": 3}, {"plateau": 2}])
+def test_the_contract(knobs: dict[str, int]) -> None:
+    check_contract(lambda ids, seed: make(ids, seed, **knobs), rollouts=2, max_age=0)
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_every_so_many_updates(optimizer: bool) -> None:
+    curriculum = make("ABCD", 0, every=3, optimizer=optimizer)
+    assert resets(curriculum, ["rw"] * 10) == [3, 6, 9]
+    assert curriculum.metrics()["curriculum/resets"] == 3
+
+
+def test_on_a_plateau_counted_from_the_last_reset() -> None:
+    # flat from the start: three more updates gain nothing, and three again after each reset
+    assert resets(make("ABCD", 0, plateau=3), ["rw"] * 11) == [4, 7, 10]
+    # rising: 2/21 of the way to 1 each time, well over 0.01
+    assert resets(make("ABCD", 0, plateau=3), ["ww"] + ["rr"] * 10) == []
+
+
+def test_neither_is_none() -> None:
+    assert resets(make("ABCD", 0), ["rw"] * 8) == []
+
+
+def test_a_due_reset_survives_a_save() -> None:
+    """`play` compares plans and batches, not flags."""
+    curriculum, again = make("ABCD", 0, every=2), make("ABCD", 0, every=2)
+    assert resets(curriculum, ["rw"] * 2) == []
+    again.load_state_dict(curriculum.state_dict())
+    assert again.due
+    check_world(lambda ids, seed: make(ids, seed, every=1), World(slots=20, cut=0.5), save_share=1.0)

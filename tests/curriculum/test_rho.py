@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import SAMPLING, answers, at
+
+from whet.curriculum.allocation import sampling_weights
+from whet.curriculum.contract import WORLDS as ALL_WORLDS
+from whet.curriculum.contract import check_contract, check_world
+from whet.curriculum.dapo import Dapo
+from whet.curriculum.rho import CuresSource
+from whet.errors import WhetError
+from whet.types import Clock, Request, Rollout
+
+IDS = [f"p{i}" for i in range(6)]
+
+
+def tell(source: CuresSource, verdicts: Mapping[str, str]) -> None:
+    for prompt_id, letters in verdicts.items():
+        request = Request(prompt_id=prompt_id, group_id=0, n=len(letters), sampling=SAMPLING)
+        source.observe(answers(request, letters))
+
+
+def first_draws(verdicts: Mapping[str, str], runs: int = 4000, **knobs: Any) -> np.ndarray:
+    """How often each prompt comes first, over steps in which nothing more is learnt."""
+    source = CuresSource(IDS, 0, **knobs)
+    source.enter(at())
+    tell(source, verdicts)
+    counts = Counter(source.pick(1, at(step=step + 1))[0] for step in range(runs))
+    return np.array([counts[prompt_id] / runs for prompt_id in IDS])
+
+
+def test_prompts_come_by_rho() -> None:
+    """p = 1/2 unseen, 1/2, 1/6, 5/6, 1/3, 2/3."""
+    seen = {"p1": "rw", "p2": "wwww", "p3": "rrrr", "p4": "rwww", "p5": "rrrw"}
+    expected = sampling_weights([1 / 2, 1 / 2, 1 / 6, 5 / 6, 1 / 3, 2 / 3], tau=0.1)
+    assert expected.max() / expected.min() == pytest.approx(3.57, abs=0.01)
+    assert first_draws(seen, tau=0.1) == pytest.approx(expected, abs=0.022)  # three standard deviations
+
+
+def test_one_batch_changes_the_next_draw() -> None:
+    """The released code's verdicts never reach its sampler, and its temperature makes rho* uniform."""
+    assert first_draws({}, runs=1200) == pytest.approx(1 / 6, abs=0.033)
+    shares = first_draws(dict.fromkeys(IDS[1:], "w" * 8), runs=300, tau=0.05)
+    assert shares[0] > 0.9
+
+
+def test_data_weights_multiply_rho() -> None:
+    shares = first_draws({}, runs=2000, entries=[(2, 5.0), (4, 1.0)])
+    assert shares == pytest.approx([5 / 14] * 2 + [1 / 14] * 4, abs=0.033)
+
+
+def test_a_step_draws_nobody_twice() -> None:
+    source = CuresSource(IDS, 0)
+    assert sorted(source.pick(2, at()) + source.pick(3, at()) + source.pick(1, at())) == IDS
+    assert len(set(source.pick(6, at(step=1)))) == 6
+
+
+def test_with_fewer_prompts_than_wanted_all_come_before_any_comes_again() -> None:
+    source = CuresSource(IDS, 0)
+    first = source.pick(4, at())
+    second = source.pick(8, at())
+    assert set(first + second[:2]) == set(IDS)
+    assert not set(second[:2]) & set(first)
+    assert sorted(second[:6]) == IDS
+    assert len(source.pick(20, at())) == 20
+
+
+def test_rest_keeps_a_prompt_out_longer() -> None:
+    source = CuresSource(IDS, 0, rest=1)
+    first, second = source.pick(3, at()), source.pick(3, at(step=1))
+    assert not set(first) & set(second)
+    assert set(source.pick(3, at(step=2))) == set(first)
+
+
+def test_given_back_comes_first_and_not_twice() -> None:
+    source = CuresSource(IDS, 0)
+    first = source.pick(3, at())
+    source.give_back([first[2], first[0]])
+    again = source.pick(6, at(step=1))
+    assert again[:2] == [first[2], first[0]]
+    assert sorted(again) == IDS
+
+
+@pytest.mark.parametrize("tau", [1e-6, 1e-4])
+def test_the_smallest_temperatures_take_the_best(tau: float) -> None:
+    """All weights would be zero in floating point, but for the recentring."""
+    source = CuresSource(IDS, 0, tau=tau)
+    source.enter(at())
+    tell(source, {prompt_id: "r" * (i + 1) for i, prompt_id in enumerate(IDS)})
+    assert source.pick(3, at(step=1)) == ["p0", "p1", "p2"]
+    assert source.pick(3, at(step=1)) == ["p3", "p4", "p5"]
+    tell(source, {"p5": "w" * 6})
+    assert source.pick(2, at(step=2)) == ["p5", "p0"]
+
+
+def test_subsets_are_disjoint_last_their_steps_and_forget() -> None:
+    source = CuresSource(IDS, 3, subsets=3, subset_steps=2)
+    drawn = []
+    for step in range(6):
+        drawn.append(sorted(source.pick(2, at(step=step))))
+        tell(source, dict.fromkeys(IDS, "rr"))
+        assert source.metrics()["curriculum/subset"] == step // 2
+    assert drawn[0::2] == drawn[1::2]
+    assert sorted(drawn[0] + drawn[2] + drawn[4]) == IDS
+    assert source.posterior.mean_of(drawn[4]) == pytest.approx([5 / 6] * 2)  # of two steps, not six
+    assert sorted(source.pick(2, at(step=6))) == drawn[0]  # round again
+    assert source.posterior.mean_of(IDS).tolist() == [0.5] * 6
+
+
+def test_impossible_subsets_are_refused() -> None:
+    with pytest.raises(WhetError, match="subsets = 7 of 6 prompts"):
+        CuresSource(IDS, 0, subsets=7)
+    with pytest.raises(WhetError, match="a moving set has chosen"):
+        CuresSource(IDS, 0, subsets=2, pool=Halves(IDS))
+    with pytest.raises(WhetError, match='"a" occurs 2 times'):
+        CuresSource(["a", "a"], 0)
+
+
+def test_metrics_say_how_sharp_and_how_true() -> None:
+    source = CuresSource(IDS, 0, tau=0.1)
+    source.enter(at())
+    assert source.metrics()["curriculum/effective_prompts"] == pytest.approx(6.0)
+    picked = source.pick(2, at())
+    tell(source, {picked[0]: "rrrw", picked[1]: "uu"})
+    metrics = source.metrics()
+    assert metrics["curriculum/chosen_mean"] == metrics["curriculum/predicted"] == 0.5
+    assert metrics["curriculum/observed"] == 0.75
+    assert metrics["curriculum/brier"] == 0.25
+    assert metrics["curriculum/prompts_visited"] == 1.0
+    source.enter(at(step=1))
+    w = np.exp((np.sqrt(2 / 9) - 0.5) / 0.1)
+    assert source.metrics()["curriculum/effective_prompts"] == pytest.approx((5 + w) ** 2 / (5 + w * w))
+
+
+class Halves:
+    """A pool: one half of the prompts, then the other, each handed out once."""
+
+    def __init__(self, ids: Sequence[str]):
+        self.all = np.arange(len(ids))
+        self.version, self.used, self.seen = 0, 0, 0
+
+    @property
+    def active(self) -> np.ndarray:
+        rows = self.all[self.version % 2 :: 2]
+        return rows if len(rows) else self.all
+
+    def refresh(self, clock: Clock) -> None:
+        if self.used >= len(self.active):
+            self.version, self.used = self.version + 1, 0
+
+    def drawn(self, ids: Sequence[str]) -> None:
+        self.used += len(ids)
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.seen += len(rollouts)
+
+    def metrics(self) -> dict[str, float]:
+        return {"curriculum/halves": float(self.version)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"version": self.version, "used": self.used, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.version, self.used, self.seen = state["version"], state["used"], state["seen"]
+
+
+def test_a_pool_says_who_may_be_drawn_and_the_counts_stay() -> None:
+    source = CuresSource(IDS, 0, pool=Halves(IDS))
+    assert sorted(source.pick(2, at()) + source.pick(1, at())) == IDS[0::2]
+    tell(source, {"p0": "rr"})
+    assert sorted(source.pick(3, at())) == IDS[1::2]
+    assert sorted(source.pick(3, at(step=1))) == IDS[0::2]
+    assert source.posterior.mean_of(["p0"]) == pytest.approx([0.75])
+    assert source.metrics()["curriculum/halves"] == 2.0
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fading": {"memory": 0.8, "rest": 1},
+    "subsets": {"subsets": 3, "subset_steps": 2},
+    "sharp": {"tau": 1e-4},
+}
+
+
+@pytest.mark.parametrize("name", [*PARTS, "pool"])
+def test_any_gate_keeps_the_contract_over_it(name: str) -> None:
+    def make(ids: Sequence[str], seed: int) -> Dapo:
+        knobs = {"pool": Halves(ids)} if name == "pool" else PARTS[name]
+        return Dapo(CuresSource(ids, seed, **knobs), sampling=SAMPLING, rollouts=4, max_age=1)
+
+    if name == "plain":
+        check_contract(make, epochs=False, rollouts=4, max_age=1)
+    for world in ALL_WORLDS[1::2]:
+        check_world(make, world, epochs=False, rollouts=4, max_age=1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from([*PARTS, "pool"]),
+    script=st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 1), st.text("rwu", min_size=1, max_size=4)), max_size=12
+    ),
+    saves=st.integers(0, 2**12),
+)
+def test_saved_at_any_point_it_goes_on_alike(name: str, script: list[tuple[int, int, str]], saves: int) -> None:
+    def make() -> CuresSource:
+        return CuresSource(IDS, 5, **({"pool": Halves(IDS)} if name == "pool" else PARTS[name]))
+
+    first, other, step = make(), make(), 0
+    for number, (k, passes, letters) in enumerate(script):
+        step += passes
+        picked = first.pick(k, at(step=step))
+        assert other.pick(k, at(step=step)) == picked
+        assert len(picked) == k
+        for source in (first, other):
+            tell(source, dict.fromkeys(picked[:2], letters))
+            source.give_back(picked[2:3])
+        assert first.metrics() == other.metrics()
+        if saves >> number & 1:
+            text = json.dumps(other.state_dict())
+            other = make()
+            other.load_state_dict(json.loads(text))
+
+
+def test_another_shape_of_state_is_refused() -> None:
+    with pytest.raises(WhetError, match="other subsets"):
+        CuresSource(IDS, 0).load_state_dict(CuresSource(IDS, 0, subsets=2).state_dict())
+
+
+def test_the_state_stays_small() -> None:
+    source = CuresSource([f"p{i}" for i in range(20_000)], 0)
+    source.pick(16, at())
+    assert len(json.dumps(source.state_dict())) < 2_000

@@ -1,0 +1,56 @@
+"""Every curriculum in whole runs of a tiny model: all estimators, barrier and stream, stopped and resumed."""
+
+from pathlib import Path
+
+import pytest
+from small_run import Silent, Stop, assert_same_run, even_digits, small_config
+
+from whet import api
+from whet.curriculum.build import CURRICULA
+from whet.run import read_metrics, read_rollouts
+
+COMMON = ("curriculum.rollouts=6", "curriculum.speed.n_init=2", "curriculum.starvation=partial", "steps=4")
+STAGES = "curriculum.stages=[{subset='short', max_tokens=8, steps=2, kl_coef=0.01}, {subset='all', rollouts=5}]"
+
+
+def run(folder: Path, *sets: str, watcher: Silent | None = None, resume: bool = False) -> list[dict[str, float]]:
+    settings = small_config(*COMMON, *sets)
+    api.run_recipe(settings, folder, watcher=watcher or Silent(), reward=even_digits, resume=resume)
+    return read_metrics(folder)
+
+
+@pytest.mark.parametrize("mode", ["barrier", "stream"])
+@pytest.mark.parametrize("name", CURRICULA)
+def test_runs_from_its_name_alone(tmp_path: Path, name: str, mode: str) -> None:
+    rows = run(tmp_path / "run", f"curriculum.name={name}", f"rollout.mode={mode}", "curriculum.max_age=1")
+    assert rows[-1]["step"] == 4 and rows[-1]["learn/tokens"] >= 0
+    assert sum(row.get("learn/grad_norm", 0.0) for row in rows) > 0, "something was learnt from"
+
+
+@pytest.mark.parametrize("estimator", ["rloo", "grpo", "dapo", "reinforce_pp"])
+@pytest.mark.parametrize("name", ["uniform", "speed", "cures", "stages"])
+def test_with_every_estimator(tmp_path: Path, name: str, estimator: str) -> None:
+    rows = run(tmp_path / "run", f"curriculum.name={name}", f"learn.estimator={estimator}", "steps=2")
+    assert rows[-1]["step"] == 2
+
+
+@pytest.mark.parametrize("name", ["speed", "cures", "scalingrl", "all"])
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, name: str) -> None:
+    sets = (f"curriculum.name={name}", "curriculum.max_age=1", "rollout.mode=stream", STAGES, "save.every=1")
+    run(tmp_path / "whole", *sets)
+    run(tmp_path / "parts", *sets, watcher=Stop(1))
+    run(tmp_path / "parts", *sets, watcher=Stop(3), resume=True)
+    run(tmp_path / "parts", *sets, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_stages_set_limits_sizes_and_coefficients(tmp_path: Path) -> None:
+    rows = run(tmp_path / "run", STAGES, "save.rollouts=1000")
+    assert [row["curriculum/stage"] for row in rows[1:]] == [0, 1, 1, 1]
+    lengths = {step: [] for step in range(1, 5)}
+    for rollout in read_rollouts(tmp_path / "run"):
+        if rollout["phase"] == "train":
+            lengths[rollout["step"]].append(rollout["length"])
+    assert max(lengths[1] + lengths[2]) <= 8 < max(lengths[3] + lengths[4])
+    assert [len(lengths[step]) for step in (1, 2, 3, 4)] == [18, 18, 15, 15]
+    assert "learn/kl" in rows[1] and "learn/kl" not in rows[4]

@@ -1,0 +1,192 @@
+"""CurES (arXiv 2510.01037): rollouts go where they teach most. Prompts come by rho* (`rho.py`), and the rollouts of a
+batch are divided among its prompts in proportion to the spread of their verdicts (Neyman, `allocation.py`).
+
+Every group is trained on, with equal weight: eq. 16 takes the mean over a prompt's n_i rollouts. The gate holds back
+whom it has drawn until the engine has room, so that a batch is divided as a whole under stream, too (OURS).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from whet.curriculum.allocation import neyman, sigma_of
+from whet.curriculum.gate import Admission, Gate
+from whet.curriculum.groups import Visit
+from whet.curriculum.posterior import Posterior
+from whet.curriculum.rho import CuresSource
+from whet.errors import WhetError
+from whet.types import Batch, Clock, Group, Phase, Request
+
+
+class Seat(NamedTuple):
+    """A group that will be asked for once there is room."""
+
+    prompt_id: str
+    n: int
+    phase: Phase = "train"
+    place: int | None = None
+    """In the order of first ask, if it is asked again."""
+
+
+class Cures(Gate):
+    source: CuresSource
+
+    def __init__(self, source: CuresSource, *, rollouts: int, minimum: int = 2, probe: int = 0, **knobs: Any):
+        """rollouts: a prompt's on average; `minimum` of them at least.
+
+        probe: every prompt of a subset gets so many before any is trained on (the paper's N'); they count, but do not
+        train. 0 learns from the rollouts that train alone: without any evidence all prompts are alike (OURS).
+        """
+        super().__init__(source, rollouts=rollouts, **knobs)
+        if rollouts < minimum:
+            raise WhetError(
+                f"curriculum.rollouts = {rollouts} on average cannot give every prompt curriculum.cures.minimum = "
+                f"{minimum}; raise the one or lower the other."
+            )
+        if probe and source.pool is not None:
+            raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
+        self.minimum = minimum
+        self.probe = probe
+        self.drawn: list[Seat] = []
+        self.again: dict[int, tuple[int, Phase]] = {}  # place -> rollouts and phase of who must be asked again
+        self.probing = False
+        self.probe_from = 0  # of the subset's prompts, the first that was not probed yet
+        self.probes: set[int] = set()  # groups that are open
+        self.probed = 0
+        self.allocation = (0, 0)  # fewest and most rollouts in the last batch
+
+    def admit(self, group: Group) -> Admission:
+        return "keep"
+
+    def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
+        """What the budget leaves them, divided by Neyman: all that is held has `rollouts` on average then.
+
+        So a batch gets exactly its budget, also if a group was dropped and another takes its place. Only where
+        stream asks beyond the batch, the sum holds for all that is asked together.
+        """
+        held = len(self.book) + len(self.again) + len(self.drawn)
+        spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
+        spent += sum(seat.n for seat in self.drawn)
+        total = self.rollouts * (held + len(prompt_ids)) - spent
+        sigmas = sigma_of(self.source.posterior.mean_of(prompt_ids)).tolist()
+        return neyman(sigmas, max(total, self.minimum * len(prompt_ids)), self.minimum)
+
+    def plan(self, clock: Clock) -> list[Request]:
+        if self.source.enter(clock):  # of the last subset's prompts only those that were asked go on
+            self.drawn, self.probing, self.probe_from = [], self.probe > 0, 0
+        self._seat_probes(clock)
+        self._seat_prompts(clock)
+        back = [Seat(prompt_id, *self.again[place], place) for place, prompt_id in self.returned]
+        seats = self._fitting([*back, *self.drawn], clock)
+        del self.drawn[: max(0, len(seats) - len(back))]
+        del self.returned[: len(seats)]
+        requests = [self._ask(seat) for seat in seats]
+        self.counts.add("asked", sum(seat.phase != "probe" for seat in seats))
+        self.counts.add("rollouts", sum(seat.n for seat in seats))
+        return requests
+
+    # Seats
+
+    def _seat_probes(self, clock: Clock) -> None:
+        """The next prompts to probe; together no more rollouts than an update's are open."""
+        if not self.probing:
+            return
+        again = sum(phase == "probe" for _, phase in self.again.values())
+        room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
+        rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
+        self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
+        self.probe_from += len(rows)
+        self.probing = bool(self.drawn or self.probes or again)
+
+    def _seat_prompts(self, clock: Clock) -> None:
+        """Draws what the batch lacks, under stream what the window lacks, once nothing is left to probe."""
+        if self.probing:
+            return
+        ahead = int(self.look_ahead * clock.groups) if clock.free is not None and self.max_age > 0 else 0
+        want = min(clock.groups + ahead - len(self.book), self._budget(clock)) - len(self.returned) - len(self.drawn)
+        ids = self.source.pick(want, clock) if want > 0 else []
+        self.drawn += [Seat(prompt_id, n) for prompt_id, n in zip(ids, self.sizes(ids), strict=True)] if ids else []
+        self.dry = want > 0 and not ids and self.book.open == 0 and not self.returned and not self.drawn
+
+    def _fitting(self, seats: Sequence[Seat], clock: Clock) -> list[Seat]:
+        """The first of them that patience and free capacity allow; one group may be larger than the engine."""
+        free, budget, fitting = clock.free, self._budget(clock), list[Seat]()
+        for seat in seats:
+            budget -= seat.phase != "probe"
+            alone = not fitting and self.book.open == 0
+            if (budget < 0 and seat.phase != "probe") or (free is not None and seat.n > free and not alone):
+                break
+            free = None if free is None else free - seat.n
+            fitting.append(seat)
+        return fitting
+
+    def _ask(self, seat: Seat) -> Request:
+        request = self.book.ask(seat.prompt_id, seat.n, self.sampling, seat.phase, seat.place)
+        if seat.phase == "probe":
+            self.probes.add(request.group_id)
+        if seat.place is not None:
+            del self.again[seat.place]
+        return request
+
+    # What came of them
+
+    def _decide(self, visit: Visit) -> None:
+        if visit.group_id not in self.probes:
+            super()._decide(visit)
+            return
+        self.probes.remove(visit.group_id)
+        self.probed += 1
+        self._drop(visit.group)
+
+    def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
+        super()._give_back(visit, why)
+        self.again[visit.place] = (visit.asked, "probe" if visit.group_id in self.probes else "train")
+        self.probes.discard(visit.group_id)
+
+    def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
+        sizes = [len(group.rollouts) for group in groups]
+        self.allocation = (min(sizes), max(sizes))
+        return super()._take(groups, clock)
+
+    def metrics(self) -> dict[str, float]:
+        """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
+        return {
+            **super().metrics(),
+            "curriculum/probed": float(self.probed),
+            "curriculum/allocation_min": float(self.allocation[0]),
+            "curriculum/allocation_max": float(self.allocation[1]),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "drawn": [list(seat) for seat in self.drawn],
+            "again": [[place, *rest] for place, rest in self.again.items()],
+            "probing": self.probing,
+            "probe_from": self.probe_from,
+            "probes": sorted(self.probes),
+            "probed": self.probed,
+            "allocation": list(self.allocation),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.drawn = [Seat(*seat) for seat in state["drawn"]]
+        self.again = {place: (n, phase) for place, n, phase in state["again"]}
+        self.probing, self.probe_from = state["probing"], state["probe_from"]
+        self.probes, self.probed = set(state["probes"]), state["probed"]
+        self.allocation = (state["allocation"][0], state["allocation"][1])
+
+
+def neyman_continuations(posterior: Posterior, minimum: int = 1) -> Callable[[Sequence[Group], int], list[int]]:
+    """For SPEED over `CuresSource`: divides the rollouts of all continuations, given in total, among their groups.
+
+    By the posterior, in which the screening has been counted by then.
+    """
+
+    def divide(groups: Sequence[Group], total: int) -> list[int]:
+        sigmas = sigma_of(posterior.mean_of(group.prompt_id for group in groups)).tolist()
+        return neyman(sigmas, total, minimum)
+
+    return divide

@@ -1,0 +1,209 @@
+"""The Data Effectiveness Score (ScalingRL): how much a prompt is worth training on now, and which prompts that chooses.
+
+Pure maths on arrays, one entry a prompt; `scalingrl.py` holds the prompts and calls it once an epoch. Equations are
+those of "Scale Down to Speed Up" (EMNLP Findings 2025), u = 1 - w_t being the progress of the run, 0..1. OURS marks
+what the paper leaves open or contradicts; docs/scalingrl.md says why. Nothing here reads a clock or knows an id.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from whet.errors import WhetError
+
+Array = np.ndarray
+
+GROWTH = 0.3
+"""alpha, beta and gamma of eqs. 3-5: how far above the average the targets are in the end. OURS: not given."""
+LEAST_SD = 1e-3
+"""A set without spread would make the bells infinitely narrow. OURS."""
+HOTTEST, COLDEST = 0.3, 0.02
+"""Temperatures of the choice; the paper's T_0 is not given, and its last one, 0, cannot be divided by. OURS."""
+ETA, FARTHEST = 0.1, 2.0
+"""Of the adaptive weights: a step, and how far the logit of a weight may move. OURS."""
+MODES = ("gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed")
+_TIER = np.float32(128.0)
+"""Between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise."""
+
+
+def bell(values: Array, target: float, sd: float) -> Array:
+    """exp(-(x - target)^2 / (2 sd^2)): the form of eqs. 3-5.
+
+    >>> bell(np.array([1.0, 3.0]), 3.0, 2.0).round(4).tolist()
+    [0.6065, 1.0]
+    """
+    scale = -0.5 / max(sd, LEAST_SD) ** 2
+    distance = values - values.dtype.type(target)
+    return np.exp(distance * distance * values.dtype.type(scale))
+
+
+def moments(values: Array, known: Array) -> tuple[float, float]:
+    """Mean and standard deviation of the known values; (0, 0) where none is. Unknown ones must hold 0."""
+    count = int(np.count_nonzero(known))
+    if not count:
+        return 0.0, 0.0
+    mean = float(values.sum(dtype=np.float64)) / count
+    distance = (values - values.dtype.type(mean)) * known
+    return mean, math.sqrt(float((distance * distance).sum(dtype=np.float64)) / count)
+
+
+def nearness(values: Array, known: Array, u: float) -> Array:
+    """D and C, eqs. 3 and 4: a bell around avg (1 + 0.3 u), as wide as the values' standard deviation.
+
+    The target slides from the average level (or length) to above it. A value that is not known yet counts as the
+    average one (OURS), so it scores exp(-(0.3 u avg)^2 / (2 sd^2)), 1 at the start.
+
+    >>> nearness(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool), u=0.0).round(4).tolist()
+    [0.3679, 0.7788, 1.0, 0.7788, 0.3679]
+    """
+    mean, sd = moments(values, known)
+    target = mean * (1.0 + GROWTH * u)
+    unknown = float(bell(np.array([mean], values.dtype), target, sd)[0])
+    return _fill(bell(values, target, sd), known, unknown)
+
+
+def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float, *, fixed: bool = False) -> Array:
+    """R, eq. 5 on pass rates instead of rewards (OURS), 0..1, so that the target does not flip with the sign.
+
+    0 where the latest group was `flat` (all right or all wrong: nothing to learn for a group baseline, however well
+    it was formatted), 1 for a `new` prompt (OURS: optimistic, so that it is tried), else a bell around p* =
+    clip(p_avg (1 + 0.3 u), 0.1, 0.9); `fixed` makes p* 0.5. Handed out but not judged counts as average (OURS).
+    """
+    mean, sd = moments(rates, known)
+    target = 0.5 if fixed else target_rate(mean, u)
+    unknown = float(bell(np.array([mean], rates.dtype), target, sd)[0]) if known.any() else 1.0
+    return _fill(_fill(_fill(bell(rates, target, sd), known, unknown), ~new, 1.0), ~flat, 0.0)
+
+
+def target_rate(mean: float, u: float) -> float:
+    """
+    >>> target_rate(0.5, 1.0), target_rate(0.02, 0.0), target_rate(0.8, 1.0)
+    (0.65, 0.1, 0.9)
+    """
+    return min(max(mean * (1.0 + GROWTH * u), 0.1), 0.9)
+
+
+def score(components: Array, weights: Sequence[float]) -> Array:
+    """DES = sum of weight_i component_i (eq. 1); components is 3 x prompts: D, C, R.
+
+    >>> score(np.array([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0]]), (0.4, 0.3, 0.3)).round(2).tolist()
+    [1.0, 0.35]
+    """
+    total = components[0] * components.dtype.type(weights[0])
+    for component, weight in zip(components[1:], weights[1:], strict=True):
+        total += component * components.dtype.type(weight)
+    return total
+
+
+def check_weights(weights: Sequence[float]) -> None:
+    if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < math.inf:
+        raise WhetError(
+            f"scalingrl.weights = {list(weights)} must be three numbers of 0 or more, not all 0: "
+            "difficulty, complexity and adaptability."
+        )
+
+
+def softmax_weights(weights: Sequence[float], shift: Sequence[float]) -> tuple[float, ...]:
+    """softmax(log weight_i + shift_i), eq. 2: the weights themselves, made to sum to 1, where nothing was shifted.
+
+    >>> [round(w, 4) for w in softmax_weights((0.4, 0.3, 0.3), (0.0, 0.0, 0.1))]
+    [0.3878, 0.2908, 0.3214]
+    """
+    parts = [weight * math.exp(by) for weight, by in zip(weights, shift, strict=True)]
+    return tuple(part / sum(parts) for part in parts)
+
+
+def shifted(shift: Sequence[float], components: Array, gain: Array) -> list[float]:
+    """The adaptive weights' step, OURS (the paper calls them learnable, but no gradient reaches a discrete choice).
+
+    shift_i += 0.1 corr(component_i, gain) over the prompts of the last epoch, held within +-2; the gain of a prompt
+    is its mean |advantage|, 2 p (1 - p). No spread, no correlation: 0.
+    """
+    moved = []
+    for by, component in zip(shift, components, strict=True):
+        moved.append(min(max(by + ETA * correlation(component, gain), -FARTHEST), FARTHEST))
+    return moved
+
+
+def correlation(a: Array, b: Array) -> float:
+    """
+    >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])), correlation(np.ones(3), np.arange(3.0))
+    (1.0, 0.0)
+    """
+    if len(a) < 2:
+        return 0.0
+    x, y = (values.astype(np.float64) - float(values.mean(dtype=np.float64)) for values in (a, b))
+    spread = math.sqrt(float(x @ x) * float(y @ y))
+    return min(max(float(x @ y) / spread, -1.0), 1.0) if spread > 1e-12 else 0.0
+
+
+def temperature(u: float) -> float:
+    """T = max(0.02, 0.3 (1 - u)): eq. 7 with a floor.
+
+    >>> temperature(0.0), temperature(0.5), temperature(1.0)
+    (0.3, 0.15, 0.02)
+    """
+    return max(COLDEST, HOTTEST * (1.0 - u))
+
+
+def rank(
+    scores: Array, eligible: Array, mode: str, u: float, rng: np.random.Generator, *, share: float, cut: float
+) -> tuple[Array, int]:
+    """Keys (the largest are chosen) and how many to choose.
+
+    gumbel_topk     share x prompts, drawn without replacement with logits DES / T, of those that reach `cut`
+    des_threshold   all with DES >= cut
+    rel_threshold   all with P / P_max = exp((DES - DES_max) / T) >= cut, that is DES >= DES_max + T log(cut)
+    random, fixed   share x prompts, whatever they score: what a choice is to be measured against
+
+    Eq. 8 as printed, P >= 0.6, is met by no prompt of thousands; the published counts fit DES >= 0.6. Who does not
+    reach the cut ranks behind all who do, who is not eligible last, so that a set can be filled up in that order.
+    """
+    most = max(1, round(share * len(scores)))
+    if mode in ("random", "fixed"):
+        return rng.random(len(scores), dtype=np.float32), most
+    best = float(np.max(scores, where=eligible, initial=0.0))
+    level = best + temperature(u) * math.log(cut) if mode == "rel_threshold" else cut
+    good = (scores >= scores.dtype.type(level - 1e-6)) & eligible
+    size = int(np.count_nonzero(good))
+    keys = scores.astype(np.float32)
+    if mode == "gumbel_topk":
+        size = min(size, most)
+        keys *= np.float32(1.0 / temperature(u))
+        keys -= np.log(np.maximum(rng.standard_exponential(len(scores), dtype=np.float32), np.float32(1e-30)))
+    keys -= _TIER * (~good).astype(np.float32)
+    keys -= _TIER * (~eligible).astype(np.float32)
+    return keys, size
+
+
+def choose(keys: Array, size: int, parts: Sequence[tuple[Array, int]] = ()) -> Array:
+    """Rows of the `size` largest keys, ascending; of each part (a mask) at least so many, as far as it has them.
+
+    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3).tolist()
+    [0, 1, 2]
+    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3, [(np.array([False, False, False, True, True]), 1)]).tolist()
+    [0, 1, 4]
+    """
+    rows = _largest(keys, size)
+    if all(np.count_nonzero(part[rows]) >= least for part, least in parts):
+        return np.sort(rows)
+    keys = keys.copy()
+    for part, least in parts:
+        inside = np.flatnonzero(part)
+        keys[inside[_largest(keys[inside], least)]] = np.inf
+    return np.sort(_largest(keys, size))
+
+
+def _largest(keys: Array, count: int) -> Array:
+    if count >= len(keys):
+        return np.arange(len(keys))
+    return np.argpartition(keys, len(keys) - count)[len(keys) - count :] if count > 0 else np.zeros(0, np.int64)
+
+
+def _fill(values: Array, keep: Array, other: float) -> Array:
+    """In place: `other` where not kept."""
+    np.copyto(values, values.dtype.type(other), where=~keep)
+    return values

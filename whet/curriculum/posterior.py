@@ -1,0 +1,130 @@
+"""What is known of every prompt's pass rate: a Beta(1, 1) prior and the verdicts counted so far.
+
+CurES (arXiv 2510.01037, eq. 22-24) estimates difficulty by the posterior mean; `cures.py` draws and divides by it.
+Counting only: nothing here draws, and only visited prompts take room in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.errors import WhetError
+from whet.types import Rollout
+
+
+class Posterior:
+    """Right and wrong verdicts of each prompt, by row: its place among `ids`.
+
+    The paper forgets nothing within a subset and everything between subsets. `memory` below 1 (the decay of MoPPS,
+    arXiv 2507.04632) is for a policy that drifts: with every update alpha <- memory alpha + (1 - memory) 1, and beta
+    likewise, that is, the evidence beyond the prior shrinks by `memory`. It is applied when a prompt is looked at.
+
+    >>> posterior = Posterior(["a", "b"])
+    >>> posterior.add(posterior.rows(["a"]), right=[3], wrong=[1])
+    >>> posterior.mean(posterior.rows(["a", "b"])).round(6).tolist()
+    [0.666667, 0.5]
+    """
+
+    def __init__(self, ids: Sequence[str], memory: float = 1.0):
+        self.ids = ids
+        self.memory = memory
+        self.now = 0
+        """The update it is asked at."""
+        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
+        self._fingerprint = ""
+        self.clear()
+
+    def clear(self) -> None:
+        """Back to the prior."""
+        self._right = np.zeros(len(self.ids))
+        self._wrong = np.zeros(len(self.ids))
+        self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
+
+    def row(self, prompt_id: str) -> int | None:
+        return self._row.get(prompt_id)
+
+    def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
+        return np.array([self._row[prompt_id] for prompt_id in prompt_ids], np.int64)
+
+    @property
+    def visited(self) -> np.ndarray:
+        """Rows with a verdict."""
+        return np.flatnonzero(self._seen >= 0)
+
+    def count(self, rollouts: Iterable[Rollout]) -> np.ndarray:
+        """Adds the verdicts, right or wrong whatever the score; returns the rows they were for.
+
+        Rollouts of prompts that are not among `ids` are passed over.
+        """
+        counts: dict[int, list[int]] = {}
+        for rollout in rollouts:
+            if rollout.judged and (row := self.row(rollout.prompt_id)) is not None:
+                counts.setdefault(row, [0, 0])[rollout.verdict == "wrong"] += 1
+        rows = np.fromiter(counts, np.int64, len(counts))
+        both = np.array(list(counts.values()), np.float64).reshape(-1, 2)
+        self.add(rows, both[:, 0], both[:, 1])
+        return rows
+
+    def add(self, rows: np.ndarray, right: Sequence[float] | np.ndarray, wrong: Sequence[float] | np.ndarray) -> None:
+        """`rows` differ."""
+        fade = self._fade(rows)
+        self._right[rows] = self._right[rows] * fade + right
+        self._wrong[rows] = self._wrong[rows] * fade + wrong
+        self._seen[rows] = self.now
+
+    def mean(self, rows: np.ndarray) -> np.ndarray:
+        """alpha / (alpha + beta) = (1 + right) / (2 + right + wrong), as of `now`."""
+        fade = self._fade(rows)
+        right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
+        return (1.0 + right) / (2.0 + right + wrong)
+
+    def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
+        return self.mean(self.rows(prompt_ids))
+
+    def _fade(self, rows: np.ndarray) -> np.ndarray | float:
+        if self.memory == 1.0:
+            return 1.0
+        passed = self.now - self._seen[rows]
+        return np.power(self.memory, np.arange(passed.max(initial=0) + 1.0))[passed]  # each power once
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all ids in their order: rows mean nothing over other data."""
+        if not self._fingerprint:
+            digest = hashlib.blake2b("\0".join(self.ids).encode(), digest_size=8).hexdigest()
+            self._fingerprint = f"{len(self.ids)}:{digest}"
+        return self._fingerprint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Some 32 bytes for a visited prompt, nothing for the others."""
+        rows = self.visited
+        arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
+        packed = {name: _pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
+        return {"prompts": self.fingerprint, "now": self.now, **packed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["prompts"] != self.fingerprint:
+            raise WhetError(
+                f"The checkpoint was written over other prompts than the {len(self.ids)} given now; "
+                "resume with the same data, or start a new run."
+            )
+        self.clear()
+        self.now = state["now"]
+        rows = _unpack(state["rows"], np.int32)
+        self._right[rows] = _unpack(state["right"], np.float64)
+        self._wrong[rows] = _unpack(state["wrong"], np.float64)
+        self._seen[rows] = _unpack(state["seen"], np.int32)
+
+
+def _pack(array: np.ndarray) -> str:
+    """Little-endian bytes as base64: JSON that is small and exact."""
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
+
+
+def _unpack(text: str, dtype: type[np.generic]) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")).astype(dtype)

@@ -1,0 +1,91 @@
+"""How a run is getting on: reward and share of truncated responses, smoothed over updates, and whether it has stalled.
+
+What stages (`stages.py`) end by and a reset of the reference (`reset.py`) begins by. Fed with rollouts as they
+come; `update` once an optimiser step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from whet.types import Rollout
+
+SPAN = 20
+"""Updates an average reaches back."""
+
+GAIN = 0.01
+"""Less than this is no progress. OURS, like the span (FastCuRL and ProRL give no rule a program could follow)."""
+
+
+def smoothed(before: float | None, value: float, span: int = SPAN) -> float:
+    """Exponential moving average, m + 2 / (span + 1) * (x - m), which begins with its first value.
+
+    >>> smoothed(None, 0.4), round(smoothed(0.4, 0.61), 6)  # 0.4 + 2/21 * 0.21
+    (0.4, 0.42)
+    """
+    return value if before is None else before + 2.0 / (span + 1) * (value - before)
+
+
+class Progress:
+    """`keep`: over how many updates `stalled` may be asked.
+
+    >>> progress = Progress(keep=2)
+    >>> progress.truncated is None, progress.stalled(2)
+    (True, False)
+    """
+
+    def __init__(self, keep: int = 0):
+        self.keep = keep
+        self.reward: float | None = None
+        self.truncated: float | None = None
+        """Share of responses that the limit ended; None before the first update with responses."""
+        self._past: list[float] = []  # smoothed rewards of the last `keep` updates and the one before them
+        self._clear()
+
+    def _clear(self) -> None:
+        self._responses = self._long = self._judged = 0
+        self._sum = 0.0
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """Since the last update; cut rollouts say nothing, unjudged ones nothing of the reward."""
+        for rollout in rollouts:
+            if rollout.finish == "cut":
+                continue
+            self._responses += 1
+            self._long += rollout.finish == "length"
+            if rollout.judged and rollout.reward is not None:
+                self._judged += 1
+                self._sum += rollout.reward
+
+    def update(self) -> None:
+        if self._responses:
+            self.truncated = smoothed(self.truncated, self._long / self._responses)
+        if self._judged:
+            self.reward = smoothed(self.reward, self._sum / self._judged)
+        if self.reward is not None and self.keep:
+            self._past = [*self._past, self.reward][-self.keep - 1 :]
+        self._clear()
+
+    def stalled(self, updates: int) -> bool:
+        """The smoothed reward gained less than `GAIN` over the last so many updates."""
+        if not 0 < updates < len(self._past):
+            return False
+        return self._past[-1] - self._past[-1 - updates] < GAIN
+
+    def forget(self) -> None:
+        """`stalled` begins anew."""
+        self._past = self._past[-1:]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "reward": self.reward,
+            "truncated": self.truncated,
+            "past": list(self._past),
+            "now": [self._responses, self._long, self._judged, self._sum],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.reward, self.truncated = state["reward"], state["truncated"]
+        self._past = list(state["past"])
+        self._responses, self._long, self._judged, self._sum = state["now"]

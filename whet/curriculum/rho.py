@@ -1,0 +1,304 @@
+"""CurES's source (arXiv 2510.01037): prompts drawn by what their pass rate promises, in proportion to rho*.
+
+Any gate can stand over it; `cures.py` is the paper's own, which also divides the rollouts. The formulas are in
+`allocation.py`, the counts in `posterior.py`, the draws in `weighted.py`. What is OURS: a draw is without replacement
+within a step (the paper's is with, its code's within a batch), so that a prompt is one group of a batch; and rho* is
+that of the verdicts so far at every draw (in the released code they never reach it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from whet.curriculum.allocation import sigma_of
+from whet.curriculum.counts import MEMORY
+from whet.curriculum.posterior import Posterior
+from whet.curriculum.source import _check_ids
+from whet.curriculum.weighted import WeightedRows
+from whet.errors import WhetError
+from whet.types import Clock, Rollout
+
+LARGEST = 640.0
+"""Exponents beyond are cut off: e^640 a million times is a finite number still, and e^-640 no zero."""
+
+TOO_SMALL, TOO_LARGE = 1e-250, 1e250
+"""A sum of weights outside may have some that were cut off."""
+
+
+class Pool(Protocol):
+    """A moving set of prompts to draw from (`scalingrl.py`), chosen among the same ids in the same order."""
+
+    @property
+    def active(self) -> np.ndarray:
+        """Rows of the set, once it was refreshed."""
+
+    @property
+    def version(self) -> int:
+        """Changes whenever the set does."""
+
+    def refresh(self, clock: Clock) -> None:
+        """Move on if it is time to."""
+
+    def drawn(self, ids: Sequence[str]) -> None:
+        """These were."""
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class CuresSource:
+    """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), p the mean of its posterior.
+
+    subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the next,
+    and what was counted is forgotten. rest: how many further steps a prompt that was drawn is not drawn again, for
+    gates that ask ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
+    rho*. pool: draw among its prompts alone, whatever they are at the time; what was counted stays.
+
+    >>> source = CuresSource(["a", "b", "c"], seed=0, tau=0.1)
+    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
+    >>> sorted(source.pick(2, clock) + source.pick(1, clock))
+    ['a', 'b', 'c']
+    """
+
+    def __init__(
+        self,
+        ids: Sequence[str],
+        seed: int,
+        *,
+        tau: float = 0.1,
+        memory: float = 1.0,
+        subsets: int = 1,
+        subset_steps: int = 10,
+        rest: int = 0,
+        entries: Sequence[tuple[int, float]] = (),
+        pool: Pool | None = None,
+    ):
+        _check_ids(ids)
+        if subsets > len(ids):
+            raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
+        if subsets > 1 and pool is not None:
+            raise WhetError(
+                f"curriculum.cures.subsets = {subsets} would split prompts that a moving set has chosen; set it to 1."
+            )
+        self.ids = ids
+        self.seed = seed
+        self.tau = tau
+        self.subsets = subsets
+        self.subset_steps = subset_steps
+        self.rest = rest
+        self.pool = pool
+        self.posterior = Posterior(ids, memory)
+        self._entry = _weight_of_each(entries, len(ids))
+        self.turn = -1  # subsets begun, less one
+        self.began = 0  # the step of it
+        self.draws = 0
+        self.returned: list[str] = []
+        self.out: dict[int, tuple[int, float]] = {}  # rows not to be drawn: step and estimate when they were
+        self.fit = np.zeros(4)  # rollouts of late; their sums of estimates, rights, squared errors
+        self.members = np.empty(0, np.int64)  # rows that may be drawn, if they are not out
+        self._member = np.zeros(len(ids), bool)  # the same as a mask
+        self._reference = 0.5  # sigma whose weight is 1
+        self._pool_version: int | None = None
+        self._tree = WeightedRows(len(ids))
+        if pool is None:
+            self._choose_members()
+            self._fill_tree()
+
+    # The protocol
+
+    def pick(self, k: int, clock: Clock) -> list[str]:
+        """What was given back first, then by rho*; a prompt comes twice in a step only if all others came, too."""
+        self.enter(clock)
+        picked, self.returned = self.returned[:k], self.returned[k:]
+        self._take_out(self.posterior.rows(picked))
+        if len(picked) < k:
+            drawn = [self.ids[row] for row in self._draw(k - len(picked))]
+            picked += drawn
+            if self.pool is not None:
+                self.pool.drawn(drawn)
+        return picked
+
+    def give_back(self, ids: Sequence[str]) -> None:
+        self.returned = [*ids, *self.returned]
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        """Every verdict counts, of whatever phase, also of groups that are dropped."""
+        fits = [self._fit(rollout) for rollout in rollouts]
+        self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
+        self._weigh(self.posterior.count(rollouts))
+        if self.pool is not None:
+            self.pool.observe(rollouts)
+
+    def metrics(self) -> dict[str, float]:
+        """How sharp rho* is, and whether its estimates are true.
+
+        `effective_prompts`: (sum w)^2 / sum w^2 of the prompts that may be drawn now, as many as there are if rho* is
+        uniform. `predicted` and `observed`: pass rate of the rollouts of late, as estimated when their prompts were
+        drawn and as it came; `brier`: the mean squared error, 0.25 for a coin. `chosen_mean`: of the prompts out now.
+        """
+        weights, (count, predicted, right, squares) = self._tree.weights, self.fit.tolist()
+        largest = float(weights.max(initial=0.0)) or 1.0
+        scaled = weights / largest
+        squared = float(scaled @ scaled)
+        chosen = [estimate for _, estimate in self.out.values()]
+        return {
+            **(self.pool.metrics() if self.pool is not None else {}),
+            "curriculum/prompts": float(len(self.ids)),
+            "curriculum/prompts_visited": float(len(self.posterior.visited)),
+            "curriculum/subset": float(max(self.turn, 0) % self.subsets),
+            "curriculum/effective_prompts": float(scaled.sum()) ** 2 / squared if squared else 0.0,
+            "curriculum/chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
+            "curriculum/predicted": predicted / count if count else 0.0,
+            "curriculum/observed": right / count if count else 0.0,
+            "curriculum/brier": squares / count if count else 0.0,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "posterior": self.posterior.state_dict(),
+            "subsets": self.subsets,
+            "turn": self.turn,
+            "began": self.began,
+            "draws": self.draws,
+            "returned": list(self.returned),
+            "out": [[row, *drawn] for row, drawn in self.out.items()],
+            "fit": self.fit.tolist(),
+            "reference": self._reference,
+            "pool": None if self.pool is None else self.pool.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state["subsets"] != self.subsets or (state["pool"] is None) != (self.pool is None):
+            raise WhetError(
+                "The checkpoint was written with other subsets or without the moving set; resume with the same "
+                "curriculum settings, or start a new run."
+            )
+        self.posterior.load_state_dict(state["posterior"])
+        self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]
+        self.returned = list(state["returned"])
+        self.out = {row: (step, estimate) for row, step, estimate in state["out"]}
+        self.fit = np.array(state["fit"])
+        self._reference = state["reference"]
+        if self.pool is not None:
+            self.pool.load_state_dict(state["pool"])
+        if self.turn >= 0:
+            self._choose_members()
+            self._fill_tree()
+
+    # Time
+
+    def enter(self, clock: Clock) -> bool:
+        """Goes to the time of the clock. True if a subset begins, also the first."""
+        if self.pool is not None:
+            self.pool.refresh(clock)
+        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.subset_steps)
+        if begins:
+            if self.turn >= 0:
+                self.posterior.clear()
+                self.out.clear()
+            self.turn, self.began = self.turn + 1, clock.step
+        moved = clock.step > self.posterior.now
+        back = []
+        if moved:
+            self.posterior.now = clock.step
+            self.fit *= MEMORY
+            back = [row for row, (step, _) in self.out.items() if step < clock.step - self.rest]
+            for row in back:
+                del self.out[row]
+        if (begins and self.turn > 0) or (self.pool is not None and self.pool.version != self._pool_version):
+            self._choose_members()
+            self._fill_tree()
+        elif moved and self.posterior.memory < 1.0:  # all evidence has faded
+            self._fill_tree()
+        elif moved:
+            self._weigh(np.array(back, np.int64))
+        return begins
+
+    def _choose_members(self) -> None:
+        if self.pool is not None:
+            self._pool_version = self.pool.version
+            self.members = np.sort(self.pool.active).astype(np.int64)
+        elif self.subsets == 1:
+            self.members = np.arange(len(self.ids))
+        else:
+            order = np.random.default_rng((self.seed, self.subsets)).permutation(len(self.ids))
+            self.members = np.sort(np.array_split(order, self.subsets)[max(self.turn, 0) % self.subsets])
+        self._member[:] = False
+        self._member[self.members] = True
+
+    def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
+        """What a verdict adds to `fit`, if its prompt is out: of one that came late the estimate is gone."""
+        row = self.posterior.row(rollout.prompt_id)
+        if row is None or row not in self.out or not rollout.judged:
+            return (0.0, 0.0, 0.0, 0.0)
+        estimate, right = self.out[row][1], float(rollout.verdict == "right")
+        return (1.0, estimate, right, (estimate - right) ** 2)
+
+    # Drawing
+
+    def _draw(self, k: int) -> list[int]:
+        """Who rests is called back only when nobody else is left, and who came in this very draw last of all."""
+        rng = np.random.default_rng((self.seed, self.subsets, self.draws))
+        self.draws += 1
+        drawn: list[int] = []
+        while len(drawn) < k and len(self.members):
+            if not self._tree.total:
+                now = set(drawn) if len(set(drawn)) < len(self.members) else set()
+                self.out = {row: rested for row, rested in self.out.items() if row in now}
+                self._fill_tree()
+            elif not TOO_SMALL < self._tree.total < TOO_LARGE:
+                self._recentre()
+            rows = self._tree.draw(k - len(drawn), rng, TOO_SMALL)
+            self._take_out(rows)
+            drawn += rows.tolist()
+        return drawn
+
+    def _take_out(self, rows: np.ndarray) -> None:
+        for row, estimate in zip(rows.tolist(), self.posterior.mean(rows).tolist(), strict=True):
+            self.out[row] = (self.posterior.now, estimate)
+        self._tree.put(rows, 0.0)
+
+    def _weigh(self, rows: np.ndarray) -> None:
+        """Their weights anew; who is out has none."""
+        rows = np.setdiff1d(rows[self._member[rows]], np.fromiter(self.out, np.int64, len(self.out)))
+        if len(rows):
+            self._tree.put(rows, self._weights(rows))
+
+    def _fill_tree(self) -> None:
+        weights = self._weights(None) * self._member
+        visited = self.posterior.visited
+        visited = visited[self._member[visited]]
+        weights[visited] = self._weights(visited)
+        weights[list(self.out)] = 0.0
+        self._tree.fill(weights)
+
+    def _recentre(self) -> None:
+        """With a small tau all weights may be too small, or too large, to tell apart: the best one becomes 1."""
+        rows = np.flatnonzero(self._tree.weights)
+        self._reference = float(sigma_of(self.posterior.mean(rows)).max())
+        self._fill_tree()
+
+    def _weights(self, rows: np.ndarray | None) -> np.ndarray:
+        """rho* but for a common factor; without rows, of all prompts as if nothing was known of any."""
+        means = np.array([0.5]) if rows is None else self.posterior.mean(rows)
+        exponents = (sigma_of(means) - self._reference) / self.tau
+        weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
+        if self._entry is None:
+            return weights
+        return weights * (self._entry if rows is None else self._entry[rows])
+
+
+def _weight_of_each(entries: Sequence[tuple[int, float]], prompts: int) -> np.ndarray | None:
+    """The weight of every prompt's data entry; None where they are all alike."""
+    if len({weight for size, weight in entries if size}) <= 1:
+        return None
+    assert sum(size for size, _ in entries) == prompts, "the entries are parts of the ids, in order"
+    return np.repeat([weight for _, weight in entries], [size for size, _ in entries])

@@ -1,0 +1,251 @@
+"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts, pay for the rest only if it pays.
+
+A group is first asked for `n_init` rollouts; if low < pass rate < high among them, it is continued up to `rollouts`
+and trains whatever the continuation brings, else it is dropped. Continuations come before new screenings, and both
+share a plan: the authors' pre-fetch, one engine call an update. What it costs and optimises is in `screening.py`.
+
+OURS, where the paper's code asks for a fixed number of prompts a call and continues all survivors at once:
+- As many prompts are screened as should fill the batch, and the `look_ahead`, at the acceptance seen of late.
+- A survivor is continued when the batch that will train it can be foreseen: under barrier for the next batch only, so
+  its continuation is on-policy; under stream at once, unless it would be too old by the time its turn comes. One whose
+  screening grows too old meanwhile is cut: its prompt is screened again, first of all.
+- With `max_age` = 0 nothing is screened ahead, but for barrier with `use_screening` = false: a screening that
+  only decides may be older than what trains, and the age bound then counts the continuation alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+from whet.curriculum.base import Source
+from whet.curriculum.counts import MEMORY, Share
+from whet.curriculum.dapo import LEAST, PRIOR, WEIGHT
+from whet.curriculum.gate import Admission, Gate
+from whet.curriculum.groups import Visit
+from whet.curriculum.screening import accept_probability, implicit_weight, predicted_acceptance
+from whet.errors import WhetError
+from whet.types import Batch, Clock, Group, Request, Sampling
+
+Allocate = Callable[[Sequence[Group], int], list[int]]
+"""Divides so many rollouts among screened groups that are continued together."""
+
+
+class Speed(Gate):
+    phase = "screen"
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        sampling: Sampling,
+        rollouts: int,
+        n_init: int,
+        low: float = 0.0,
+        high: float = 1.0,
+        use_screening: bool = True,
+        allocate: Allocate | None = None,
+        **knobs: Any,
+    ):
+        """As in `config.Speed`; `allocate` gets rollouts - n_init a group to divide, None gives each the same."""
+        super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
+        self.n_init, self.low, self.high = n_init, low, high
+        self.use_screening, self.allocate = use_screening, allocate
+        self.least = 1 if use_screening else 2  # rollouts of a continuation: two share a baseline
+        self.seen = Screenings()
+        self.saved = 0.0
+        self.weight = 0.0  # mean implicit weight of the last batch
+        self._check()
+
+    def _check(self) -> None:
+        if self.n_init < 2:
+            raise WhetError(f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more.")
+        if self.n_cont < self.least:
+            raise WhetError(
+                f"curriculum.rollouts = {self.rollouts} leaves {self.n_cont} after a screening of {self.n_init}, and "
+                f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init."
+            )
+        if not any(self.low < k / self.n_init < self.high for k in range(self.n_init + 1)):
+            raise WhetError(
+                f"No pass rate of {self.n_init} rollouts lies between curriculum.speed.low = {self.low} and "
+                f"high = {self.high}, so no prompt would ever train; widen them or raise curriculum.speed.n_init."
+            )
+
+    @property
+    def n_cont(self) -> int:
+        return self.rollouts - self.n_init
+
+    # What makes a gate
+
+    def admit(self, group: Group) -> Admission:
+        if group.group_id in self.book.continued:
+            return "keep"
+        return "more" if self._qualifies(group) else "drop"
+
+    def groups_to_ask(self, clock: Clock) -> int:
+        lacking = clock.groups + self._ahead(clock) - self._certain
+        return ceil(lacking / self.acceptance) - (len(self.book) - self._certain)
+
+    def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
+        return [self.n_init] * len(prompt_ids)
+
+    def continuations(self, clock: Clock) -> list[Request]:
+        groups = self._due(clock)
+        if clock.free is not None:
+            idle = self.book.open == self.book.waits
+            groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
+        fresh = not self.use_screening
+        return [
+            self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
+            for group, n in zip(groups, self._divide(groups), strict=True)
+        ]
+
+    # The protocol, where screening changes it
+
+    def emit(self, clock: Clock) -> Batch | None:
+        for group in self.book.waiting() if self.book.waits else ():
+            if self._age(group, clock) > self.max_age:
+                self._give_back(self.book.remove(group.group_id), "cut")
+        return super().emit(clock)
+
+    def metrics(self) -> dict[str, float]:
+        own = {
+            "screened": self.seen.screened,
+            "qualified": self.seen.qualified,
+            "qualified_share": self.seen.share.value(),
+            "predicted_share": self.seen.predict(self.n_init, self.low, self.high),
+            "step_scale": 1 / self.acceptance,
+            "implicit_weight": self.weight,
+            "rollouts_saved": self.saved,
+        }
+        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"seen": self.seen.state_dict(), "saved": self.saved, "weight": self.weight}
+        return super().state_dict() | {"speed": own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        own = state["speed"]
+        self.seen.load_state_dict(own["seen"])
+        self.saved, self.weight = own["saved"], own["weight"]
+
+    # Asking
+
+    @property
+    def acceptance(self) -> float:
+        """Of screenings of late; E[a], whose inverse multiplies the step size as it were."""
+        return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
+
+    @property
+    def _certain(self) -> int:
+        """Groups that will train, unless something goes wrong: all but those whose screening runs."""
+        return self.book.waits + len(self.book.continued)
+
+    def _ahead(self, clock: Clock) -> int:
+        """Survivors wanted beyond the batch. Under barrier only beside a continuation, with which they share a call."""
+        barrier = clock.free is None
+        alone = barrier and self._certain == self.book.ready
+        if alone or (self.max_age == 0 and (self.use_screening or not barrier)):
+            return 0
+        return int(self.look_ahead * clock.groups)
+
+    def _room(self, clock: Clock, taken: int) -> int:
+        want = min(self.groups_to_ask(clock), self._budget(clock))
+        if clock.free is not None:
+            fits = max(0, clock.free - taken) // self.n_init
+            if self.book.open == 0:
+                fits = max(fits, 1)
+            want = min(want, 0 if self._due(clock) else fits)  # what falls free is kept for who waits to go on
+        return max(0, want)
+
+    def _due(self, clock: Clock) -> list[Group]:
+        """Waiting groups to continue now: those a batch is expected to take while they are young enough."""
+        if not self.book.waits:
+            return []
+        waiting = {group.group_id: group for group in self.book.waiting()}
+        due: list[Group] = []
+        before, chance = 0.0, self.acceptance  # groups expected to train first; exact once no screening runs
+        for visit in self.book.in_line():
+            updates = int(before / clock.groups)  # until its batch
+            if clock.free is None and updates > 0:
+                break
+            group = waiting.get(visit.group_id)
+            if group and self._age(group, clock) + updates <= self.max_age:
+                due.append(group)
+            before += 1.0 if group or visit.group_id in self.book.continued else chance
+        return due
+
+    def _age(self, group: Group, clock: Clock) -> int:
+        """Of a waiting group, as far as it trains."""
+        return clock.version - group.oldest_version if self.use_screening else 0
+
+    def _divide(self, groups: Sequence[Group]) -> list[int]:
+        total = self.n_cont * len(groups)
+        if self.allocate is None or not groups:
+            return [self.n_cont] * len(groups)
+        sizes = self.allocate(groups, total)
+        exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
+        assert exact, f"{total} rollouts for {len(groups)} groups, {self.least} each at least, were divided as {sizes}"
+        return sizes
+
+    # Deciding and emitting
+
+    def _qualifies(self, group: Group) -> bool:
+        return len(group.rollouts) >= 2 and self.low < group.pass_rate < self.high
+
+    def _decide(self, visit: Visit) -> None:
+        if visit.group_id not in self.book.continued:
+            self.seen.add(visit.group, self._qualifies(visit.group))
+        super()._decide(visit)
+
+    def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
+        self.weight = sum(map(self._weight, groups)) / len(groups)
+        size = self.rollouts if self.use_screening else self.n_cont
+        plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have asked for as many
+        self.saved += plain - self.counts.since("rollouts")
+        self.seen.fade()
+        return super()._take(groups, clock)
+
+    def _weight(self, group: Group) -> float:
+        if self.use_screening:
+            return implicit_weight(group.pass_rate, self.n_init, self.n_cont, self.low, self.high)
+        return accept_probability(group.pass_rate, self.n_init, self.low, self.high)
+
+
+class Screenings:
+    """What screenings have shown: totals, and of late the share that qualified and two moments of the pass rate."""
+
+    def __init__(self) -> None:
+        self.screened = 0
+        self.qualified = 0
+        self.share = Share()
+        self.moments = [0.0, 0.0, 0.0]  # sums of k / m and k (k - 1) / (m (m - 1)), and how many
+
+    def add(self, group: Group, qualified: bool) -> None:
+        self.screened += 1
+        self.qualified += qualified
+        self.share.add(qualified)
+        m = len(group.rollouts)
+        if m >= 2:
+            k = sum(rollout.verdict == "right" for rollout in group.rollouts)
+            found = (k / m, k * (k - 1) / (m * (m - 1)), 1.0)
+            self.moments = [old + new for old, new in zip(self.moments, found, strict=True)]
+
+    def fade(self) -> None:
+        self.share.fade()
+        self.moments = [MEMORY * value for value in self.moments]
+
+    def predict(self, n: int, low: float = 0.0, high: float = 1.0) -> float:
+        """What a screening of n rollouts would accept of such prompts; 0 before anything was seen."""
+        first, second, seen = self.moments
+        return predicted_acceptance(first / seen, second / seen, n, low, high) if seen else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        share = [self.share.hits, self.share.seen]
+        return {"screened": self.screened, "qualified": self.qualified, "share": share, "moments": list(self.moments)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.screened, self.qualified = state["screened"], state["qualified"]
+        self.share, self.moments = Share(*state["share"]), list(state["moments"])
