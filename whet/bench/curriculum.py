@@ -1,0 +1,200 @@
+"""`whet bench curriculum`: every curriculum on make-believe problems, with a policy that is really trained, in seconds.
+
+Prompt i is solved with probability p_i = sigmoid(b_i + x_i . theta): b_i is its difficulty, x_i its features, the first
+of which all prompts share. A group moves theta by RLOO, sum_j A_j (r_j - p_i) x_i / n, the exact policy gradient here.
+What is skipped: text, lengths that grow, off-policy corrections, an optimiser. So it tells how a curriculum
+spends rollouts and what it costs to run, not which one to use.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from whet import config, files
+from whet.bench.circumstances import circumstances
+from whet.curriculum.build import CURRICULA, Facts, build_curriculum
+from whet.errors import Starved
+from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
+
+SAMPLING = Sampling(max_tokens=400)
+GROUPS, ROLLOUTS = 16, 16
+RATE = 1.0
+"""Of the learner: in units of the logit."""
+MIXES = {
+    "few": ((0.40, 4.0), (0.12, 0.0), (0.48, -6.0)),
+    "many": ((0.25, 3.0), (0.50, 0.0), (0.25, -4.0)),
+}
+"""(share, mean logit at the start) of each kind of prompt: few or many groups carry signal."""
+T = TypeVar("T")
+
+
+@dataclass
+class Toy:
+    """Prompts, the policy that answers them, and its training."""
+
+    mix: str
+    seed: int
+    prompts: int = 4000
+    features: int = 8
+    theta: np.ndarray = field(init=False)
+    tokens: int = 0
+    rollouts: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng((self.seed, 1))
+        self.theta = np.zeros(self.features)
+        self.offsets, self.facing = self._draw(rng, self.prompts)
+        self.held_out = self._draw(rng, 1000)
+        self._rng = np.random.default_rng((self.seed, 2))
+
+    def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        shares, means = zip(*MIXES[self.mix], strict=True)
+        kinds = rng.choice(len(shares), size=count, p=shares)
+        facing = rng.normal(size=(count, self.features)) * 0.3
+        facing[:, 0] = 1.0
+        return np.array(means)[kinds] + rng.normal(size=count), facing
+
+    @property
+    def ids(self) -> list[str]:
+        return [str(i) for i in range(self.prompts)]
+
+    def chance(self, rows: np.ndarray) -> np.ndarray:
+        return _sigmoid(self.offsets[rows] + self.facing[rows] @ self.theta)
+
+    @property
+    def accuracy(self) -> float:
+        """On problems that are not trained on; exact, without drawing."""
+        offsets, facing = self.held_out
+        return float(_sigmoid(offsets + facing @ self.theta).mean())
+
+    def answer(self, requests: Sequence[Request], version: int) -> list[Rollout]:
+        done = []
+        for request in requests:
+            p = float(self.chance(np.array([int(request.prompt_id)]))[0])
+            right = self._rng.random(request.n) < p
+            lengths = np.minimum(400, self._rng.lognormal(4.5, 0.5, request.n) * np.where(right, 1.0, 1.3)).astype(int)
+            for k, (good, length) in enumerate(zip(right.tolist(), lengths.tolist(), strict=True)):
+                done.append(_rollout(request, request.first_index + k, good, max(1, length), version))
+        self.rollouts += len(done)
+        self.tokens += sum(r.length for r in done)
+        return done
+
+    def learn(self, batch: Batch) -> float:
+        """One step on a batch; the share of its groups that had signal."""
+        step = np.zeros(self.features)
+        for group in batch.groups:
+            row = int(group.prompt_id)
+            rewards = np.array([r.reward for r in group.rollouts], float)
+            n = len(rewards)
+            advantages = (rewards - rewards.mean()) * n / (n - 1)
+            p = float(self.chance(np.array([row]))[0])
+            step += (advantages * (rewards - p)).mean() * self.facing[row]
+        self.theta += RATE * step / len(batch.groups)
+        return sum(group.spread > 0 for group in batch.groups) / len(batch.groups)
+
+
+def curriculum_bench(out: Path, *, mix: str = "few", seeds: int = 5, budget: int = 60_000) -> dict[str, Any]:
+    """Every curriculum over several seeds at the same number of rollouts; written to curriculum_MIX.json."""
+    runs = {name: [play(name, Toy(mix, seed), budget) for seed in range(seeds)] for name in CURRICULA}
+    start = Toy(mix, 0).accuracy
+    levels = [round(start + share * (max(r["accuracy"] for r in runs["uniform"]) - start), 3) for share in (0.5, 0.8)]
+    result = {
+        "mix": mix,
+        "seeds": seeds,
+        "budget": budget,
+        "accuracy_at_start": round(start, 4),
+        "curricula": {name: _summary(found, levels) for name, found in runs.items()},
+        **circumstances(),
+    }
+    files.make_folder(out)
+    files.write_text(out / f"curriculum_{mix}.json", json.dumps(result, indent=1) + "\n")
+    return result
+
+
+def play(name: str, toy: Toy, budget: int) -> dict[str, Any]:
+    """One run to the end of its rollouts, or until the curriculum starves."""
+    settings = config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
+    characters = (100 - 10 * toy.offsets).astype(int).tolist()  # harder problems are longer here
+    facts = Facts(ids=toy.ids, characters=characters)
+    curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=toy.seed)
+    spent, version, curve, signal = 0.0, 0, [(0, toy.accuracy)], []
+
+    def timed(call: Callable[[], T]) -> T:
+        nonlocal spent
+        begun = time.perf_counter()
+        result = call()
+        spent += time.perf_counter() - begun
+        return result
+
+    def clock() -> Clock:
+        share = min(1.0, toy.rollouts / budget)
+        return Clock(step=version, version=version, groups=GROUPS, free=None, tokens=toy.tokens, progress=share)
+
+    try:
+        while toy.rollouts < budget:
+            while (batch := timed(lambda: curriculum.emit(clock()))) is None:
+                answered = toy.answer(timed(lambda: curriculum.plan(clock())), version)
+                timed(lambda answered=answered: curriculum.observe(answered))  # type: ignore[misc]
+            signal.append(toy.learn(batch))
+            version += 1
+            timed(lambda: curriculum.updated(clock(), Report(metrics={})))
+            curve.append((toy.rollouts, toy.accuracy))
+    except Starved:
+        pass
+    return {
+        "accuracy": curve[-1][1],
+        "curve": curve,
+        "updates": version,
+        "signal": statistics.mean(signal) if signal else 0.0,
+        "ms_an_update": 1000 * spent / max(1, version),
+    }
+
+
+def rollouts_to(curve: Sequence[tuple[int, float]], level: float) -> int | None:
+    """The rollouts after which the accuracy first reached a level; None if it never did."""
+    return next((rollouts for rollouts, accuracy in curve if accuracy >= level), None)
+
+
+def _summary(runs: Sequence[dict[str, Any]], levels: Sequence[float]) -> dict[str, Any]:
+    def spread(values: Sequence[float | None]) -> list[float | None]:
+        """[median, least, most]; a run that never got there counts as the worst."""
+        known = sorted(v if v is not None else float("inf") for v in values)
+        middle = statistics.median(known)
+        return [None if v == float("inf") else round(v, 4) for v in (middle, known[0], known[-1])]
+
+    return {
+        "accuracy": spread([r["accuracy"] for r in runs]),
+        **{f"rollouts_to_{level}": spread([rollouts_to(r["curve"], level) for r in runs]) for level in levels},
+        "signal": spread([r["signal"] for r in runs]),
+        "updates": spread([r["updates"] for r in runs]),
+        "ms_an_update": spread([r["ms_an_update"] for r in runs]),
+    }
+
+
+def _rollout(request: Request, index: int, right: bool, length: int, version: int) -> Rollout:
+    return Rollout(
+        prompt_id=request.prompt_id,
+        group_id=request.group_id,
+        index=index,
+        phase=request.phase,
+        sampling=request.sampling,
+        length=length,
+        finish="stop" if length < request.sampling.max_tokens else "length",
+        first_version=version,
+        last_version=version,
+        verdict="right" if right else "wrong",
+        score=float(right),
+        reward=float(right),
+    )
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-logits))
