@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_run import model_folder, problem_file
 
+from whet import cli
 from whet.recipe import dump_config, load_config, parse_config, read_toml
 
 FOLDER = Path(__file__).parents[1] / "recipes" / "papers"
@@ -18,6 +20,26 @@ def test_a_recipe_reads_and_says_what_it_is(path: Path) -> None:
     assert config == parse_config(read_toml(path)) and dump_config(config)
     assert path.read_text().startswith("# ") and config.data[0].path
     assert "/" in config.model.name  # a model somebody else can have
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_a_recipe_dry_runs_with_another_model_and_data(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own model and problems are elsewhere: small ones in their places, everything else as published."""
+    settings = load_config(path)
+    model, data = model_folder(tmp_path / "model", chat=True), problem_file(tmp_path / "sums.jsonl", 400)
+    sets = [f"model.name='{model}'", *(f"data.{i}.path='{data}'" for i in range(len(settings.data)))]
+    sets += [f"eval.{i}.path='{data}'" for i in range(len(settings.eval))]
+    sets += [f"eval.{i}.name='{entry.name}'" for i, entry in enumerate(settings.eval)]
+    monkeypatch.setattr("sys.argv", ["whet", "train", str(path), "--dry-run", *(f"--set={item}" for item in sets)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert not left.value.code
+    shown = capsys.readouterr().out
+    assert f"# {settings.steps} steps of {settings.curriculum.groups} groups" in shown
+    assert f"({settings.curriculum.name})" in shown and "a response ends at:" in shown
+    assert shown.count("# stage ") == len(settings.curriculum.stages)
 
 
 @pytest.mark.parametrize(("name", "clip_high"), [("speed-rloo", 0.2), ("speed-dapo", 0.28)])
