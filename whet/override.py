@@ -1,4 +1,4 @@
-"""One `--set a.b=c`, put into the tree of a recipe before it is read. `config.load_config` calls it."""
+"""One `--set a.b=c`, put into the tree of a recipe before it is read. `recipe.load_config` calls it."""
 
 from __future__ import annotations
 

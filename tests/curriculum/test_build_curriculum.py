@@ -63,6 +63,14 @@ def test_weights_arrive() -> None:
     assert asked.count("a") == 6 and asked.count("b") == 2
 
 
+@pytest.mark.parametrize("source", ["kimi", "scalingrl", "cures over scalingrl"])
+def test_weights_are_refused_where_they_would_be_passed_over(source: str) -> None:
+    facts = Facts(ids=["a", "b"], entries=[(1, 3.0), (1, 1.0)])
+    settings = config.Curriculum.model_validate({"source": source})
+    with pytest.raises(WhetError, match=r"knows no data\.weight"):
+        build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
+
+
 def test_facts_among_some_of_the_ids() -> None:
     facts = Facts(ids=["a", "b", "c", "d"], entries=[(1, 2.0), (3, 1.0)], levels=[1, 2, 3, 4], characters=[5, 6, 7, 8])
     some = facts.among(["b", "d"])

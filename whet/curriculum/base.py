@@ -1,7 +1,7 @@
 """What a curriculum is: it decides which prompts, how many rollouts, and which groups train.
 
 The loop calls `plan`, `observe` and `emit` until a batch is there, then `updated`. A `Source`
-hands out prompt ids; gates (plain groups, DAPO, later SPEED) stand over a source. Nothing here or
+hands out prompt ids; gates (plain groups, DAPO, SPEED) stand over a source. Nothing here or
 below reads `Rollout.trace` or imports torch. `whet.curriculum.contract` tests every line of the
 contract for any implementation, also yours.
 """

@@ -105,14 +105,24 @@ def _cures(settings: config.Curriculum, source: Source, sampling: Sampling) -> G
     return Cures(source, **own, **common(settings, sampling))
 
 
+def refuse_weights(facts: Facts, source: str) -> None:
+    """A source that chooses by its own lights would pass over the weights of the data without a word."""
+    if len({weight for size, weight in facts.entries if size}) > 1:
+        raise WhetError(f"The source {source} chooses prompts by their history and knows no data.weight; leave it out.")
+
+
+def _kimi_source(settings: config.Curriculum, facts: Facts, seed: int) -> KimiSource:
+    refuse_weights(facts, "kimi")
+    return KimiSource(facts.ids, seed)
+
+
 def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
     own = settings.cures.model_dump(include={"tau", "memory", "subsets", "subset_steps"})
     return CuresSource(facts.ids, seed, rest=settings.max_age, entries=facts.entries, pool=pool, **own)
 
 
 def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> ScalingRLSource:
-    if len({weight for size, weight in facts.entries if size}) > 1:
-        raise WhetError("scalingrl chooses its prompts by their score and knows no data.weight; leave the weights out.")
+    refuse_weights(facts, "scalingrl")
     return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
 
 
@@ -128,7 +138,7 @@ CURRICULA: dict[str, Plan] = {
 
 SOURCES: Mapping[str, MakeSource] = {
     "uniform": lambda settings, facts, seed: build_source(facts.ids, seed, facts.entries),
-    "kimi": lambda settings, facts, seed: KimiSource(facts.ids, seed),
+    "kimi": _kimi_source,
     "cures": _cures_source,
     "scalingrl": _scalingrl_source,
     "cures over scalingrl": lambda settings, facts, seed: _cures_source(

@@ -16,7 +16,7 @@ import numpy as np
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.counts import MEMORY
 from whet.curriculum.posterior import Posterior
-from whet.curriculum.source import _check_ids
+from whet.curriculum.source import check_ids
 from whet.curriculum.weighted import WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
@@ -81,7 +81,7 @@ class CuresSource:
         entries: Sequence[tuple[int, float]] = (),
         pool: Pool | None = None,
     ):
-        _check_ids(ids)
+        check_ids(ids)
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:

@@ -39,7 +39,7 @@ class UniformSource:
     """
 
     def __init__(self, ids: Sequence[str], seed: int):
-        _check_ids(ids)
+        check_ids(ids)
         self.ids = ids
         self.seed = seed
         self.epoch = 0
@@ -118,7 +118,7 @@ class MixedSource:
     """
 
     def __init__(self, ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]]):
-        _check_ids(ids)
+        check_ids(ids)
         assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
         self.entries = [(size, weight) for size, weight in entries if size]
         ends = [sum(size for size, _ in self.entries[: i + 1]) for i in range(len(self.entries))]
@@ -179,7 +179,7 @@ def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, flo
     return MixedSource(ids, seed, entries)
 
 
-def _check_ids(ids: Sequence[str]) -> None:
+def check_ids(ids: Sequence[str]) -> None:
     if len(ids) == 0:
         raise WhetError("There are no prompts to train on; check data.path and the task's options.")
     if len(set(ids)) < len(ids):
