@@ -1,11 +1,11 @@
 """Curricula side by side on chained arithmetic, from the same start, over several seeds, in two mixes of difficulty.
 
-    python benchmarks/curricula.py --mix few --seeds 0 1 2 3 4 --arms uniform_16 uniform_48 dapo_16 speed_16 \
-        --runs runs/curricula --out benchmarks/results
+    python benchmarks/curricula.py --runs runs/curricula --out benchmarks/results
 
 few: 40% of the prompts trivial, 12% of middling difficulty, 48% hopeless for the base: few groups carry signal.
-many: 45%, 25% and 30%. Every seed warm-starts its own base, as `whet demo` does. Arms get the same tokens; evaluated
-about as often by tokens. What is there already is not run again. Writes curricula_MIX.json and curricula_MIX.md.
+many: 45%, 25% and 30%. All arms and seeds start from one base, train on 500 prompts of a mix, spend as many
+tokens and are evaluated greedily on 400 problems. As many arms run at a time as there are cores; what is there already
+is not run again. Writes curricula_MIX.json and .md, and calibration.json.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,85 +22,191 @@ from typing import Any
 from rich.console import Console
 
 from whet.bench.circumstances import circumstances
-from whet.demo import make_base, merge, train_arms
+from whet.experiment import make_base, merge, train_arms
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
 from whet.report.levels import final_accuracy
-from whet.run import read_metrics
+from whet.run import read_metrics, read_rollouts
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},
     "many": {"1-2": 0.45, "3-7": 0.25, "8-12": 0.30},
 }
-ARMS: dict[str, dict[str, Any]] = {
-    "uniform_16": {"curriculum": {"name": "uniform", "groups": 16}},
-    "uniform_48": {"curriculum": {"name": "uniform", "groups": 48}, "learn": {"lr": 2e-4}, "eval": {"every": 2}},
-    "dapo_16": {"curriculum": {"name": "dapo", "groups": 16}, "eval": {"every": 2}},
-    "speed_16": {"curriculum": {"name": "speed", "groups": 16}, "eval": {"every": 2}},
-    "speed_16_age_1": {"curriculum": {"name": "speed", "groups": 16, "max_age": 1}, "eval": {"every": 2}},
-    "speed_2_16": {"curriculum": {"name": "speed", "groups": 16, "speed": {"n_init": 2}}, "eval": {"every": 2}},
-    "speed_8_16": {"curriculum": {"name": "speed", "groups": 16, "speed": {"n_init": 8}}, "eval": {"every": 2}},
-    "cures_16": {"curriculum": {"name": "cures", "groups": 16}},
-    "cures_sampling_16": {"curriculum": {"name": "uniform", "source": "cures", "groups": 16}},
-    "scalingrl_16": {"curriculum": {"name": "scalingrl", "groups": 16}},
-    "random_set_16": {"curriculum": {"name": "scalingrl", "groups": 16, "scalingrl": {"select": "fixed"}}},
-    "stages_16": {"curriculum": {"name": "stages", "groups": 16}},
-    "all_16": {"curriculum": {"name": "all", "groups": 16, "max_age": 1, "starvation": "partial"}},
+PROMPTS = 500
+"""Few enough for prompts to come up again: what CurES and ScalingRL learn of a prompt is of use at its next visit."""
+FIVE, TWO = (0, 1, 2, 3, 4), (0, 1)
+LIMIT, SHORT = 56, 28
+"""Tokens a response; the solution of a chain of k operations takes 4 k + 5."""
+
+
+def arm(name: str, groups: int = 16, every: int = 2, lr: float = 1e-4, **more: Any) -> dict[str, Any]:
+    """every: updates between evaluations, so that all arms are evaluated about as often by tokens."""
+    own = {"name": name, "groups": groups, **more.pop("curriculum", {})}
+    return {"curriculum": own, "learn": {"lr": lr, "schedule": "constant"}, "eval": {"every": every}, **more}
+
+
+def without(term: int) -> dict[str, Any]:
+    """The data effectiveness score with one of its three weights 0 and the others in proportion."""
+    weights = [0.0 if i == term else w for i, w in enumerate((0.4, 0.3, 0.3))]
+    return {"scalingrl": {"weights": [w / sum(weights) for w in weights]}}
+
+
+ALL_ROLLOUTS = {"rollouts": 100_000}
+"""Of a step, written down: calibration reads them."""
+MAIN = {
+    "uniform_16": arm("uniform", every=4),
+    "uniform_48": arm("uniform", 48, every=1, lr=2e-4),
+    "dapo_16": arm("dapo"),
+    "speed_16": arm("speed", lr=2e-4),
+    "cures_16": arm("cures", every=4, lr=2e-4, save=ALL_ROLLOUTS),
+    "uniform_16_2e-4": arm("uniform", every=4, lr=2e-4),
+    "uniform_48_1e-4": arm("uniform", 48, every=1),
+    "dapo_16_2e-4": arm("dapo", lr=2e-4),
+    "speed_16_1e-4": arm("speed"),
+    "cures_16_1e-4": arm("cures", every=4, save=ALL_ROLLOUTS),
 }
+"""Learning rates 1e-4 and 2e-4 of each; the first five have the one that was chosen on other seeds (docs/LOG.md)."""
+FURTHER = {
+    "speed_2_16": arm("speed", lr=2e-4, curriculum={"speed": {"n_init": 2}}),
+    "speed_8_16": arm("speed", lr=2e-4, curriculum={"speed": {"n_init": 8}}),
+    "speed_gate_16": arm("speed", lr=2e-4, curriculum={"speed": {"use_screening": False}}),
+    "cures_sampling_16": arm("uniform", every=4, lr=2e-4, curriculum={"source": "cures"}, save=ALL_ROLLOUTS),
+    "cures_allocation_16": arm("cures", every=4, lr=2e-4, curriculum={"cures": {"tau": 1e6}}),
+    "cures_gradient_16": arm("cures", every=4, lr=2e-4, curriculum={"cures": {"sigma": "gradient"}}),
+    "cures_memory_16": arm("cures", every=4, lr=2e-4, curriculum={"cures": {"memory": 0.9}}, save=ALL_ROLLOUTS),
+    "scalingrl_16": arm("scalingrl", every=4),
+    "random_set_16": arm("scalingrl", every=4, curriculum={"scalingrl": {"select": "random"}}),
+    "fixed_set_16": arm("scalingrl", every=4, curriculum={"scalingrl": {"select": "fixed"}}),
+    "no_difficulty_16": arm("scalingrl", every=4, curriculum=without(0)),
+    "no_complexity_16": arm("scalingrl", every=4, curriculum=without(1)),
+    "no_adaptability_16": arm("scalingrl", every=4, curriculum=without(2)),
+    "stages_16": arm("stages", every=4),
+    "fixed_short_16": arm("uniform", every=4, rollout={"max_tokens": SHORT}),
+    "staged_16": arm(
+        "stages",
+        every=4,
+        curriculum={"stages": [{"subset": "short", "max_tokens": SHORT, "steps": 20}, {"max_tokens": LIMIT}]},
+    ),
+    "all_16": arm("all", lr=2e-4, curriculum={"max_age": 1, "starvation": "partial"}),
+}
+ARMS = MAIN | FURTHER
+"""`uniform_16` is also the arm of the long limit, fixed."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mix", choices=MIXES, default="few")
+    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--tokens", type=int, default=500_000)
+    parser.add_argument("--seeds", type=int, nargs="+", help="All arms with these, instead of five or two.")
+    parser.add_argument("--tokens", type=int, default=300_000)
     parser.add_argument("--runs", type=Path, default=Path("runs/curricula"))
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
-    for seed in options.seeds:
-        run_seed(options.runs / options.mix / f"seed{seed}", seed, options)
-    folders = {
-        f"{arm}-seed{seed}": options.runs / options.mix / f"seed{seed}" / arm
-        for arm in options.arms
-        for seed in options.seeds
-    }
-    curves = {
-        run.name: {
-            "accuracy": final_accuracy(run.points("held_out")),
-            "curve": [[p.step, p.tokens, round(p.seconds, 2), p.accuracy] for p in run.points("held_out")],
+    wanted = {
+        mix: {
+            f"{name}-seed{seed}": options.runs / mix / f"{name}-seed{seed}"
+            for name in options.arms
+            for seed in options.seeds or (FIVE if name in MAIN else TWO)
         }
-        for arm in read_arms(folders)
-        for run in arm.runs
+        for mix in options.mixes
     }
-    bases = {s: options.runs / options.mix / f"seed{s}" / "base" for s in options.seeds}
-    starts = {seed: read_metrics(base)[0]["eval/held_out/accuracy"] for seed, base in bases.items()}
+    run_missing(wanted, options)
     options.out.mkdir(parents=True, exist_ok=True)
-    result = {"mix": MIXES[options.mix], "seeds": options.seeds, "tokens": options.tokens, "accuracy_at_start": starts}
-    name = f"curricula_{options.mix}"
-    (options.out / f"{name}.json").write_text(
-        json.dumps({**result, "runs": curves, **circumstances()}, indent=1) + "\n"
-    )
-    (options.out / f"{name}.md").write_text(to_markdown(folders))
-    print(to_markdown(folders))
-
-
-def run_seed(folder: Path, seed: int, options: argparse.Namespace) -> None:
-    """The base of a seed, and those of its arms that have not been run."""
-    tree = tomllib.loads(resources.files("whet").joinpath("demo.toml").read_text())
-    own = {"seed": seed, "token_budget": options.tokens, "data": {"options": {"mix": MIXES[options.mix]}}}
-    arm = merge(tree["arm"], own)
-    arm["data"][0]["options"]["mix"] = MIXES[options.mix]  # a mix is one thing, not merged key by key
-    shared = {key: arm[key] for key in ("seed", "data", "rollout", "eval")}
-    console = Console()
-    base = make_base(folder / "base", merge(shared, tree["base"]), console)
-    missing = [name for name in options.arms if not (folder / name / "report.html").is_file()]
-    recipes = {
-        folder / name: parse_config(merge(merge(arm, ARMS[name]), {"model": {"name": str(base)}})) for name in missing
+    for mix, folders in wanted.items():
+        result = {"mix": MIXES[mix], "prompts": PROMPTS, "tokens": options.tokens, "runs": curves(folders)}
+        write_json(options.out / f"curricula_{mix}.json", {**circumstances(), **result})
+        (options.out / f"curricula_{mix}.md").write_text(to_markdown(folders))
+        print(to_markdown(folders))
+    of = {
+        f"{name} {mix}": calibration(
+            [folder for key, folder in wanted[mix].items() if key.rsplit("-seed", 1)[0] == name], memory_of(name)
+        )
+        for mix in options.mixes
+        for name in options.arms
+        if ARMS[name].get("save")
     }
+    if of:
+        write_json(options.out / "calibration.json", {**circumstances(), "arms": of})
+
+
+def run_missing(wanted: Mapping[str, Mapping[str, Path]], options: argparse.Namespace) -> None:
+    """The base, and then every run that is not finished, all in one queue."""
+    tree = tomllib.loads(resources.files("whet").joinpath("demo.toml").read_text())
+    console = Console()
+    base = make_base(options.runs / "base", {**tree["base"], "seed": 0}, console)
+    recipes = {}
+    for mix, folders in wanted.items():
+        (options.runs / mix).mkdir(parents=True, exist_ok=True)
+        for key, folder in folders.items():
+            name, seed = key.rsplit("-seed", 1)
+            if not (folder / "report.html").is_file():
+                own = {"seed": int(seed), "token_budget": options.tokens, "model": {"name": str(base), "device": "cpu"}}
+                recipe = merge(merge(tree["arm"], ARMS[name]), own)
+                recipe["data"][0]["options"] = {"train_count": PROMPTS, "mix": MIXES[mix]}
+                recipes[folder] = parse_config(recipe)
     if recipes:
         train_arms(recipes, console)
+
+
+def curves(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Of each run: [step, tokens, seconds, accuracy] of its evaluations, and what every fourth update looked like."""
+    found = {}
+    for run in (run for each in read_arms(folders) for run in each.runs):
+        points = run.points("held_out")
+        rows = [row for row in read_metrics(folders[run.name]) if row["step"] % 4 == 1]
+        found[run.name] = {
+            "accuracy": round(final_accuracy(points), 4),
+            "curve": [[p.step, p.tokens, round(p.seconds, 2), round(p.accuracy, 4)] for p in points],
+            "updates": [
+                [row["step"], row["tokens_generated"], *(rounded(row.get(key)) for key in LOOKED_AT)] for row in rows
+            ],
+        }
+    return found
+
+
+LOOKED_AT = ("learn/entropy", "length/right", "length/truncated", "curriculum/signal_share")
+
+
+def rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+def calibration(folders: Iterable[Path], memory: float = 1.0) -> dict[str, list[list[float]]]:
+    """[mean prediction, share right, rollouts] in ten bins, of verdicts that the posterior had not seen.
+
+    The prediction of a rollout is the mean of Beta(1 + right, 1 + wrong) over what earlier steps said of its prompt,
+    faded by `memory` a step. `first`: of prompts met for the first time (the prior's 1/2); `again`: of all others.
+    """
+    bins: dict[str, Any] = {"first": defaultdict(lambda: [0.0, 0, 0]), "again": defaultdict(lambda: [0.0, 0, 0])}
+    for folder in folders:
+        steps: dict[int, list[tuple[str, bool]]] = defaultdict(list)
+        for row in read_rollouts(folder):
+            if row["phase"] != "eval" and row["verdict"] != "unjudged":
+                steps[row["step"]].append((row["prompt_id"], row["verdict"] == "right"))
+        seen: dict[str, list[float]] = {}
+        for _, verdicts in sorted(steps.items()):
+            for prompt_id, is_right in verdicts:
+                wrong, right = seen.get(prompt_id, (0.0, 0.0))
+                predicted = (1 + right) / (2 + right + wrong)
+                kind = bins["again" if prompt_id in seen else "first"][min(9, int(predicted * 10))]
+                for i, value in enumerate((predicted, is_right, 1)):
+                    kind[i] += value
+            seen = {prompt_id: [memory * count for count in counts] for prompt_id, counts in seen.items()}
+            for prompt_id, is_right in verdicts:
+                seen.setdefault(prompt_id, [0.0, 0.0])[is_right] += 1.0
+    return {
+        kind: [[round(p / n, 4), round(r / n, 4), n] for _, (p, r, n) in sorted(found.items())]
+        for kind, found in bins.items()
+    }
+
+
+def memory_of(name: str) -> float:
+    return ARMS[name]["curriculum"].get("cures", {}).get("memory", 1.0)
+
+
+def write_json(path: Path, result: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,51 +1,57 @@
-"""The demo over several seeds: tokens and seconds to each accuracy level, with their spread.
+"""The demo over several seeds: tokens and seconds to each accuracy level, with their spread, for both of its mixes.
 
     python benchmarks/demo_seeds.py --seeds 0 1 2 --runs runs/seeds --out benchmarks/results
 
 Every seed warm-starts its own base. The arms of a seed share it and run as `whet demo` runs them, so the seconds
-are those of processes that share the cores; tokens are what to compare. Writes demo_seeds.json and demo_seeds.md.
+are those of processes that share the cores; tokens are what to compare. A seed that is there already is not run
+again. Writes demo_seeds.json and demo_seeds.md.
 """
 
 import argparse
-import json
 from pathlib import Path
 
+from curricula import curves, write_json
 from rich.console import Console
 
 from whet.bench.circumstances import circumstances
-from whet.demo import run_demo
+from whet.demo import conclude, describe_mix, read_demo, run_demo
 from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
-from whet.report.levels import final_accuracy
 from whet.run import read_metrics
-
-ARMS = ("uniform_16", "uniform_48", "dapo_16")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    args = parser.parse_args()
-    for seed in args.seeds:
-        if not (args.runs / f"seed{seed}" / "report.html").is_file():
-            run_demo(args.runs / f"seed{seed}", seed, Console())
-    folders = {f"{arm}-seed{s}": args.runs / f"seed{s}" / arm for arm in ARMS for s in args.seeds}
-    ends = {
-        run.name: {
-            "accuracy": final_accuracy(run.points("held_out")),
-            "curve": [[p.step, p.tokens, round(p.seconds, 2), p.accuracy] for p in run.points("held_out")],
+    options = parser.parse_args()
+    homes = {seed: options.runs / f"seed{seed}" for seed in options.seeds}
+    for seed, home in homes.items():
+        if not (home / "report.html").is_file():
+            run_demo(home, seed, Console())
+    tree = read_demo()
+    folders = {
+        name: {
+            f"{arm.replace(' ', '_')}-seed{seed}": home / name / arm.replace(" ", "_")
+            for arm in mix["arms"]
+            for seed, home in homes.items()
         }
-        for arm in read_arms(folders)
-        for run in arm.runs
+        for name, mix in tree["mixes"].items()
     }
-    starts = {s: read_metrics(args.runs / f"seed{s}" / "base")[0]["eval/held_out/accuracy"] for s in args.seeds}
-    args.out.mkdir(parents=True, exist_ok=True)
-    result = {"seeds": args.seeds, "accuracy_at_start": starts, "runs": ends, **circumstances()}
-    (args.out / "demo_seeds.json").write_text(json.dumps(result, indent=1) + "\n")
-    (args.out / "demo_seeds.md").write_text(to_markdown(folders))
-    print(to_markdown(folders))
+    arms = {name: read_arms(of_mix) for name, of_mix in folders.items()}
+    pages = [
+        f"## Mix {name}\n\n{describe_mix(tree['mixes'][name]['mix'], arms[name])}\n\n{to_markdown(of_mix)}"
+        for name, of_mix in folders.items()
+    ]
+    words = "\n\n".join([*pages, conclude(arms)]) + "\n"
+    starts = {seed: read_metrics(home / "base")[0]["eval/held_out/accuracy"] for seed, home in homes.items()}
+    result = {"seeds": options.seeds, "accuracy_at_start": starts}
+    options.out.mkdir(parents=True, exist_ok=True)
+    runs = {name: curves(of_mix) for name, of_mix in folders.items()}
+    write_json(options.out / "demo_seeds.json", {**circumstances(), **result, "mixes": runs})
+    (options.out / "demo_seeds.md").write_text(words)
+    print(words)
 
 
 if __name__ == "__main__":

@@ -44,6 +44,22 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, name: str) -> 
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.parametrize("name", ["cures", "all"])
+def test_divided_by_gradients_and_resumed(tmp_path: Path, name: str) -> None:
+    """The learner's scores reach the curriculum, change what it asks, and survive a stop."""
+    sets = (f"curriculum.name={name}", "curriculum.cures.sigma=gradient", "save.every=1", "steps=6")
+    sets += ("curriculum.rollouts=8", "data.0.options={train_count=12}", "curriculum.scalingrl.share=1.0")
+    whole = run(tmp_path / "whole", *sets)
+    run(tmp_path / "parts", *sets, watcher=Stop(2))
+    run(tmp_path / "parts", *sets, watcher=Stop(4), resume=True)
+    run(tmp_path / "parts", *sets, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    last = whole[-1]
+    assert last["curriculum/score_right"] > 0 and last["curriculum/score_wrong"] > 0
+    assert max(row.get("curriculum/rollouts_moved", 0.0) for row in whole) > 0.01
+    assert "curriculum/score_right" not in run(tmp_path / "rate", f"curriculum.name={name}", "steps=1")[-1]
+
+
 def test_stages_set_limits_sizes_and_coefficients(tmp_path: Path) -> None:
     rows = run(tmp_path / "run", STAGES, "save.rollouts=1000")
     assert [row["curriculum/stage"] for row in rows[1:]] == [0, 1, 1, 1]

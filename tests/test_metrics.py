@@ -1,7 +1,7 @@
 import dataclasses
 
 from whet.advice import PATIENCE, SIGNS, Advice
-from whet.metrics import Stopwatch, rollout_metrics
+from whet.metrics import PASS_RATES, Stopwatch, group_metrics, rollout_metrics
 from whet.types import Group, Rollout, Sampling
 
 BASE = Rollout(
@@ -51,6 +51,19 @@ def test_group_numbers() -> None:
     assert Group(prompt_id="a", group_id=0, rollouts=(rollout(),) * 3).spread == 0.0
 
 
+def test_shares_of_groups_by_pass_rate() -> None:
+    """Two of eight right is 25%, still in the class that ends there; a group nobody judged is no group."""
+
+    def group(right: int, wrong: int, unjudged: int = 0) -> Group:
+        verdicts = ["right"] * right + ["wrong"] * wrong + ["unjudged"] * unjudged
+        return Group(prompt_id="a", group_id=0, rollouts=tuple(rollout(verdict=v) for v in verdicts))
+
+    metrics = group_metrics([group(0, 8), group(2, 6), group(7, 1), group(8, 0, 3), group(0, 0, 8)])
+    shares = {"0": 0.25, "to_25": 0.25, "to_50": 0.0, "to_75": 0.0, "to_100": 0.25, "100": 0.25}
+    assert metrics == {f"pass_rate/{name}": share for name, share in shares.items()}
+    assert tuple(shares) == PASS_RATES and group_metrics([group(0, 0, 2)]) == {}
+
+
 def test_stopwatch_accounts_for_everything() -> None:
     watch = Stopwatch()
     with watch.timing("a"), watch.timing("b"):
@@ -81,10 +94,11 @@ def test_the_judge_may_complain() -> None:
 def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
     healthy = {
         "length/truncated": 0.1, "verdict/right": 0.4, "judge/unjudged": 0.0, "judge/wrong": 9.0,
-        "curriculum/signal_share": 0.4, "learn/entropy": 0.5, "learn/mismatch": 1e-4,
+        "learn/signal_share": 0.4, "learn/entropy": 0.5, "learn/mismatch": 1e-4,
+        "curriculum/signal_share": 0.01,  # screening turns down the hopeless, what trains has signal
     }  # fmt: skip
     sick = {
-        "length/truncated": 0.9, "verdict/right": 0.0, "judge/unjudged": 9.0, "curriculum/signal_share": 0.01,
+        "length/truncated": 0.9, "verdict/right": 0.0, "judge/unjudged": 9.0, "learn/signal_share": 0.01,
         "learn/entropy": 0.001, "learn/mismatch": 0.5,
     }  # fmt: skip
     assert not any(shows(healthy) for shows, _ in SIGNS.values())

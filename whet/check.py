@@ -14,6 +14,7 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.build import build_curriculum, check_curriculum, stages_of
+from whet.curriculum.portion import portions_of
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems, load_problems
 from whet.tasks.names import VARIABLE
@@ -38,7 +39,8 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     """`reward` is a Python callable that judges every prompt. To evaluate takes no training data."""
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
-    check_curriculum(settings.curriculum.name)
+    for curriculum in _curricula(settings):
+        check_curriculum(curriculum.name)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:
         problems.solutions(np.random.default_rng(0), 1, entry.options)
@@ -64,7 +66,7 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
 def dry_run(checked: Checked) -> list[str]:
     """What a run would do, in lines: problems, budget, what the model reads, and what ends a response."""
     settings, problems, codec = checked.settings, checked.problems, checked.codec
-    c, r = settings.curriculum, settings.rollout
+    r = settings.rollout
     lengths = np.array([n for _, n in codec.lengths(problems.train)])
     low, high = np.percentile(lengths, (50, 99))
     stops = ", ".join(f"{number} {token}" for number, token in codec.stop_tokens()) or "none"
@@ -72,9 +74,7 @@ def dry_run(checked: Checked) -> list[str]:
     return [
         f"{len(problems.train)} training prompts; "
         + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
-        f"{settings.steps} steps of {c.groups} groups x {c.rollouts} rollouts ({c.name}), "
-        f"at most {c.groups * c.rollouts * r.max_tokens:,} tokens trained a step",
-        *_stage_lines(settings),
+        *_budget_lines(settings, problems),
         f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
         f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
         f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
@@ -82,11 +82,40 @@ def dry_run(checked: Checked) -> list[str]:
     ]
 
 
-def _stage_lines(settings: config.Config) -> list[str]:
-    r, c = settings.rollout, settings.curriculum
+def _curricula(settings: config.Config) -> list[config.Curriculum]:
+    """[curriculum], and what it is for the data entries that want it otherwise."""
+    own = [entry.curriculum for entry in settings.data if entry.curriculum]
+    return [settings.curriculum, *map(settings.curriculum.but, own)]
+
+
+def _budget_lines(settings: config.Config, problems: Problems) -> list[str]:
+    """What a step costs at most; the portions, where data entries have curricula of their own; the stages of each."""
+    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
+    groups, rollouts = settings.curriculum.groups, max(portion.settings.rollouts for portion in portions)
+    lines = [
+        f"{settings.steps} steps of {groups} groups x {rollouts} rollouts ({' + '.join(p.name for p in portions)}), "
+        f"at most {groups * rollouts * settings.rollout.max_tokens:,} tokens trained a step"
+    ]
+    if len(portions) == 1:
+        return lines + _stage_lines(settings, portions[0].settings, f"{groups} x ")
+    for portion in portions:
+        entries = ", ".join(f"data.{number}" for number in portion.entries)
+        prompts = sum(problems.shares[number][0] for number in portion.entries)
+        mine = portion.share * groups
+        often = f"{mine:.1f} a step" if mine >= 1 else f"one every {1 / mine:.1f} steps"
+        lines.append(
+            f"portion {portion.name}: {prompts} prompts of {entries}, {portion.share:.1%} of the groups ({often}), "
+            f"{portion.settings.rollouts} rollouts each"
+        )
+        lines += ["  " + line for line in _stage_lines(settings, portion.settings, "")]
+    return lines
+
+
+def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> list[str]:
+    r = settings.rollout
     return [
-        f"stage {number}: {stage.subset} prompts, {stage.groups or c.groups} x {stage.rollouts or c.rollouts} rollouts "
-        f"of at most {stage.max_tokens or r.max_tokens} tokens"
+        f"stage {number}: {stage.subset} prompts, {f'{stage.groups} x ' if stage.groups else groups}"
+        f"{stage.rollouts or c.rollouts} rollouts of at most {stage.max_tokens or r.max_tokens} tokens"
         for number, stage in enumerate(stages_of(c, r.max_tokens), 1)
     ]
 
@@ -94,7 +123,7 @@ def _stage_lines(settings: config.Config) -> list[str]:
 def _context(settings: config.Config, problems: Problems, codec: Codec) -> int:
     """The recipe's, where every prompt leaves room in it; else just enough for the longest prompt of each kind."""
     limits = {entry.name: entry.max_tokens for entry in settings.eval}
-    stages = stages_of(settings.curriculum, settings.rollout.max_tokens)
+    stages = [stage for c in _curricula(settings) for stage in stages_of(c, settings.rollout.max_tokens)]
     longest = max([settings.rollout.max_tokens, *(stage.max_tokens for stage in stages)])
     kinds: list[tuple[Iterable[Prompt], int]] = [(problems.train, longest)]
     kinds += [(prompts, limits.get(name, 0) or settings.rollout.max_tokens) for name, prompts in problems.evals.items()]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from whet import __version__, config
+from whet.cli_bench import bench_app
 from whet.cli_data import data_app
 from whet.errors import WhetError
 from whet.recipe import describe, dump_config, load_config
@@ -19,7 +19,6 @@ from whet.terminal import DataFolder, Sets, counting, err_console, folder_set, o
 from whet.text import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-bench_app = typer.Typer(no_args_is_help=True, help="Measure whet against its peers on this machine.")
 app.add_typer(bench_app, name="bench")
 app.add_typer(data_app, name="data")
 
@@ -276,49 +275,12 @@ def list_command() -> None:
     out_console.print(settings)
 
 
-@bench_app.command("rollout")
-def bench_rollout(
-    out: Annotated[Path, typer.Option(help="Folder for the JSON result.")] = Path("benchmarks/results"),
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 3,
-    seed: Annotated[int, typer.Option()] = 0,
-) -> None:
-    """The engine against transformers' generate, on this machine."""
-    from whet.bench.rollout import rollout_bench
-
-    show_bench(rollout_bench(out, repeats=repeats, seed=seed))
-
-
-@bench_app.command("curriculum")
-def bench_curriculum(
-    out: Annotated[Path, typer.Option(help="Folder for the JSON result.")] = Path("benchmarks/results"),
-    mix: Annotated[str, typer.Option(help="few or many: how many prompts carry signal at the start.")] = "few",
-    seeds: Annotated[int, typer.Option(min=1)] = 5,
-    budget: Annotated[int, typer.Option(min=1000, help="Rollouts a run.")] = 30_000,
-) -> None:
-    """Every curriculum on make-believe problems: rollouts to an accuracy, signal, milliseconds an update."""
-    from whet.bench.curriculum import MIXES, curriculum_bench
-
-    if mix not in MIXES:
-        raise WhetError(f'There is no mix "{mix}"; there are {", ".join(MIXES)}.')
-    result = curriculum_bench(out, mix=mix, seeds=seeds, budget=budget)
-    measures = list(next(iter(result["curricula"].values())))
-    table = Table("curriculum", *(name.replace("_", " ") for name in measures))
-    for name, found in result["curricula"].items():
-        cells = [[f"{v:,.4g}" if v is not None else "never" for v in found[measure]] for measure in measures]
-        table.add_row(name, *(f"{middle}\n{least} to {most}" for middle, least, most in cells))
-    out_console.print(table)
-
-
-def show_bench(result: dict[str, Any]) -> None:
-    out_console.print(json.dumps(result, indent=2), markup=False, highlight=False)
-
-
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Of the base and of all arms.")] = 0,
 ) -> None:
-    """Train a small reasoner on a CPU, three ways from the same start, and compare."""
+    """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
     from whet.demo import run_demo
 
     run_demo(out, seed, out_console)

@@ -86,6 +86,8 @@ class Problems(Section):
 class Data(Problems):
     weight: float = Field(1.0, gt=0)
     """Its prompts come up so many times as often as those of an entry of weight 1."""
+    curriculum: dict[str, Any] = {}
+    """Settings of [curriculum] that differ for its prompts: { name = "speed", speed = { n_init = 8 } }."""
 
 
 class Eval(Problems):
@@ -185,6 +187,8 @@ class Cures(Section):
     """Updates a subset lasts, where there are several."""
     memory: float = Field(1.0, gt=0, le=1)
     """What an update leaves of the evidence before it, for a policy that drifts; 1 forgets nothing."""
+    sigma: Literal["rate", "gradient"] = "rate"
+    """Rollouts are divided by the spread of a prompt's verdicts, or of its gradients (eq. 21; one more head pass)."""
 
 
 class ScalingRL(Section):
@@ -264,6 +268,10 @@ class Curriculum(Section):
     stages: tuple[Stage, ...] = ()
     """Around whatever `name` says; none is one stage of everything."""
 
+    def but(self, own: Mapping[str, Any]) -> Curriculum:
+        """The same with other settings where `own` has them, put to the same tests."""
+        return Curriculum.model_validate(merged(self.model_dump(), own))
+
     @model_validator(mode="after")
     def _in_order(self) -> Curriculum:
         if self.speed.low >= self.speed.high:
@@ -273,6 +281,14 @@ class Curriculum(Section):
                 f"speed.n_init = {self.speed.n_init} leaves nothing to continue with: rollouts = {self.rollouts}"
             )
         return self
+
+
+def merged(tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """`tree` with what `own` says, tables inside tables likewise."""
+    both = {
+        k: merged(tree[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(tree.get(k), Mapping)
+    }
+    return {**tree, **own, **both}
 
 
 class Learn(Section):

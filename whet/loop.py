@@ -14,7 +14,7 @@ from whet.advice import Advice
 from whet.config import HELD_OUT
 from whet.errors import Starved
 from whet.eval import evaluate
-from whet.metrics import Stopwatch, rollout_metrics
+from whet.metrics import Stopwatch, group_metrics, rollout_metrics
 from whet.parts import Parts, save_parts
 from whet.run import Run
 from whet.types import Batch, Report, Request, Rollout
@@ -97,7 +97,7 @@ class Stall:
 def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
     """One update; then the engine and the curriculum hear of it, and traces nobody needs are freed."""
     with watch.timing("train"):
-        report = parts.learner.step(parts.store.attach(batch), parts.progress)
+        report = parts.learner.step(parts.store.attach(batch), parts.progress, parts.curriculum.needs)
         parts.engine.update(parts.learner.version)
     parts.tally.step += 1
     parts.tally.tokens_trained += int(report.metrics.get("learn/tokens", 0))
@@ -115,6 +115,7 @@ def step_metrics(
     tokens = sum(r.length for r in seen)
     return {
         **rollout_metrics(seen),
+        **group_metrics(batch.groups),
         **parts.curriculum.metrics(),
         **parts.engine.stats(),
         **parts.judge.stats(),

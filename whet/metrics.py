@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
-from whet.types import Rollout
+from whet.types import Group, Rollout
+
+PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
+"""Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right."""
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -37,6 +41,23 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         if mine:
             metrics[f"length/{verdict}"] = float(np.mean(mine))
     return metrics
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """pass_rate/CLASS of `PASS_RATES`: the share of a batch's groups in each; groups without a verdict are left out."""
+    rates = [group.pass_rate for group in groups if group.judged]
+    classes = [pass_rate_class(rate) for rate in rates]
+    return {f"pass_rate/{name}": classes.count(name) / len(rates) for name in PASS_RATES} if rates else {}
+
+
+def pass_rate_class(rate: float) -> str:
+    """
+    >>> [pass_rate_class(k / 8) for k in (0, 1, 2, 3, 7, 8)]
+    ['0', 'to_25', 'to_25', 'to_50', 'to_100', '100']
+    """
+    if rate in (0.0, 1.0):
+        return f"{100 * rate:.0f}"
+    return PASS_RATES[math.ceil(4 * rate)]
 
 
 class Stopwatch:

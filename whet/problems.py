@@ -44,6 +44,8 @@ class Problems:
     """One a [[data]] entry."""
     shares: tuple[tuple[int, float], ...]
     """(training prompts, weight) of each [[data]] entry, in the order of `train`."""
+    curricula: tuple[Mapping[str, Any], ...]
+    """What each [[data]] entry wants other than [curriculum] says."""
     repeats: int
     """Training rows whose problem and answer stood there before."""
     overlap: Mapping[str, int]
@@ -76,6 +78,7 @@ class Problems:
         return Facts(
             ids=table.ids,
             entries=self.shares,
+            settings=self.curricula,
             levels=table.meta.get("level", ()),
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
             tasks=[tasks] * len(table) if isinstance(tasks, str) else tasks,
@@ -140,6 +143,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         rewards=loader.rewards,
         tasks=tasks,
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
+        curricula=tuple(entry.curriculum for entry in settings.data),
         repeats=repeats,
         overlap=overlap,
         notes=(*loader.notes, *data_notes(settings, len(kept), repeats, overlap, evals)),

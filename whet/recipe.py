@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from whet.config import Config, Section
+from whet.config import Config, Section, merged
 from whet.errors import WhetError
 from whet.override import override
 
@@ -30,10 +30,19 @@ def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mappin
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
+    settings = _validated(tree)
+    for number, entry in enumerate(settings.data):
+        if entry.curriculum:  # must fit as [curriculum] must, and with all the rest
+            whole = settings.model_dump() | {"curriculum": merged(settings.curriculum.model_dump(), entry.curriculum)}
+            _validated(whole, f"In data.{number}: ")
+    return settings
+
+
+def _validated(tree: Mapping[str, Any], where: str = "") -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise WhetError(_one_sentence(error)) from None
+        raise WhetError(where + _one_sentence(error)) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -222,8 +222,9 @@ class Report:
     """
 
     metrics: Mapping[str, float]
-    signals: Mapping[Key, Mapping[str, float]] = field(default_factory=dict)
-    """Per rollout, only what the curriculum's `needs` names."""
+    signals: Mapping[Key, Mapping[str, float | np.ndarray]] = field(default_factory=dict)
+    """Per rollout that was trained on, only what the curriculum's `needs` names: "score" is a float32 vector, the
+    gradient of the response's log-prob (`model/head.py`)."""
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:

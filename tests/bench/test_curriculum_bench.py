@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from whet import config
 from whet.bench.curriculum import MIXES, RATE, Toy, curriculum_bench, play, rollouts_to
 from whet.curriculum.build import CURRICULA
 from whet.types import Batch, Group, Request, Sampling
@@ -45,9 +46,12 @@ def test_rollouts_to_a_level() -> None:
 
 
 def test_training_helps_and_repeats() -> None:
-    one, other = (play("speed", Toy("many", 3, prompts=500), 6000) for _ in range(2))
-    assert one["curve"] == other["curve"]
-    assert one["accuracy"] > one["curve"][0][1] + 0.1
+    settings = config.Curriculum(name="speed", groups=16, rollouts=16)
+    toys = [Toy("many", 3, prompts=500) for _ in range(2)]
+    one, other = (play(settings, toy, lambda toy=toy: toy.rollouts / 6000)[0] for toy in toys)  # type: ignore[misc]
+    assert one == other
+    assert one[-1]["accuracy"] > one[0]["accuracy"] + 0.1
+    assert one[-1]["rollouts"] >= 6000 and one[-1]["curriculum/trained"] == 16 * (len(one) - 1)
 
 
 def test_every_curriculum_is_measured_and_written(tmp_path: Path) -> None:

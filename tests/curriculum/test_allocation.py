@@ -54,6 +54,8 @@ def test_sigma_of_gradients() -> None:
     assert sigma_gradient(0.25, 4.0, 1.0, 1.0) == pytest.approx(0.757772, abs=5e-7)
     assert sigma_gradient(0.0, 9.0, 9.0, 1.0) == sigma_gradient(1.0, 9.0, 9.0, 1.0) == 0.0
     assert sigma_gradient(0.5, 1.0, 1.0, 9.0) == 0.0  # estimates that contradict each other
+    both = sigma_gradient([0.25, 0.5], [4.0, 1.0], [1.0, 1.0], [1.0, 2.0])
+    assert both == pytest.approx([0.757772, 0.353553], abs=5e-7)
 
 
 def test_allocation() -> None:

@@ -47,3 +47,5 @@ def test_the_sentence_names_counts_pass_rate_and_the_knob_that_fits() -> None:
     blind = sentence(asked=4, unjudged_groups=4)
     assert "none judged" in blind and "judge.timeout_s" in blind
     assert "no more prompts" in sentence(dry=True)
+    counts = Counts()
+    assert "take easier prompts, turn it up or raise curriculum.patience" in counts.why_starved(False, "turn it up")

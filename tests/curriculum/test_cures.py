@@ -17,6 +17,7 @@ from whet.curriculum.gate import Gate
 from whet.curriculum.posterior import Posterior
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.sigma import rate_sigmas
 from whet.curriculum.simulator import World
 from whet.curriculum.speed import Speed
 from whet.errors import WhetError
@@ -118,7 +119,7 @@ def test_work_does_not_grow_with_the_number_of_prompts() -> None:
 def test_it_composes_with_screening_and_a_moving_set() -> None:
     def speed(ids: Sequence[str], seed: int, pool: ScalingRLSource | None = None) -> Gate:
         source = CuresSource(ids, seed, rest=1, pool=pool)
-        allocate = neyman_continuations(source.posterior)
+        allocate = neyman_continuations(rate_sigmas(source.posterior))
         return Speed(source, sampling=SAMPLING, rollouts=6, n_init=3, max_age=1, allocate=allocate)
 
     def everything(ids: Sequence[str], seed: int) -> Gate:
@@ -279,7 +280,7 @@ def test_continuations_are_divided_by_what_the_screening_showed() -> None:
     groups = [group("p0", "rw"), group("p1", "wwww"), group("p2", "rrrr")]
     posterior = Posterior(IDS)
     posterior.count(r for g in groups for r in g.rollouts)
-    divide = neyman_continuations(posterior)
+    divide = neyman_continuations(rate_sigmas(posterior))
     assert divide(groups, 30) == [12, 9, 9]  # 0.5, 0.3727, 0.3727 of 1.2454
     assert divide(groups, 3) == [1, 1, 1]
     assert divide([], 0) == []

@@ -173,7 +173,7 @@ def test_starvation_raises_with_counts_and_a_knob() -> None:
         gate.emit(at())
     assert str(error.value) == (
         "Step 0: only 1 of the 2 groups of a batch are ready after 4 groups were asked (2 too hard, 1 too easy, "
-        "0 unjudged, 0 cut; mean pass rate 0.38); take easier prompts, or raise curriculum.rollouts or "
+        "0 unjudged, 0 cut; mean pass rate 0.38); take easier prompts, raise curriculum.rollouts or raise "
         'curriculum.patience, or set curriculum.starvation to "relax" or "partial".'
     )
     assert metric(gate, "starved") == 1

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,6 +34,18 @@ def test_no_verdict_is_no_evidence() -> None:
     assert counted(posterior, "a", "uuu") == 0.5
     assert len(posterior.visited) == 0
     assert counted(posterior, "a", "uru") == pytest.approx(2 / 3)
+
+
+def test_verdicts_count_whatever_the_reward_and_shares_of_one_may() -> None:
+    """A shaped reward may lie outside 0..1; evidence does not. Who has half a right answer may say so by `add`."""
+    posterior = Posterior(["a"])
+    request = Request(prompt_id="a", group_id=0, n=2, sampling=SAMPLING)
+    right, wrong = answers(request, "rw")
+    posterior.count([replace(right, score=0.995, reward=7.0), replace(wrong, score=0.4, reward=-3.0)])
+    assert posterior.mean_of(["a"]) == pytest.approx([0.5])
+    posterior.add(posterior.rows(["a"]), right=[0.5], wrong=[0.5])
+    posterior.add(posterior.rows(["a"]), right=[1.5], wrong=[0.5])
+    assert posterior.mean_of(["a"]) == pytest.approx([(1 + 1 + 2) / (2 + 2 + 3)])
 
 
 def test_other_prompts_are_passed_over() -> None:

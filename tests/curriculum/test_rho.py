@@ -230,6 +230,41 @@ def test_saved_at_any_point_it_goes_on_alike(name: str, script: list[tuple[int, 
             other.load_state_dict(json.loads(text))
 
 
+def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six prompts, two a turn, memory 1/2, all judged "rrrr" at step 0. A weight is that of its last turn, whatever
+    was skipped or saved since; the estimates that divide rollouts are of now."""
+    monkeypatch.setattr("whet.curriculum.rho.TURN", 2)
+
+    def make() -> CuresSource:
+        return CuresSource(IDS, 0, memory=0.5)
+
+    source = make()
+    source.enter(at())
+    tell(source, dict.fromkeys(IDS, "rrrr"))
+    for step, last in ((1, (0, 1, 0)), (2, (0, 1, 2)), (3, (3, 1, 2)), (8, (6, 7, 8)), (9, (9, 7, 8))):
+        source.enter(at(step=step))
+        means = np.repeat([(1 + 4 / 2**turn) / (2 + 4 / 2**turn) for turn in last], 2)
+        weights = source._tree.weights
+        assert weights / weights.sum() == pytest.approx(sampling_weights(means, 0.1))
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(source.state_dict())))
+        assert again._tree.weights.tolist() == weights.tolist()
+        assert again.posterior.mean_of(["p3"]) == pytest.approx([(1 + 4 / 2**step) / (2 + 4 / 2**step)])
+    tell(source, {"p0": "wwww"})  # a verdict is seen at once
+    assert source.posterior.mean_of(["p0"])[0] < 0.2 and source._tree.weights[0] < source._tree.weights[1]
+
+
+@pytest.mark.parametrize("memory", [0.8, 1.0])
+def test_the_contract_where_turns_are_short(monkeypatch: pytest.MonkeyPatch, memory: float) -> None:
+    monkeypatch.setattr("whet.curriculum.rho.TURN", 4)
+
+    def make(ids: Sequence[str], seed: int) -> Dapo:
+        return Dapo(CuresSource(ids, seed, memory=memory), sampling=SAMPLING, rollouts=4, max_age=1)
+
+    for world in ALL_WORLDS[:5:2]:
+        check_world(make, world, save_share=0.5, epochs=False, rollouts=4, max_age=1)
+
+
 def test_another_shape_of_state_is_refused() -> None:
     with pytest.raises(WhetError, match="other subsets"):
         CuresSource(IDS, 0).load_state_dict(CuresSource(IDS, 0, subsets=2).state_dict())

@@ -14,7 +14,8 @@ from scripted import SAMPLING, Screening, answers, asks, at, cut, rollout, train
 
 from whet import config
 from whet.config import Stage
-from whet.curriculum.contract import check_contract, check_world, play
+from whet.curriculum.build import Facts, build_curriculum
+from whet.curriculum.contract import check_contract, check_cost, check_world, play
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.gate import Gate
 from whet.curriculum.groups import GroupBook
@@ -289,6 +290,23 @@ def test_the_contract(name: str, max_age: int) -> None:
 
 def test_a_budget_is_exact_in_every_stage() -> None:
     check_contract(world_stages(THREE, Dapo, rollouts=4), epochs=False, max_age=0, rollouts=4)
+
+
+@pytest.mark.parametrize("name", ["stages", "cures", "scalingrl", "all"])
+def test_a_border_looks_at_no_prompt_by_itself(name: str) -> None:
+    """Four updates with three borders: the steps of the interpreter do not grow with the number of prompts."""
+
+    def make(ids: Sequence[str], seed: int) -> Any:
+        list_of = [{"subset": "short", "steps": 1}, {"tasks": ["odd"], "steps": 1}, {"subset": "long", "steps": 1}, {}]
+        chosen = config.Curriculum.model_validate({"name": name, "rollouts": 6, "stages": list_of})
+        facts = Facts(
+            ids=ids,
+            characters=[1 + i % 5 for i in range(len(ids))],
+            tasks=[("even", "odd")[i % 2] for i in range(len(ids))],
+        )
+        return build_curriculum(chosen, facts=facts, sampling=SAMPLING, seed=seed)
+
+    check_cost(make, epochs=False)
 
 
 STAGE = st.builds(

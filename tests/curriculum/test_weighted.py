@@ -56,3 +56,14 @@ def test_changed_is_the_same_as_built_anew(weights: list[float], changes: list[t
     drawn = [tree.draw(5, np.random.default_rng(seed)).tolist() for tree in (rows, again)]
     assert drawn[0] == drawn[1]
     assert all(weights[row] > 0 for row in drawn[0])
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 4), (4, 4), (8, 2), (10, 1), (0, 8)])
+def test_a_part_is_added_up_as_the_whole_would_be(first: int, count: int) -> None:
+    rows, again = filled([1.0] * 11), filled([1.0] * 11)
+    for tree in (rows, again):
+        tree.weights[first : first + count] = 0.1
+    rows.add_up(first, count)
+    again.add_up()
+    assert rows.total == again.total == pytest.approx(11 - 0.9 * min(count, 11 - first))
+    assert rows.draw(11, np.random.default_rng(0)).tolist() == again.draw(11, np.random.default_rng(0)).tolist()

@@ -456,3 +456,65 @@ def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encode
     assert got["learn/entropy"] == pytest.approx(want["learn/entropy"], rel=0.05)
     assert got["learn/grad_norm"] == pytest.approx(want["learn/grad_norm"], rel=0.2)
     assert set(learner.tensors()) == {"masters", "optimizer", "reference"}
+
+
+# Signals
+
+
+def scores_of(model, encoder, batch):
+    """Of every judged rollout, one by one: the gradient of its log-prob in a bias added to the last hidden states."""
+    found = {}
+    for rollout in (r for group in batch.groups for r in group.judged):
+        ids = torch.tensor([[*encoder(rollout.prompt_id), *rollout.trace.ids.tolist()]])
+        hidden = model.get_decoder()(input_ids=ids[:, :-1], use_cache=False).last_hidden_state.detach()
+        bias = torch.zeros(hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)
+        lp = (model.lm_head(hidden + bias) / rollout.sampling.temperature).log_softmax(-1)[0]
+        chosen = lp.gather(1, ids[0, 1:, None])[-rollout.length :]
+        found[rollout.key] = torch.autograd.grad(chosen.sum(), bias)[0].numpy()
+    return found
+
+
+@pytest.mark.parametrize("pack_tokens", [16, 4096])
+def test_scores_are_those_of_the_rollouts_that_train(model, batch_of, encoder, pack_tokens):
+    batch = batch_of(MIXED, temperature=0.7)
+    want = scores_of(model, encoder, batch)
+    learner = Learner(model, Learn(pack_tokens=pack_tokens), encode=encoder)
+    signals = learner.step(batch, needs={"score"}).signals
+    assert sorted(signals) == [(0, 0), (0, 1), (0, 2), (2, 0), (2, 1), (2, 3), (2, 4)], "no advantage, no pass"
+    for key, signal in signals.items():
+        assert signal.keys() == {"score"} and isinstance(signal["score"], np.ndarray)
+        assert signal["score"].dtype == np.float32
+        np.testing.assert_allclose(signal["score"], want[key], rtol=1e-5, atol=1e-6)
+
+
+def test_scores_are_of_the_weights_before_the_first_update(model, batch_of, encoder):
+    batch = batch_of(MIXED)
+    want = scores_of(model, encoder, batch)
+    learner = Learner(model, Learn(updates=3, lr=0.1, warmup=0, kl_coef=0.1), encode=encoder)
+    signals = learner.step(batch, needs={"score"}).signals
+    assert signals.keys() == want.keys(), "under KL all judged ones pass through"
+    for key, signal in signals.items():
+        np.testing.assert_allclose(signal["score"], want[key], rtol=1e-5, atol=1e-6)
+    assert not np.allclose(want[0, 0], scores_of(model, encoder, batch)[0, 0]), "the weights have moved since"
+
+
+def test_asking_for_scores_changes_nothing_else(model_of, batch_of, encoder):
+    learners = [Learner(model_of(torch.float32), Learn(lr=0.01), encode=encoder) for _ in range(2)]
+    for seed in range(2):
+        plain, scored = (
+            learner.step(batch_of(MIXED, seed=seed), needs=needs)
+            for learner, needs in zip(learners, (frozenset(), {"score"}), strict=True)
+        )
+        assert plain.metrics == scored.metrics
+        assert plain.signals == {} and len(scored.signals) == 7
+    for a, b in zip(learners[0].model.parameters(), learners[1].model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_batch_without_signal_or_a_diverged_one_reports_no_scores(model, batch_of, encoder):
+    learner = Learner(model, Learn(), encode=encoder)
+    assert learner.step(batch_of([[1.0, 1.0]]), needs={"score"}).signals == {}
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    report = learner.step(batch_of(MIXED), needs={"score"})
+    assert report.metrics["learn/skipped"] == 1 and report.signals == {}

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from whet.errors import WhetError
-from whet.model.head import Head, head_of, log_probs
+from whet.model.head import Head, head_of, log_probs, score_sums
 from whet.model.tiny import tiny_model
 
 SHAPE = {
@@ -178,3 +178,76 @@ def test_a_wrapped_head_is_refused():
     model.lm_head = torch.nn.Sequential(model.lm_head)
     with pytest.raises(WhetError, match="plain linear head"):
         head_of(model)
+
+
+# Scores of whole responses
+
+
+def by_autograd(
+    head: Head, hidden: torch.Tensor, targets: torch.Tensor, counts: list[int], heat: Any = 1.0
+) -> torch.Tensor:
+    lp, _ = log_probs(hidden, head, targets, heat)
+    (gradient,) = torch.autograd.grad(lp.sum(), hidden)
+    return torch.stack([piece.sum(0) for piece in gradient.split(counts)])
+
+
+@pytest.mark.parametrize("changes", [{}, {"scale": 0.7}, {"softcap": 1.5, "scale": 0.7}])
+@pytest.mark.parametrize("rows", [1, 2, 4, 10, 11])
+def test_scores_are_the_gradient_of_each_responses_log_prob(changes, rows):
+    """Bias and a temperature a token; responses that end inside a chunk and ones that fill several."""
+    head, hidden, targets, heat = case(**changes)
+    counts = [1, 6, 3, 1]
+    want = by_autograd(head, hidden, targets, counts, heat)
+    got = score_sums(hidden, head, targets, counts, heat, chunk=rows * 23)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        score_sums(hidden, head, targets, counts, 0.8, chunk=rows * 23),
+        by_autograd(head, hidden, targets, counts, 0.8),
+        rtol=1e-12,
+        atol=1e-12,
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "granite", "cohere"])
+def test_scores_equal_those_of_the_models_own_logits(family):
+    model = small(family)
+    ids = torch.arange(2, 22)[None] * 7 % 35 + 2
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    shift = torch.zeros(2, hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)  # a bias a response
+    shifted = hidden[0].detach() + shift.repeat_interleave(torch.tensor([8, 12]), 0)
+    targets = ids[0].flip(0)
+    own = model.lm_head(shifted) * head_of(model).scale
+    if cap := head_of(model).softcap:
+        own = torch.tanh(own / cap) * cap
+    torch.testing.assert_close(own.detach(), head_of(model).logits(shifted).detach())
+    (want,) = torch.autograd.grad(own.log_softmax(-1).gather(1, targets[:, None]).sum(), shift)
+    torch.testing.assert_close(score_sums(hidden[0], head_of(model), targets, [8, 12], chunk=37 * 5), want)
+
+
+def test_scores_by_hand():
+    """Two words of even odds, W = [[1, 0], [0, 2]]: (onehot - 1/2) W is (1/2, -1) for the first, (-1/2, 1) else.
+
+    At temperature 2 half of that. A response of both words scores zero.
+    """
+    head, hidden, targets = Head(torch.tensor([[1.0, 0.0], [0.0, 2.0]])), torch.zeros(4, 2), torch.tensor([0, 0, 0, 1])
+    assert score_sums(hidden, head, targets, [1, 1, 2]).tolist() == [[0.5, -1.0], [0.5, -1.0], [0.0, 0.0]]
+    assert score_sums(hidden, head, targets, [2, 1, 1], 2.0).tolist() == [[0.5, -1.0], [0.25, -0.5], [-0.25, 0.5]]
+
+
+def test_scores_never_make_tokens_times_vocabulary():
+    tokens, vocab, width, rows = 200, 1000, 8, 16
+    head, hidden = Head(torch.randn(vocab, width, requires_grad=True)), torch.randn(tokens, width, requires_grad=True)
+    with Largest() as seen:
+        score_sums(hidden, head, torch.zeros(tokens, dtype=torch.long), [1] * tokens, chunk=rows * vocab)
+    assert rows * vocab <= seen.numel < 2 * rows * vocab
+
+
+def test_scores_of_bf16_are_fp32():
+    torch.manual_seed(0)
+    head = Head(torch.randn(50, 8, dtype=torch.bfloat16), scale=0.5)
+    hidden, targets = torch.randn(64, 8, dtype=torch.bfloat16), torch.randint(50, (64,))
+    got = score_sums(hidden, head, targets, [32, 32], chunk=50 * 5)
+    assert got.dtype == torch.float32
+    exact = score_sums(hidden.double(), Head(head.weight.double(), scale=0.5), targets, [32, 32])
+    torch.testing.assert_close(got.double(), exact, rtol=0.02, atol=0.02 * float(exact.abs().max()))

@@ -3,7 +3,7 @@
 Prompt i is solved with probability p_i = sigmoid(b_i + x_i . theta): b_i is its difficulty, x_i its features, the first
 of which all prompts share. A group moves theta by RLOO, sum_j A_j (r_j - p_i) x_i / n, the exact policy gradient here.
 What is skipped: text, lengths that grow, off-policy corrections, an optimiser. So it tells how a curriculum
-spends rollouts and what it costs to run, not which one to use.
+spends rollouts and what it costs to run, not which one to use. `calibration.py` holds it against real runs.
 """
 
 from __future__ import annotations
@@ -55,12 +55,25 @@ class Toy:
         self.held_out = self._draw(rng, 1000)
         self._rng = np.random.default_rng((self.seed, 2))
 
+    # What a toy made after a real run has of its own
+
     def _draw(self, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Prompts: logits at the start, and features."""
         shares, means = zip(*MIXES[self.mix], strict=True)
         kinds = rng.choice(len(shares), size=count, p=shares)
         facing = rng.normal(size=(count, self.features)) * 0.3
         facing[:, 0] = 1.0
         return np.array(means)[kinds] + rng.normal(size=count), facing
+
+    def lengths(self, right: np.ndarray) -> np.ndarray:
+        """Tokens of responses that are right and wrong."""
+        return np.minimum(400, self._rng.lognormal(4.5, 0.5, len(right)) * np.where(right, 1.0, 1.3))
+
+    def move(self, gradient: np.ndarray) -> np.ndarray:
+        """What an update adds to theta."""
+        return RATE * gradient
+
+    # What every toy does
 
     @property
     def ids(self) -> list[str]:
@@ -75,35 +88,40 @@ class Toy:
         offsets, facing = self.held_out
         return float(_sigmoid(offsets + facing @ self.theta).mean())
 
+    def row(self, step: int) -> dict[str, float]:
+        """Where it stands, in the words of metrics.jsonl."""
+        spent = {"rollouts": self.rollouts, "tokens_generated": self.tokens}
+        return {"step": step, **spent, "accuracy": self.accuracy, "skill": float(self.theta[0])}
+
     def answer(self, requests: Sequence[Request], version: int) -> list[Rollout]:
         done = []
         for request in requests:
             p = float(self.chance(np.array([int(request.prompt_id)]))[0])
             right = self._rng.random(request.n) < p
-            lengths = np.minimum(400, self._rng.lognormal(4.5, 0.5, request.n) * np.where(right, 1.0, 1.3)).astype(int)
+            lengths = np.maximum(1, self.lengths(right).astype(int))
             for k, (good, length) in enumerate(zip(right.tolist(), lengths.tolist(), strict=True)):
-                done.append(_rollout(request, request.first_index + k, good, max(1, length), version))
+                done.append(_rollout(request, request.first_index + k, good, length, version))
         self.rollouts += len(done)
         self.tokens += sum(r.length for r in done)
         return done
 
     def learn(self, batch: Batch) -> float:
         """One step on a batch; the share of its groups that had signal."""
-        step = np.zeros(self.features)
+        gradient = np.zeros(self.features)
         for group in batch.groups:
             row = int(group.prompt_id)
             rewards = np.array([r.reward for r in group.rollouts], float)
             n = len(rewards)
             advantages = (rewards - rewards.mean()) * n / (n - 1)
             p = float(self.chance(np.array([row]))[0])
-            step += (advantages * (rewards - p)).mean() * self.facing[row]
-        self.theta += RATE * step / len(batch.groups)
+            gradient += (advantages * (rewards - p)).mean() * self.facing[row]
+        self.theta += self.move(gradient / len(batch.groups))
         return sum(group.spread > 0 for group in batch.groups) / len(batch.groups)
 
 
 def curriculum_bench(out: Path, *, mix: str = "few", seeds: int = 5, budget: int = 60_000) -> dict[str, Any]:
     """Every curriculum over several seeds at the same number of rollouts; written to curriculum_MIX.json."""
-    runs = {name: [play(name, Toy(mix, seed), budget) for seed in range(seeds)] for name in CURRICULA}
+    runs = {name: [_played(name, Toy(mix, seed), budget) for seed in range(seeds)] for name in CURRICULA}
     start = Toy(mix, 0).accuracy
     levels = [round(start + share * (max(r["accuracy"] for r in runs["uniform"]) - start), 3) for share in (0.5, 0.8)]
     result = {
@@ -119,13 +137,28 @@ def curriculum_bench(out: Path, *, mix: str = "few", seeds: int = 5, budget: int
     return result
 
 
-def play(name: str, toy: Toy, budget: int) -> dict[str, Any]:
-    """One run to the end of its rollouts, or until the curriculum starves."""
+def _played(name: str, toy: Toy, budget: int) -> dict[str, Any]:
     settings = config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
+    rows, spent = play(settings, toy, lambda: toy.rollouts / budget)
+    signal = [row["learn/signal_share"] for row in rows[1:]]
+    return {
+        "accuracy": rows[-1]["accuracy"],
+        "curve": [(row["rollouts"], row["accuracy"]) for row in rows],
+        "updates": len(signal),
+        "signal": statistics.mean(signal) if signal else 0.0,
+        "ms_an_update": 1000 * spent / max(1, len(signal)),
+    }
+
+
+def play(
+    settings: config.Curriculum, toy: Toy, progress: Callable[[], float], sampling: Sampling = SAMPLING
+) -> tuple[list[dict[str, float]], float]:
+    """One run until its progress is 1 or the curriculum starves: a row before the first update and one after each,
+    named as in metrics.jsonl, the last with the curriculum's own metrics; and the seconds the curriculum took."""
     characters = (100 - 10 * toy.offsets).astype(int).tolist()  # harder problems are longer here
     facts = Facts(ids=toy.ids, characters=characters)
-    curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=toy.seed)
-    spent, version, curve, signal = 0.0, 0, [(0, toy.accuracy)], []
+    curriculum = build_curriculum(settings, facts=facts, sampling=sampling, seed=toy.seed)
+    spent, rows = 0.0, [toy.row(0)]
 
     def timed(call: Callable[[], T]) -> T:
         nonlocal spent
@@ -135,27 +168,21 @@ def play(name: str, toy: Toy, budget: int) -> dict[str, Any]:
         return result
 
     def clock() -> Clock:
-        share = min(1.0, toy.rollouts / budget)
-        return Clock(step=version, version=version, groups=GROUPS, free=None, tokens=toy.tokens, progress=share)
+        done, share = len(rows) - 1, min(1.0, progress())
+        return Clock(step=done, version=done, groups=settings.groups, free=None, tokens=toy.tokens, progress=share)
 
     try:
-        while toy.rollouts < budget:
+        while progress() < 1:
             while (batch := timed(lambda: curriculum.emit(clock()))) is None:
-                answered = toy.answer(timed(lambda: curriculum.plan(clock())), version)
+                answered = toy.answer(timed(lambda: curriculum.plan(clock())), len(rows) - 1)
                 timed(lambda answered=answered: curriculum.observe(answered))  # type: ignore[misc]
-            signal.append(toy.learn(batch))
-            version += 1
+            signal = toy.learn(batch)
+            rows.append({**toy.row(len(rows)), "learn/signal_share": signal})
             timed(lambda: curriculum.updated(clock(), Report(metrics={})))
-            curve.append((toy.rollouts, toy.accuracy))
     except Starved:
         pass
-    return {
-        "accuracy": curve[-1][1],
-        "curve": curve,
-        "updates": version,
-        "signal": statistics.mean(signal) if signal else 0.0,
-        "ms_an_update": 1000 * spent / max(1, version),
-    }
+    rows[-1] |= curriculum.metrics()
+    return rows, spent
 
 
 def rollouts_to(curve: Sequence[tuple[int, float]], level: float) -> int | None:

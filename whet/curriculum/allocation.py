@@ -6,7 +6,6 @@ anything or draws: pass rates come from `posterior.py`, whole numbers from `budg
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -42,20 +41,22 @@ def sampling_weights(p: ArrayLike, tau: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-def sigma_gradient(p: float, e1: float, e0: float, gap_sq: float) -> float:
+def sigma_gradient(p: ArrayLike, e1: ArrayLike, e0: ArrayLike, gap_sq: ArrayLike) -> np.ndarray:
     """sigma of eq. 21, the standard deviation of one rollout's gradient, from the scores s = grad log pi(y | x):
 
         sigma^2 = p (1-p)^2 e1 + p^2 (1-p) e0 - p^2 (1-p)^2 gap_sq
 
-    e1 = E[|s|^2 | right], e0 = E[|s|^2 | wrong], gap_sq = |E[s | right] - E[s | wrong]|^2. It needs a backward pass
-    for every response; training uses `sigma_of` instead. Estimates of the three can give a negative square, which
-    counts as zero.
+    e1 = E[|s|^2 | right], e0 = E[|s|^2 | wrong], gap_sq = |E[s | right] - E[s | wrong]|^2: estimates of them are in
+    `moments.py`. They can give a negative square, which counts as zero. Neyman's rule takes ratios of sigmas, so the
+    scale of s is of no account.
 
-    >>> round(sigma_gradient(0.25, e1=4.0, e0=1.0, gap_sq=1.0), 6)
-    0.757772
+    >>> sigma_gradient([0.25, 0.25], e1=[1.0, 4.0], e0=1.0, gap_sq=[0.0, 1.0]).round(6).tolist()
+    [0.433013, 0.757772]
     """
+    p = np.asarray(p, np.float64)
     q = 1.0 - p
-    return math.sqrt(max(0.0, p * q * q * e1 + p * p * q * e0 - p * p * q * q * gap_sq))
+    square = p * q * (q * np.asarray(e1) + p * np.asarray(e0) - p * q * np.asarray(gap_sq))
+    return np.sqrt(np.maximum(square, 0.0))
 
 
 def neyman(sigmas: Sequence[float], total: int, minimum: int = 0) -> list[int]:

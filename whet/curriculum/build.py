@@ -20,10 +20,14 @@ from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.cures import Cures, neyman_continuations
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.gate import Gate
+from whet.curriculum.ids import Ids, Part
 from whet.curriculum.kimi import KimiSource
+from whet.curriculum.mixture import Member, Mixture
+from whet.curriculum.portion import portions_of
 from whet.curriculum.reset import Reset
 from whet.curriculum.rho import CuresSource
-from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.scalingrl import ScalingRLSource, numbers
+from whet.curriculum.sigma import GradientSigmas, Scored, Sigmas, rate_sigmas
 from whet.curriculum.solved import Unsolved
 from whet.curriculum.source import build_source
 from whet.curriculum.speed import Speed
@@ -41,21 +45,41 @@ class Facts:
     ids: Sequence[str]
     entries: Sequence[tuple[int, float]] = ()
     """(prompts, weight) of each data entry; none means one of weight 1."""
-    levels: Sequence[float | None] = ()
-    characters: Sequence[int] = ()
-    tasks: Sequence[str] = ()
+    settings: Sequence[Mapping[str, Any]] = ()
+    """What each data entry wants other than [curriculum] says; none means nothing."""
+    levels: Sequence[float | None] | np.ndarray = ()
+    characters: Sequence[int] | np.ndarray = ()
+    tasks: Sequence[str] | np.ndarray = ()
+
+    def indexed(self) -> Facts:
+        """With one map of ids and columns as arrays: what is known of a part is then had without a loop."""
+        return replace(
+            self,
+            ids=Ids.of(self.ids),
+            levels=numbers(self.levels),
+            characters=np.asarray(self.characters, np.int64),
+            tasks=np.asarray(self.tasks, object),
+        )
+
+    def of_entries(self, numbers: Sequence[int]) -> Facts:
+        """Of the prompts of these data entries alone."""
+        ends = list(accumulate(size for size, _ in self.entries))
+        rows = np.concatenate([np.arange(ends[number] - self.entries[number][0], ends[number]) for number in numbers])
+        return self.among(Ids.of(self.ids).some(rows))
 
     def among(self, ids: Sequence[str]) -> Facts:
         """Of these alone, which are some of them in the same order."""
         if len(ids) == len(self.ids):
             return self
-        wanted = set(ids)
-        rows = np.flatnonzero([prompt_id in wanted for prompt_id in self.ids])
+        index = Ids.of(self.ids)
+        if not (isinstance(ids, Part) and ids.whole is index):
+            ids = Part(index, np.array([index.row(prompt_id) for prompt_id in ids]))
+        rows = ids.rows
         ends = np.searchsorted(rows, list(accumulate(size for size, _ in self.entries)))
         sizes = np.diff(ends, prepend=0).tolist()
 
-        def some(column: Sequence[Any]) -> Sequence[Any]:
-            return [column[row] for row in rows.tolist()] if len(column) else column
+        def some(column: Sequence[Any] | np.ndarray) -> Sequence[Any] | np.ndarray:
+            return np.asarray(column)[rows] if len(column) else column
 
         return replace(
             self,
@@ -67,7 +91,10 @@ class Facts:
         )
 
 
-MakeGate = Callable[[config.Curriculum, Source, Sampling], Gate]
+_NEXT_SEED = 7_368_787
+"""Between the portions of a mixture, so that those of one size are not shuffled alike."""
+
+MakeGate = Callable[[config.Curriculum, Source, Sampling, Sigmas | None], Gate]
 MakeSource = Callable[[config.Curriculum, Facts, int], Source]
 
 
@@ -89,20 +116,27 @@ def common(settings: config.Curriculum, sampling: Sampling) -> dict[str, Any]:
 
 def over_uniform(gate: type[Gate]) -> Plan:
     """A gate that takes the common knobs alone, over shuffled epochs."""
-    return Plan(lambda settings, source, sampling: gate(source, **common(settings, sampling)))
+    return Plan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)))
 
 
-def _speed(settings: config.Curriculum, source: Source, sampling: Sampling) -> Gate:
+def _speed(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
-    allocate = neyman_continuations(source.posterior, least) if isinstance(source, CuresSource) else None
+    allocate = neyman_continuations(sigmas, least) if sigmas is not None else None
     return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
 
 
-def _cures(settings: config.Curriculum, source: Source, sampling: Sampling) -> Gate:
+def _cures(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     if not isinstance(source, CuresSource):
         raise WhetError(f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".')
     own = settings.cures.model_dump(include={"minimum", "probe"})
-    return Cures(source, **own, **common(settings, sampling))
+    return Cures(source, sigmas=sigmas, **own, **common(settings, sampling))
+
+
+def _sigmas(settings: config.Curriculum, source: Source) -> Sigmas | None:
+    """By what rollouts are divided, over a source that knows pass rates."""
+    if not isinstance(source, CuresSource):
+        return None
+    return GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source.posterior)
 
 
 def refuse_weights(facts: Facts, source: str) -> None:
@@ -156,26 +190,40 @@ def check_curriculum(name: str) -> None:
 
 
 def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+    """One curriculum, or a mixture where data entries want different ones; with resets, if the recipe wants them."""
     check_curriculum(settings.name)
+    portions, facts = portions_of(settings, facts.entries, facts.settings), facts.indexed()
+    members = []
+    for number, portion in enumerate(portions):
+        check_curriculum(portion.settings.name)
+        some = facts.of_entries(portion.entries) if len(portions) > 1 else facts
+        built = build_one(portion.settings, some, sampling, seed + number * _NEXT_SEED)
+        members.append(Member(name=portion.name, share=portion.share, curriculum=built))
+    whole = Mixture(members) if len(members) > 1 else members[0].curriculum
+    if settings.reset_every or settings.reset_plateau:
+        return Reset(whole, every=settings.reset_every, plateau=settings.reset_plateau)
+    return whole
+
+
+def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     plan = CURRICULA[settings.name]
 
     def make(settings: config.Curriculum, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
         source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
-        gate = plan.gate(settings, unsolved(settings, source, len(facts.ids)), sampling)
+        sigmas = _sigmas(settings, source)
+        gate = plan.gate(settings, unsolved(settings, source, len(facts.ids)), sampling, sigmas)
         gate.book.next_id = first
-        return TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+        built = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+        divides = isinstance(gate, Cures | Speed)  # no other gate asks for sigmas
+        return Scored(built, sigmas) if divides and isinstance(sigmas, GradientSigmas) else built
 
     def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
         return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
 
     stages = stages_of(settings, sampling.max_tokens)
     if stages:
-        built: Curriculum = Stages(stages, make_stage, ids=facts.ids, characters=facts.characters, tasks=facts.tasks)
-    else:
-        built = make(settings, facts, sampling, 0)
-    if settings.reset_every or settings.reset_plateau:
-        return Reset(built, every=settings.reset_every, plateau=settings.reset_plateau)
-    return built
+        return Stages(stages, make_stage, ids=facts.ids, characters=facts.characters, tasks=facts.tasks)
+    return make(settings, facts, sampling, 0)
 
 
 def unsolved(settings: config.Curriculum, source: Source, prompts: int) -> Source:

@@ -27,7 +27,7 @@ from whet.curriculum.base import Curriculum
 from whet.curriculum.ledger import Ledger, require
 from whet.curriculum.simulator import Simulator, World
 from whet.errors import Starved
-from whet.types import Clock, Report
+from whet.types import Batch, Clock, Report
 
 Make = Callable[[Sequence[str], int], Curriculum]
 
@@ -52,6 +52,7 @@ def check_contract(
     rollouts: int | None = None,
     max_age: int | None = None,
     patience: int = 20,
+    parts: Sequence[str] = ("",),
 ) -> None:
     """Raises AssertionError, naming the line, if `make(ids, seed)` gives a curriculum that breaks the contract.
 
@@ -59,8 +60,10 @@ def check_contract(
     rollouts: asked on average for a group of a full batch, where the curriculum divides a budget.
     max_age: the bound on (version - oldest token) it was built with.
     patience: times a batch's groups that it may ask in vain.
+    parts: names of those of a mixture, in each of which the order of first ask holds.
     """
     expected: dict[str, Any] = {"patience": patience, "epochs": epochs, "rollouts": rollouts, "max_age": max_age}
+    expected["parts"] = parts
     check_starvation(make, **expected)
     check_cost(make, **expected)
     batches = [check_world(make, world, **expected) for world in worlds]
@@ -173,6 +176,7 @@ class Player:
         self.make, self.world, self.save_share, self.meter = make, world, save_share, meter
         self.simulator, self.ledger = simulator, ledger
         self.curriculum = make(world.ids, world.seed)
+        self.batch = Batch(groups=())
         self.log: list[tuple[Any, ...]] = []
         self._rng = np.random.default_rng((world.seed, 11))
 
@@ -202,12 +206,14 @@ class Player:
             raise
         self.ledger.emitted(batch, clock, self.curriculum)
         if batch is not None:
+            self.batch = batch
             self.log.append(("batch", [rollout.key for group in batch.groups for rollout in group.rollouts]))
         return batch is not None
 
     def update(self, step: int) -> None:
         self.simulator.update(step)
-        self.call("updated", self.clock(step), Report(metrics={}))
+        signals = self.simulator.scores(self.batch) if "score" in self.curriculum.needs else {}
+        self.call("updated", self.clock(step), Report(metrics={}, signals=signals))
         self.ledger.updated(self.curriculum)
         self.log.append(("metrics", self.curriculum.metrics()))
 

@@ -95,8 +95,8 @@ class Counts:
         shares = {"acceptance": self.acceptance.value(), "signal_share": self.signal.value()}
         return {f"curriculum/{name}": float(value) for name, value in (self.total | shares).items()}
 
-    def why_starved(self, dry: bool) -> str:
-        """The counts of the batch in vain, and what to do: half of a sentence."""
+    def why_starved(self, dry: bool, knob: str = "raise curriculum.rollouts") -> str:
+        """The counts of the batch in vain, and what to do: half of a sentence. `knob`: what makes a gate admit more."""
         easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
         unjudged, judged = self.since("unjudged_groups"), self.since("judged")
         passed = f"mean pass rate {self.since('right') / judged:.2f}" if judged else "none judged"
@@ -106,7 +106,7 @@ class Counts:
             cure = "see why the judge gives no verdict (judge.timeout_s), or raise curriculum.patience"
         else:
             prompts = "harder" if easy > hard else "easier"
-            cure = f"take {prompts} prompts, or raise curriculum.rollouts or curriculum.patience"
+            cure = f"take {prompts} prompts, {knob} or raise curriculum.patience"
         return (
             f"after {self.since('asked')} groups were asked ({hard} too hard, {easy} too easy, {unjudged} unjudged, "
             f"{self.since('cut')} cut; {passed}); {cure}"

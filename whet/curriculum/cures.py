@@ -1,5 +1,6 @@
 """CurES (arXiv 2510.01037): rollouts go where they teach most. Prompts come by rho* (`rho.py`), and the rollouts of a
-batch are divided among its prompts in proportion to the spread of their verdicts (Neyman, `allocation.py`).
+batch are divided among its prompts in proportion to the spread of their gradients (Neyman, `allocation.py`), for which
+that of their verdicts stands in unless scores are reported (`sigma.py`).
 
 Every group is trained on, with equal weight: eq. 16 takes the mean over a prompt's n_i rollouts. The gate holds back
 whom it has drawn until the engine has room, so that a batch is divided as a whole under stream, too (OURS).
@@ -10,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from whet.curriculum.allocation import neyman, sigma_of
+from whet.curriculum.allocation import neyman
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.groups import Visit
-from whet.curriculum.posterior import Posterior
 from whet.curriculum.rho import CuresSource
+from whet.curriculum.sigma import Sigmas, rate_sigmas
 from whet.errors import WhetError
 from whet.types import Batch, Clock, Group, Phase, Request
 
@@ -32,8 +33,18 @@ class Seat(NamedTuple):
 class Cures(Gate):
     source: CuresSource
 
-    def __init__(self, source: CuresSource, *, rollouts: int, minimum: int = 2, probe: int = 0, **knobs: Any):
-        """rollouts: a prompt's on average; `minimum` of them at least.
+    def __init__(
+        self,
+        source: CuresSource,
+        *,
+        rollouts: int,
+        minimum: int = 2,
+        probe: int = 0,
+        sigmas: Sigmas | None = None,
+        **knobs: Any,
+    ):
+        """rollouts: a prompt's on average; `minimum` of them at least. sigmas: by what they are divided; None is by
+        the pass rate.
 
         probe: every prompt of a subset gets so many before any is trained on (the paper's N'); they count, but do not
         train. 0 learns from the rollouts that train alone: without any evidence all prompts are alike (OURS).
@@ -48,6 +59,7 @@ class Cures(Gate):
             raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
         self.minimum = minimum
         self.probe = probe
+        self.sigmas = sigmas or rate_sigmas(source.posterior)
         self.drawn: list[Seat] = []
         self.again: dict[int, tuple[int, Phase]] = {}  # place -> rollouts and phase of who must be asked again
         self.probing = False
@@ -69,8 +81,7 @@ class Cures(Gate):
         spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
         spent += sum(seat.n for seat in self.drawn)
         total = self.rollouts * (held + len(prompt_ids)) - spent
-        sigmas = sigma_of(self.source.posterior.mean_of(prompt_ids)).tolist()
-        return neyman(sigmas, max(total, self.minimum * len(prompt_ids)), self.minimum)
+        return neyman(self.sigmas(prompt_ids).tolist(), max(total, self.minimum * len(prompt_ids)), self.minimum)
 
     def plan(self, clock: Clock) -> list[Request]:
         if self.source.enter(clock):  # of the last subset's prompts only those that were asked go on
@@ -179,14 +190,13 @@ class Cures(Gate):
         self.allocation = (state["allocation"][0], state["allocation"][1])
 
 
-def neyman_continuations(posterior: Posterior, minimum: int = 1) -> Callable[[Sequence[Group], int], list[int]]:
+def neyman_continuations(sigmas: Sigmas, minimum: int = 1) -> Callable[[Sequence[Group], int], list[int]]:
     """For SPEED over `CuresSource`: divides the rollouts of all continuations, given in total, among their groups.
 
-    By the posterior, in which the screening has been counted by then.
+    By sigmas in whose pass rates the screening has been counted by then.
     """
 
     def divide(groups: Sequence[Group], total: int) -> list[int]:
-        sigmas = sigma_of(posterior.mean_of(group.prompt_id for group in groups)).tolist()
-        return neyman(sigmas, total, minimum)
+        return neyman(sigmas([group.prompt_id for group in groups]).tolist(), total, minimum)
 
     return divide

@@ -26,6 +26,8 @@ class Gate(ABC):
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"
     """Of the first request of a group."""
+    knob = "raise curriculum.rollouts"
+    """What to do so that more groups are admitted, told when a batch starves."""
 
     def __init__(
         self,
@@ -249,5 +251,5 @@ class Gate(ABC):
         other = ', or set curriculum.starvation to "relax" or "partial"' if self.starvation == "raise" else ""
         raise Starved(
             f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
-            f"{self.counts.why_starved(self.dry)}{other}."
+            f"{self.counts.why_starved(self.dry, self.knob)}{other}."
         )

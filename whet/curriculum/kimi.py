@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.curriculum.source import UniformSource
+from whet.curriculum.ids import Ids
 from whet.curriculum.weighted import WeightedRows
 from whet.types import Clock, Rollout
 
@@ -32,12 +32,10 @@ class KimiSource:
     """Each draw is from (seed, number of the draw), so the state holds counts alone."""
 
     def __init__(self, ids: Sequence[str], seed: int):
-        self._all = UniformSource(ids, seed)  # checks the ids, and knows them again
-        self.ids, self.seed = ids, seed
+        self.ids, self.seed = Ids.of(ids), seed
         self.draws = 0
         self.counts: dict[str, list[int]] = {}
         """[right, judged] of each prompt that was visited."""
-        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
         self._weighted = WeightedRows(len(ids))
         self._weighted.fill(np.full(len(ids), weight(0, 0)))
         self._returned: list[str] = []
@@ -57,7 +55,7 @@ class KimiSource:
         return ids
 
     def _weigh(self, ids: Sequence[str]) -> None:
-        rows = np.array([self._row[prompt_id] for prompt_id in ids], np.int64)
+        rows = np.array([self.ids.row(prompt_id) for prompt_id in ids], np.int64)
         self._weighted.put(rows, np.array([weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids]))
 
     def give_back(self, ids: Sequence[str]) -> None:
@@ -79,14 +77,14 @@ class KimiSource:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "prompts": self._all.fingerprint,
+            "prompts": self.ids.fingerprint,
             "draws": self.draws,
             "counts": {prompt_id: list(count) for prompt_id, count in self.counts.items()},
             "returned": list(self._returned),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._all.load_state_dict({**self._all.state_dict(), "prompts": state["prompts"]})
+        self.ids.check(state["prompts"])
         self.draws = state["draws"]
         self.counts = {prompt_id: list(count) for prompt_id, count in state["counts"].items()}
         self._returned = list(state["returned"])

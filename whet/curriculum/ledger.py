@@ -56,27 +56,37 @@ class Ledger:
         rollouts: int | None = None,
         max_age: int | None = None,
         trains: Phase | None = None,
+        parts: Sequence[str] = ("",),
     ):
         """As in `check_contract`; `trains`: a group that has rollouts of this phase trains on them alone."""
+        self.parts = parts
         self.ids = ids
         self.epochs = epochs
         self.rollouts = rollouts
         self.max_age = max_age
         self.trains = trains
         self.entries: dict[int, Entry] = {}
-        self.pending: list[tuple[int, str]] = []  # returned, in ask order, not yet asked again
+        self.pending: list[list[tuple[int, str]]] = [[] for _ in parts]  # returned, in ask order, not yet asked again
         self.visits: Counter[str] = Counter()  # without those that make up for a return
         self.reached: Counter[int] = Counter()  # prompts with so many visits or more
-        self.last_trained = -1
-        self.stage = 0.0
+        self.last_trained = [-1] * len(parts)
+        self.stages = [0.0] * len(parts)
+        self.starved = 0.0  # at the last batch
         self._held: set[int] = set()
         self._metrics: dict[str, float] = {}
 
     def planned(self, requests: Sequence[Request], clock: Clock) -> None:
         self._check_capacity(requests, clock)
+        for part, pending in enumerate(self.pending):
+            self._check_order([r for r in requests if self._part(r.group_id) == part], pending)
+
+    def _part(self, group_id: int) -> int:
+        return group_id % len(self.parts)
+
+    def _check_order(self, requests: Sequence[Request], pending: list[tuple[int, str]]) -> None:
         fresh = [r for r in requests if r.first_index == 0 and r.group_id not in self.entries]
-        again = self.pending[: len(fresh)]
-        del self.pending[: len(fresh)]
+        again = pending[: len(fresh)]
+        del pending[: len(fresh)]
         due, asked = [prompt_id for _, prompt_id in again], [request.prompt_id for request in fresh]
         require(2, asked[: len(due)] == due, f"{due} got no verdict and must be asked first, but {asked} are asked")
         self._check_epoch(asked[len(due) :])
@@ -95,13 +105,22 @@ class Ledger:
         entry.asked += n
 
     def _check_capacity(self, requests: Sequence[Request], clock: Clock) -> None:
-        """More than is free only as a single group while nothing is open: else a large group never starts."""
+        """More than is free only as a single group while nothing is open: else a large group never starts.
+
+        So for each part: else one that fills the engine keeps out another.
+        """
         if clock.free is None:
             return
+        running = {self._part(g) for g, entry in self.entries.items() if entry.fate == "open" and not entry.complete}
+        count = Counter(self._part(request.group_id) for request in requests)
+        alone = {part for part in count if count[part] == 1 and part not in running}
         asked = sum(request.n for request in requests)
-        running = any(entry.fate == "open" and not entry.complete for entry in self.entries.values())
-        alone = len(requests) == 1 and not running
-        require(4, asked <= clock.free or alone, f"{asked} rollouts are asked where {clock.free} are free")
+        bound = asked - sum(request.n for request in requests if self._part(request.group_id) in alone)
+        require(
+            4,
+            asked <= clock.free or (len(alone) > 0 and bound <= clock.free),
+            f"{asked} rollouts are asked where {clock.free} are free",
+        )
 
     def _check_epoch(self, prompt_ids: Sequence[str]) -> None:
         for prompt_id in prompt_ids:
@@ -116,7 +135,7 @@ class Ledger:
             entry = self.entries[rollout.group_id]
             entry.came[rollout.index] = rollout
             if rollout.finish == "cut" and entry.fate == "open":
-                self._return(entry)
+                self._return(rollout.group_id)
         self._drop_gone(curriculum)
 
     def before_emit(self, curriculum: Curriculum) -> None:
@@ -129,14 +148,16 @@ class Ledger:
             self._check_group(group, clock)
         if batch is not None:
             wanted = int(curriculum.metrics().get("curriculum/groups", clock.groups))  # where it has a say itself
-            self._check_batch(batch, wanted, starved=self._rise(curriculum, "starved") > 0)
+            starved = curriculum.metrics().get("curriculum/starved", 0)
+            self._check_batch(batch, wanted, starved=starved > self.starved)
+            self.starved = starved
         gone = self._held - curriculum.holds() - {group.group_id for group in groups}
         expired = self._rise(curriculum, "reasked")
         require(
             2, expired == len(gone), f"{len(gone)} groups went unseen at an emit, {expired:.0f} were counted as reasked"
         )
         for group_id in sorted(gone, key=lambda group_id: self.entries[group_id].position):
-            self._return(self.entries[group_id])
+            self._return(group_id)
 
     def _check_group(self, group: Group, clock: Clock) -> None:
         group_id = group.group_id
@@ -158,28 +179,37 @@ class Ledger:
 
     def _check_batch(self, batch: Batch, wanted: int, starved: bool) -> None:
         require(5, len(batch.groups) > 0, "a batch without groups")
-        entries = [self.entries[group.group_id] for group in batch.groups]
-        positions = [entry.position for entry in entries]
-        require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
-        late = [
-            group_id
-            for group_id, entry in self.entries.items()
-            if entry.position < positions[-1] and entry.fate == "open" and not entry.complete
-        ]
-        require(3, not late, f"a batch overtakes the groups {late}, which were asked before and are not complete")
-        self.last_trained = positions[-1]
+        for part in range(len(self.parts)):
+            self._check_line([g.group_id for g in batch.groups if self._part(g.group_id) == part], part)
         if not starved:
+            entries = [self.entries[group.group_id] for group in batch.groups]
             count, asked = len(entries), sum(entry.asked for entry in entries)
             require(5, count == wanted, f"a batch of {count} groups instead of {wanted}, not counted as starved")
             exact = self.rollouts is None or asked == self.rollouts * wanted
             require(4, exact, f"{asked} rollouts were asked for a batch of {wanted} times {self.rollouts}")
 
+    def _check_line(self, group_ids: Sequence[int], part: int) -> None:
+        if not group_ids:
+            return
+        positions = [self.entries[group_id].position for group_id in group_ids]
+        require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
+        late = [
+            group_id
+            for group_id, entry in self.entries.items()
+            if entry.position < positions[-1] and entry.fate == "open" and not entry.complete
+            if self._part(group_id) == part
+        ]
+        require(3, not late, f"a batch overtakes the groups {late}, which were asked before and are not complete")
+        self.last_trained[part] = positions[-1]
+
     def updated(self, curriculum: Curriculum) -> None:
         self._drop_gone(curriculum)
-        if (stage := curriculum.metrics().get("curriculum/stage", 0)) != self.stage:
-            self.stage = stage
-            self.pending.clear()  # the next stage has prompts of its own
-        left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained]
+        for part, name in enumerate(self.parts):
+            stage = curriculum.metrics().get(f"curriculum/{name}/stage" if name else "curriculum/stage", 0)
+            if stage != self.stages[part]:
+                self.stages[part] = stage
+                self.pending[part].clear()  # the next stage has prompts of its own
+        left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained[self._part(g)]]
         require(2, not left, f"the groups {left} were asked before a trained one and are neither trained nor dropped")
 
     def close(self, curriculum: Curriculum) -> None:
@@ -208,9 +238,10 @@ class Ledger:
                 entry.fate = "dropped"
             require(2, entry.fate == "open" or group_id not in held, f"group {group_id} is held but was {entry.fate}")
 
-    def _return(self, entry: Entry) -> None:
+    def _return(self, group_id: int) -> None:
+        entry = self.entries[group_id]
         entry.fate = "returned"
-        insort(self.pending, (entry.position, entry.prompt_id))
+        insort(self.pending[self._part(group_id)], (entry.position, entry.prompt_id))
 
     def _rise(self, curriculum: Curriculum, name: str) -> float:
         return curriculum.metrics().get(f"curriculum/{name}", 0) - self._metrics.get(f"curriculum/{name}", 0)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.curriculum.ids import Ids
 from whet.types import Rollout
 
 
@@ -24,12 +25,11 @@ class ResponseLengths:
     def __init__(self, ids: Sequence[str]):
         self.tokens = np.zeros(len(ids), "<i8")
         self.seen = np.zeros(len(ids), "<i8")
-        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
+        self.ids = Ids.of(ids)
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         for rollout in rollouts:
-            if rollout.finish != "cut":
-                row = self._row[rollout.prompt_id]
+            if rollout.finish != "cut" and (row := self.ids.row(rollout.prompt_id)) is not None:
                 self.tokens[row] += rollout.length
                 self.seen[row] += 1
 

@@ -7,13 +7,12 @@ Counting only: nothing here draws, and only visited prompts take room in a check
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from whet.errors import WhetError
+from whet.curriculum.ids import Ids
 from whet.types import Rollout
 
 
@@ -31,12 +30,10 @@ class Posterior:
     """
 
     def __init__(self, ids: Sequence[str], memory: float = 1.0):
-        self.ids = ids
+        self.ids = Ids.of(ids)
         self.memory = memory
         self.now = 0
         """The update it is asked at."""
-        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
-        self._fingerprint = ""
         self.clear()
 
     def clear(self) -> None:
@@ -45,16 +42,17 @@ class Posterior:
         self._wrong = np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
 
-    def row(self, prompt_id: str) -> int | None:
-        return self._row.get(prompt_id)
-
     def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return np.array([self._row[prompt_id] for prompt_id in prompt_ids], np.int64)
+        """Of ids that are among `ids`."""
+        return np.array([self.ids.row(prompt_id) for prompt_id in prompt_ids], np.int64)
 
     @property
     def visited(self) -> np.ndarray:
         """Rows with a verdict."""
         return np.flatnonzero(self._seen >= 0)
+
+    def visited_of(self, rows: np.ndarray) -> np.ndarray:
+        return rows[self._seen[rows] >= 0]
 
     def count(self, rollouts: Iterable[Rollout]) -> np.ndarray:
         """Adds the verdicts, right or wrong whatever the score; returns the rows they were for.
@@ -63,7 +61,7 @@ class Posterior:
         """
         counts: dict[int, list[int]] = {}
         for rollout in rollouts:
-            if rollout.judged and (row := self.row(rollout.prompt_id)) is not None:
+            if rollout.judged and (row := self.ids.row(rollout.prompt_id)) is not None:
                 counts.setdefault(row, [0, 0])[rollout.verdict == "wrong"] += 1
         rows = np.fromiter(counts, np.int64, len(counts))
         both = np.array(list(counts.values()), np.float64).reshape(-1, 2)
@@ -77,42 +75,30 @@ class Posterior:
         self._wrong[rows] = self._wrong[rows] * fade + wrong
         self._seen[rows] = self.now
 
-    def mean(self, rows: np.ndarray) -> np.ndarray:
-        """alpha / (alpha + beta) = (1 + right) / (2 + right + wrong), as of `now`."""
-        fade = self._fade(rows)
+    def mean(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray:
+        """alpha / (alpha + beta) = (1 + right) / (2 + right + wrong), as of `now`, or of the update `at` of each."""
+        fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (1.0 + right) / (2.0 + right + wrong)
 
     def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
         return self.mean(self.rows(prompt_ids))
 
-    def _fade(self, rows: np.ndarray) -> np.ndarray | float:
+    def _fade(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray | float:
         if self.memory == 1.0:
             return 1.0
-        passed = self.now - self._seen[rows]
+        passed = np.maximum((self.now if at is None else at) - self._seen[rows], 0)
         return np.power(self.memory, np.arange(passed.max(initial=0) + 1.0))[passed]  # each power once
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all ids in their order: rows mean nothing over other data."""
-        if not self._fingerprint:
-            digest = hashlib.blake2b("\0".join(self.ids).encode(), digest_size=8).hexdigest()
-            self._fingerprint = f"{len(self.ids)}:{digest}"
-        return self._fingerprint
 
     def state_dict(self) -> dict[str, Any]:
         """Some 32 bytes for a visited prompt, nothing for the others."""
         rows = self.visited
         arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
         packed = {name: _pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
-        return {"prompts": self.fingerprint, "now": self.now, **packed}
+        return {"prompts": self.ids.fingerprint, "now": self.now, **packed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["prompts"] != self.fingerprint:
-            raise WhetError(
-                f"The checkpoint was written over other prompts than the {len(self.ids)} given now; "
-                "resume with the same data, or start a new run."
-            )
+        self.ids.check(state["prompts"])
         self.clear()
         self.now = state["now"]
         rows = _unpack(state["rows"], np.int32)

@@ -15,14 +15,18 @@ import numpy as np
 
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.counts import MEMORY
+from whet.curriculum.ids import Ids
 from whet.curriculum.posterior import Posterior
-from whet.curriculum.source import check_ids
 from whet.curriculum.weighted import WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
 LARGEST = 640.0
 """Exponents beyond are cut off: e^640 a million times is a finite number still, and e^-640 no zero."""
+
+TURN = 1 << 16
+"""Prompts whose weights are brought up to date in an update where evidence fades. More take turns: at a million prompts
+a weight is up to 15 updates behind, unless its prompt was judged since. OURS; estimates and divisions never lag."""
 
 TOO_SMALL, TOO_LARGE = 1e-250, 1e250
 """A sum of weights outside may have some that were cut off."""
@@ -81,21 +85,20 @@ class CuresSource:
         entries: Sequence[tuple[int, float]] = (),
         pool: Pool | None = None,
     ):
-        check_ids(ids)
+        self.ids = Ids.of(ids)
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
             raise WhetError(
                 f"curriculum.cures.subsets = {subsets} would split prompts that a moving set has chosen; set it to 1."
             )
-        self.ids = ids
         self.seed = seed
         self.tau = tau
         self.subsets = subsets
         self.subset_steps = subset_steps
         self.rest = rest
         self.pool = pool
-        self.posterior = Posterior(ids, memory)
+        self.posterior = Posterior(self.ids, memory)
         self._entry = _weight_of_each(entries, len(ids))
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step of it
@@ -105,6 +108,9 @@ class CuresSource:
         self.fit = np.zeros(4)  # rollouts of late; their sums of estimates, rights, squared errors
         self.members = np.empty(0, np.int64)  # rows that may be drawn, if they are not out
         self._member = np.zeros(len(ids), bool)  # the same as a mask
+        self._turns = -(-len(ids) // TURN)
+        order = np.random.default_rng((seed, subsets)).permutation(len(ids)) if subsets > 1 else np.arange(len(ids))
+        self._parts = [np.sort(part) if subsets > 1 else part for part in np.array_split(order, subsets)]
         self._reference = 0.5  # sigma whose weight is 1
         self._pool_version: int | None = None
         self._tree = WeightedRows(len(ids))
@@ -144,17 +150,16 @@ class CuresSource:
         uniform. `predicted` and `observed`: pass rate of the rollouts of late, as estimated when their prompts were
         drawn and as it came; `brier`: the mean squared error, 0.25 for a coin. `chosen_mean`: of the prompts out now.
         """
-        weights, (count, predicted, right, squares) = self._tree.weights, self.fit.tolist()
-        largest = float(weights.max(initial=0.0)) or 1.0
-        scaled = weights / largest
-        squared = float(scaled @ scaled)
+        count, predicted, right, squares = self.fit.tolist()
         chosen = [estimate for _, estimate in self.out.values()]
         return {
             **(self.pool.metrics() if self.pool is not None else {}),
             "curriculum/prompts": float(len(self.ids)),
             "curriculum/prompts_visited": float(len(self.posterior.visited)),
             "curriculum/subset": float(max(self.turn, 0) % self.subsets),
-            "curriculum/effective_prompts": float(scaled.sum()) ** 2 / squared if squared else 0.0,
+            "curriculum/effective_prompts": effective(
+                self._tree.weights if self.pool is None else self._tree.weights[self.members]
+            ),
             "curriculum/chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
             "curriculum/predicted": predicted / count if count else 0.0,
             "curriculum/observed": right / count if count else 0.0,
@@ -205,7 +210,7 @@ class CuresSource:
                 self.posterior.clear()
                 self.out.clear()
             self.turn, self.began = self.turn + 1, clock.step
-        moved = clock.step > self.posterior.now
+        before, moved = self.posterior.now, clock.step > self.posterior.now
         back = []
         if moved:
             self.posterior.now = clock.step
@@ -216,27 +221,25 @@ class CuresSource:
         if (begins and self.turn > 0) or (self.pool is not None and self.pool.version != self._pool_version):
             self._choose_members()
             self._fill_tree()
-        elif moved and self.posterior.memory < 1.0:  # all evidence has faded
-            self._fill_tree()
         elif moved:
             self._weigh(np.array(back, np.int64))
+            if self.posterior.memory < 1.0:  # all evidence has faded
+                for step in range(max(before, clock.step - self._turns) + 1, clock.step + 1):
+                    self._fill_tree(step % self._turns * TURN, TURN)
         return begins
 
     def _choose_members(self) -> None:
         if self.pool is not None:
             self._pool_version = self.pool.version
             self.members = np.sort(self.pool.active).astype(np.int64)
-        elif self.subsets == 1:
-            self.members = np.arange(len(self.ids))
         else:
-            order = np.random.default_rng((self.seed, self.subsets)).permutation(len(self.ids))
-            self.members = np.sort(np.array_split(order, self.subsets)[max(self.turn, 0) % self.subsets])
+            self.members = self._parts[max(self.turn, 0) % self.subsets]
         self._member[:] = False
         self._member[self.members] = True
 
     def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
         """What a verdict adds to `fit`, if its prompt is out: of one that came late the estimate is gone."""
-        row = self.posterior.row(rollout.prompt_id)
+        row = self.ids.row(rollout.prompt_id)
         if row is None or row not in self.out or not rollout.judged:
             return (0.0, 0.0, 0.0, 0.0)
         estimate, right = self.out[row][1], float(rollout.verdict == "right")
@@ -272,13 +275,17 @@ class CuresSource:
         if len(rows):
             self._tree.put(rows, self._weights(rows))
 
-    def _fill_tree(self) -> None:
-        weights = self._weights(None) * self._member
-        visited = self.posterior.visited
+    def _fill_tree(self, first: int = 0, count: int = 0) -> None:
+        """All weights, or those of the rows whose turn it is."""
+        part = slice(first, min(first + count, len(self.ids)) if count else None)
+        weights = self._tree.weights
+        np.multiply(self._scaled(np.array([0.5]), part), self._member[part], out=weights[part])
+        rows = np.arange(len(self.ids))[part] if count or self.pool is None else self.members
+        visited = self.posterior.visited_of(rows)
         visited = visited[self._member[visited]]
         weights[visited] = self._weights(visited)
         weights[list(self.out)] = 0.0
-        self._tree.fill(weights)
+        self._tree.add_up(first, count if count < len(self.ids) else 0)
 
     def _recentre(self) -> None:
         """With a small tau all weights may be too small, or too large, to tell apart: the best one becomes 1."""
@@ -286,14 +293,28 @@ class CuresSource:
         self._reference = float(sigma_of(self.posterior.mean(rows)).max())
         self._fill_tree()
 
-    def _weights(self, rows: np.ndarray | None) -> np.ndarray:
-        """rho* but for a common factor; without rows, of all prompts as if nothing was known of any."""
-        means = np.array([0.5]) if rows is None else self.posterior.mean(rows)
+    def _weights(self, rows: np.ndarray) -> np.ndarray:
+        """Of prompts by what is known of them, where evidence fades as of their last turn."""
+        now = self.posterior.now
+        return self._scaled(self.posterior.mean(rows, now - (now - rows // TURN) % self._turns), rows)
+
+    def _scaled(self, means: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+        """rho* but for a common factor."""
         exponents = (sigma_of(means) - self._reference) / self.tau
         weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
-        if self._entry is None:
-            return weights
-        return weights * (self._entry if rows is None else self._entry[rows])
+        return weights if self._entry is None else weights * self._entry[rows]
+
+
+def effective(weights: np.ndarray) -> float:
+    """(sum w)^2 / sum w^2, of weights of any size.
+
+    >>> effective(np.array([2.0, 2.0, 0.0])), effective(np.array([1e300, 1e300])), effective(np.zeros(2))
+    (2.0, 2.0, 0.0)
+    """
+    largest = float(weights.max(initial=0.0))
+    if largest and not 1e-100 < largest < 1e100:
+        weights = weights / largest
+    return float(weights.sum()) ** 2 / float(weights @ weights) if largest else 0.0
 
 
 def _weight_of_each(entries: Sequence[tuple[int, float]], prompts: int) -> np.ndarray | None:

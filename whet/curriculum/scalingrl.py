@@ -16,7 +16,7 @@ import numpy as np
 
 from whet.curriculum import des
 from whet.curriculum.history import ALL_RIGHT, ALL_WRONG, MIXED, History, pack, unpack
-from whet.curriculum.source import UniformSource
+from whet.curriculum.ids import Ids
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -47,7 +47,7 @@ class ScalingRLSource:
         ids: Sequence[str],
         seed: int,
         *,
-        levels: Sequence[float | None] = (),
+        levels: Sequence[float | None] | np.ndarray = (),
         weights: tuple[float, float, float] = (0.4, 0.3, 0.3),
         adaptive: bool = False,
         select: Select = "gumbel_topk",
@@ -60,7 +60,6 @@ class ScalingRLSource:
     ):
         """`levels`: one an id, None where the data has none. The others are `config.ScalingRL`'s; `target` = "fixed"
         looks for pass rates of 0.5 throughout."""
-        self._uniform = UniformSource(ids, seed)  # checks the ids, and knows them in a state
         des.check_weights(weights)
         if select not in des.MODES:
             raise WhetError(f'There is no selection "{select}"; scalingrl.select is one of {", ".join(des.MODES)}.')
@@ -68,11 +67,10 @@ class ScalingRLSource:
             raise WhetError(
                 f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
             )
-        self.all_ids, self.seed = ids, seed
+        self.all_ids, self.seed = Ids.of(ids), seed
         self.base_weights, self.adaptive, self.select, self.target = weights, adaptive, select, target
         self.share, self.new, self.old = share, new, old
         self.cut = floor if select == "gumbel_topk" else threshold
-        self._rows = {prompt_id: row for row, prompt_id in enumerate(ids)}
         self._given, self._has_level = _read_levels(levels, len(ids))
         known = self._given[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (LOWEST, HIGHEST)
@@ -113,7 +111,7 @@ class ScalingRLSource:
                 tally[1] += 1
                 tally[2] += rollout.length
         for group_id, (prompt_id, (right, judged, tokens)) in tallies.items():
-            row = self._rows.get(prompt_id)
+            row = self.all_ids.row(prompt_id)
             if row is None:  # of another part of the data
                 continue
             self.history.add(row, group_id=group_id, right=right, judged=judged, tokens=tokens, epoch=self.version)
@@ -132,7 +130,8 @@ class ScalingRLSource:
     def drawn(self, ids: Sequence[str]) -> None:
         """These were handed out, by `pick` or by a source that draws inside the active set."""
         for prompt_id in ids:
-            row = self._rows[prompt_id]
+            row = self.all_ids.row(prompt_id)
+            assert row is not None, f"{prompt_id} is not of these prompts"
             self.distinct += not self.history.handed[row]
             self.history.handed[row] += 1
         self.used += len(ids)
@@ -247,7 +246,7 @@ class ScalingRLSource:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "uniform": self._uniform.state_dict(),
+            "prompts": self.all_ids.fingerprint,
             "version": self.version,
             "active": pack(self.active),
             "used": self.used,
@@ -260,7 +259,7 @@ class ScalingRLSource:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._uniform.load_state_dict(state["uniform"])
+        self.all_ids.check(state["prompts"])
         self.version, self.used = state["version"], state["used"]
         self.active = unpack(state["active"], np.int32)
         self.returned = list(state["returned"])
@@ -271,14 +270,23 @@ class ScalingRLSource:
         self.history.load_state_dict(state["history"])
 
 
-def _read_levels(levels: Sequence[float | None], prompts: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_levels(levels: Sequence[float | None] | np.ndarray, prompts: int) -> tuple[np.ndarray, np.ndarray]:
     """Values (0 where there is none, or a word), and which there are."""
     assert len(levels) in (0, prompts), "one level an id"
-    values = np.full(prompts, np.nan, np.float32)
-    if len(levels):
-        values[:] = [level if isinstance(level, int | float) else np.nan for level in levels]
+    values = numbers(levels) if len(levels) else np.full(prompts, np.nan, np.float32)
     known = np.isfinite(values)
     return np.where(known, values, np.float32(0.0)), known
+
+
+def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
+    """As an array, NaN where there is none or a word.
+
+    >>> numbers([3, None, 1.5]).tolist()
+    [3.0, nan, 1.5]
+    """
+    if isinstance(levels, np.ndarray):
+        return levels.astype(np.float32)
+    return np.array([level if isinstance(level, int | float) else np.nan for level in levels], np.float32)
 
 
 def _again(kinds: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from whet.types import Request, Rollout, Verdict
+from whet.types import Batch, Key, Request, Rollout, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,13 @@ class Simulator:
         self._cut += [self._finish(job, cut=True) for job, cut in zip(self._running, fates, strict=True) if cut]
         self._running = [job for job, cut in zip(self._running, fates, strict=True) if not cut]
         self.version = version
+
+    def scores(self, batch: Batch) -> dict[Key, dict[str, float | np.ndarray]]:
+        """What a learner reports of each rollout it trained on, for curricula that need "score": a small vector, from
+        the rollout's key alone. Groups whose verdicts all agree have no gradient and no score."""
+        keys = [rollout.key for group in batch.groups if group.spread for rollout in group.rollouts if rollout.judged]
+        draws = (np.random.default_rng((self.world.seed, *key, 1)).normal(size=4) for key in keys)
+        return {key: {"score": draw.astype(np.float32)} for key, draw in zip(keys, draws, strict=True)}
 
     def _draw(self, request: Request, index: int) -> tuple[int, Verdict]:
         """Length and verdict, from the rollout's key alone."""

@@ -7,14 +7,13 @@ A source knows ids alone: never a prompt's text, never how many rollouts it gets
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from whet.curriculum.base import Source
+from whet.curriculum.ids import Ids
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -39,14 +38,12 @@ class UniformSource:
     """
 
     def __init__(self, ids: Sequence[str], seed: int):
-        check_ids(ids)
-        self.ids = ids
+        self.ids = Ids.of(ids)
         self.seed = seed
         self.epoch = 0
         self.cursor = 0
         self.returned: list[str] = []
         self._order = self._draw_order()
-        self._fingerprint = ""
 
     def pick(self, k: int, clock: Clock) -> list[str]:
         """What was given back first, then on through this epoch and, if need be, the next ones."""
@@ -75,29 +72,17 @@ class UniformSource:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "prompts": self.fingerprint,
+            "prompts": self.ids.fingerprint,
             "epoch": self.epoch,
             "cursor": self.cursor,
             "returned": list(self.returned),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["prompts"] != self.fingerprint:
-            raise WhetError(
-                f"The checkpoint was written over other prompts than the {len(self.ids)} given now; "
-                "resume with the same data, or start a new run."
-            )
+        self.ids.check(state["prompts"])
         self.epoch, self.cursor = state["epoch"], state["cursor"]
         self.returned = list(state["returned"])
         self._order = self._draw_order()
-
-    @property
-    def fingerprint(self) -> str:
-        """Of all ids in their order: a cursor means nothing over other data."""
-        if not self._fingerprint:
-            digest = hashlib.blake2b("\0".join(self.ids).encode(), digest_size=8).hexdigest()
-            self._fingerprint = f"{len(self.ids)}:{digest}"
-        return self._fingerprint
 
     def _draw_order(self) -> np.ndarray:
         return np.random.default_rng((self.seed, self.epoch)).permutation(len(self.ids))
@@ -118,7 +103,7 @@ class MixedSource:
     """
 
     def __init__(self, ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]]):
-        check_ids(ids)
+        ids = Ids.of(ids)
         assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
         self.entries = [(size, weight) for size, weight in entries if size]
         ends = [sum(size for size, _ in self.entries[: i + 1]) for i in range(len(self.entries))]
@@ -177,11 +162,3 @@ def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, flo
     if len({weight for size, weight in entries if size}) <= 1:
         return UniformSource(ids, seed)
     return MixedSource(ids, seed, entries)
-
-
-def check_ids(ids: Sequence[str]) -> None:
-    if len(ids) == 0:
-        raise WhetError("There are no prompts to train on; check data.path and the task's options.")
-    if len(set(ids)) < len(ids):
-        twice, count = Counter(ids).most_common(1)[0]
-        raise WhetError(f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.')

@@ -34,6 +34,7 @@ Allocate = Callable[[Sequence[Group], int], list[int]]
 
 class Speed(Gate):
     phase = "screen"
+    knob = "raise curriculum.speed.n_init"
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class Speed(Gate):
         self.saved = 0.0
         self.weight = 0.0  # mean implicit weight of the last batch
         self._check()
+        if low > 0.0 or high < 1.0:
+            self.knob += ", widen curriculum.speed.low and high"
 
     def _check(self) -> None:
         if self.n_init < 2:

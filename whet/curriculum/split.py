@@ -40,7 +40,7 @@ def short_by_responses(characters: np.ndarray, tokens: np.ndarray, seen: np.ndar
     return short
 
 
-def of_tasks(tasks: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
+def of_tasks(tasks: Sequence[str] | np.ndarray, wanted: Sequence[str]) -> np.ndarray:
     """True where a prompt's task is wanted.
 
     >>> of_tasks(["chain", "text", "chain"], ["chain"]).tolist()

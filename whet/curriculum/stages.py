@@ -24,6 +24,7 @@ from whet import config
 from whet.config import Stage
 from whet.curriculum.base import Curriculum
 from whet.curriculum.counts import COUNTERS
+from whet.curriculum.ids import Ids
 from whet.curriculum.lengths import ResponseLengths
 from whet.curriculum.progress import Progress
 from whet.curriculum.split import of_tasks, short_by_characters, short_by_responses
@@ -80,8 +81,7 @@ def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curricul
 class Stages:
     """`characters` and `tasks`: of each prompt, in the order of `ids`; needed where a stage splits by them.
 
-    A border builds a curriculum and costs what a start costs, some tenths of a second at a million prompts. What a
-    source had learnt of its prompts ends with its stage: under another limit they have other pass rates.
+    What a source had learnt of its prompts ends with its stage: under another limit they have other pass rates.
     """
 
     def __init__(
@@ -90,25 +90,25 @@ class Stages:
         make: Make,
         *,
         ids: Sequence[str],
-        characters: Sequence[int] = (),
-        tasks: Sequence[str] = (),
+        characters: Sequence[int] | np.ndarray = (),
+        tasks: Sequence[str] | np.ndarray = (),
     ):
         assert stages, "a list of stages has at least one"
         self.stages = tuple(stages)
         self.make = make
-        self.ids = ids
-        self._names = np.array(ids, dtype=object)  # a subset of a million ids without a loop
+        self.ids = Ids.of(ids)
         self._characters = np.asarray(characters, np.int64)
         self._tasks = tasks
+        self._of_tasks = [self._rows_of_tasks(stage) for stage in self.stages]  # too dear for a border
         by_responses = any(stage.by == "responses" and stage.subset != "all" for stage in stages)
-        self.lengths = ResponseLengths(ids) if by_responses else None
+        self.lengths = ResponseLengths(self.ids) if by_responses else None
         self._check()
         self.border = self.late = 0  # groups dropped at borders, rollouts that came after theirs
         self.next_id = 0
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # what the stages that are over counted
         self._tokens: dict[int, int] = {}  # of the groups held, for the count of what a border drops
-        self._enter(0, self._rows(self.stages[0]))
+        self._enter(0, self._rows(0))
 
     @property
     def stage(self) -> Stage:
@@ -230,10 +230,7 @@ class Stages:
         self.step = self.asked = 0
         self.progress = Progress(keep=self.stage.plateau)
         self._tokens = {}
-        everything = len(rows) == len(self.ids)
-        self.inner: Curriculum = self.make(
-            self.stage, self.ids if everything else self._names[rows].tolist(), self.first_id
-        )
+        self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)
         self.needs = self.inner.needs
 
     def _advance(self) -> None:
@@ -242,7 +239,7 @@ class Stages:
             self._before[name] += metrics.get(f"curriculum/{name}", 0.0)
         self._before["tokens_dropped"] += sum(self._tokens.values())
         self.border += len(self.inner.holds())
-        self._enter(self.number + 1, self._rows(self.stages[self.number + 1]))
+        self._enter(self.number + 1, self._rows(self.number + 1))
         self.fresh = True
 
     def _over(self) -> bool:
@@ -265,13 +262,16 @@ class Stages:
 
     # Subsets
 
-    def _rows(self, stage: Stage) -> np.ndarray:
+    def _rows_of_tasks(self, stage: Stage) -> np.ndarray:
+        return np.flatnonzero(of_tasks(self._tasks, stage.tasks)) if stage.tasks else np.arange(len(self.ids))
+
+    def _rows(self, number: int) -> np.ndarray:
         """Of the stage's prompts. The mean is taken over the prompts of its tasks.
 
         A split by responses that leaves nothing, as where all are of one length, takes all: it is found in the middle
         of a run, which goes on, and `stage_prompts` tells.
         """
-        rows = np.flatnonzero(of_tasks(self._tasks, stage.tasks)) if stage.tasks else np.arange(len(self.ids))
+        stage, rows = self.stages[number], self._of_tasks[number]
         if stage.subset == "all" or not len(rows):
             return rows
         if stage.by == "responses" and self.lengths is not None:
@@ -282,7 +282,7 @@ class Stages:
         return rows if stage.by == "responses" and not len(chosen) else chosen
 
     def _check(self) -> None:
-        """Before anything runs: every stage has prompts, and every stage but the last has an end."""
+        """Before anything runs: every stage has prompts and an end, but for the last, and can be built."""
         for number, stage in enumerate(self.stages):
             where = f"curriculum.stages.{number}"
             assert not stage.tasks or len(self._tasks) == len(self.ids), "stages by task need the task of each prompt"
@@ -290,9 +290,11 @@ class Stages:
             assert not split or len(self._characters) == len(self.ids), "a split needs the length of each prompt"
             if unknown := sorted(set(stage.tasks) - set(self._tasks)):
                 raise WhetError(f'{where} wants prompts of task "{unknown[0]}", but the data has none.')
-            if len(self.ids) and not len(self._rows(stage)):
+            if len(self.ids) and not len(self._rows(number)):
                 raise WhetError(
                     f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; take subset = "all" or more data.'
                 )
             if number + 1 < len(self.stages) and not (stage.steps or stage.epochs or stage.truncated or stage.plateau):
                 raise WhetError(f"{where} would never end; give it steps, epochs, truncated or plateau.")
+            if number:  # what it refuses is better known now than at the border
+                self.make(stage, self.ids.some(self._rows(number)), 0)

@@ -35,12 +35,12 @@ class WeightedRows:
     def fill(self, weights: np.ndarray) -> None:
         """All weights at once."""
         self.weights[:] = weights
-        self._add_up()
+        self.add_up()
 
     def put(self, rows: np.ndarray, weights: np.ndarray | float) -> None:
         self.weights[rows] = weights
         if 16 * len(rows) > self.size:
-            self._add_up()
+            self.add_up()
             return
         nodes = rows + self._leaves
         while len(nodes) and nodes[0] > 1:  # all are of one level
@@ -74,9 +74,16 @@ class WeightedRows:
             drawn = np.concatenate([drawn, new])
         return drawn
 
-    def _add_up(self) -> None:
-        width = self._leaves // 2
-        while width >= 1:
-            below = self._sums[2 * width : 4 * width]
-            self._sums[width : 2 * width] = below[0::2] + below[1::2]
+    def add_up(self, first: int = 0, count: int = 0) -> None:
+        """After `weights` was written to: all of it, or from row `first` on as many rows, a power of two that divides
+        `first`, which are a tree of their own.
+        """
+        width = count or self._leaves
+        node = (self._leaves + first) // width  # that holds their sum
+        while width > 1:
+            below = self._sums[node * width : (node + 1) * width]
             width //= 2
+            np.add(below[0::2], below[1::2], out=self._sums[node * width : (node + 1) * width])
+        while node > 1:
+            node //= 2
+            self._sums[node] = self._sums[2 * node] + self._sums[2 * node + 1]

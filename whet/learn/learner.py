@@ -11,8 +11,9 @@ With LoRA the adapters are all that asks for a gradient, so they are all that is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,10 +25,10 @@ from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, make_samples
-from whet.model.head import head_of, log_probs
+from whet.model.head import head_of, log_probs, score_sums
 from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention
 from whet.model.twin import sharing_copy
-from whet.types import Batch, Report
+from whet.types import Batch, Key, Report
 
 PATIENCE = 3
 """So many updates in a row that are not finite end the run."""
@@ -59,8 +60,8 @@ class Sums:
 
 
 class Learner:
-    can_signal: frozenset[str] = frozenset()
-    """Per-rollout signals a curriculum may ask for in `Report.signals`; none yet."""
+    can_signal: frozenset[str] = frozenset({"score"})
+    """Per-rollout signals a curriculum may ask for in `Report.signals`."""
 
     def __init__(
         self,
@@ -91,8 +92,11 @@ class Learner:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
 
-    def step(self, batch: Batch, progress: float = 0.0) -> Report:
-        """Train on a batch. `progress` 0..1 of the run sets the learning rate."""
+    def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
+        """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
+
+        Signals are of the rollouts that went through the model, under the weights before the first update.
+        """
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
@@ -100,9 +104,10 @@ class Learner:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
         self._heed(batch, kl)
         lr = self._learning_rate(progress)
-        metrics = (
-            self._learn(samples, kl, entropy, progress) if samples else {"learn/loss": 0.0, "learn/grad_norm": 0.0}
-        )
+        scores: dict[Key, Tensor] | None = {} if "score" in needs else None
+        metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
+        if samples:
+            metrics = self._learn(samples, kl, entropy, progress, scores)
         self.version += 1
         metrics |= {
             "learn/lr": lr,
@@ -114,7 +119,10 @@ class Learner:
         }
         if self.device.type == "cuda":  # weights, cache and all, up to here
             metrics["learn/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        return Report(metrics={name: value for name, value in metrics.items() if math.isfinite(value)})
+        return Report(
+            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
+            signals=_finite(scores or {}),
+        )
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
@@ -170,15 +178,18 @@ class Learner:
         c = self.config
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
-    def _learn(self, samples: list[Sample], kl: float, entropy: float, progress: float) -> dict[str, float]:
-        """All updates of a batch; a skipped one ends it. The metrics are the last update's."""
+    def _learn(
+        self, samples: list[Sample], kl: float, entropy: float, progress: float, scores: dict[Key, Tensor] | None
+    ) -> dict[str, float]:
+        """All updates of a batch; a skipped one ends it. The metrics are the last update's, the scores the first's."""
         old = (
             self._within_memory(samples, lambda: self._score(self.model, samples)) if self.config.updates > 1 else None
         )
         reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
         metrics: dict[str, float] = {}
-        for _ in range(self.config.updates):
-            sums = self._within_memory(samples, lambda: self._gradient(samples, old, reference, kl, entropy))
+        for update in range(self.config.updates):
+            wanted = scores if update == 0 else None
+            sums = self._within_memory(samples, partial(self._gradient, samples, old, reference, kl, entropy, wanted))
             norm = self.optimizer.grad_norm()
             metrics = {**sums.metrics(), "learn/grad_norm": norm}
             if not (math.isfinite(float(sums.loss)) and math.isfinite(norm)):
@@ -200,13 +211,19 @@ class Learner:
             )
 
     def _gradient(
-        self, samples: list[Sample], old: list[Tensor] | None, reference: list[Tensor] | None, kl: float, entropy: float
+        self,
+        samples: list[Sample],
+        old: list[Tensor] | None,
+        reference: list[Tensor] | None,
+        kl: float,
+        entropy: float,
+        scores: dict[Key, Tensor] | None,
     ) -> Sums:
-        """The gradient of the whole batch, pack by pack, left in the optimiser."""
+        """The gradient of the whole batch, pack by pack, left in the optimiser; and the scores, if they are wanted."""
         sums = Sums()
         with packed_attention(self.model, self.config.checkpoint_activations):
             for pack in self._packs(samples):
-                loss, parts = self._loss(pack, samples, old, reference, kl, entropy)
+                loss, parts = self._loss(pack, samples, old, reference, kl, entropy, scores)
                 loss.backward()
                 self.optimizer.accumulate()
                 sums.add(loss, parts)
@@ -220,9 +237,13 @@ class Learner:
         reference: list[Tensor] | None,
         kl: float,
         entropy: float,
+        scores: dict[Key, Tensor] | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         c, members = self.config, [samples[i] for i in pack.members]
         hidden, head, heat = hidden_states(self.model, pack), head_of(self.model), _temperature(pack, members)
+        if scores is not None:
+            sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
+            scores.update(zip((s.key for s in members), sums, strict=True))
         lp, entropies = log_probs(hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0)
         lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
         behaviour = torch.as_tensor(np.concatenate([s.behaviour for s in members])).to(lp)
@@ -283,3 +304,11 @@ def _temperature(pack: Pack, members: list[Sample]) -> Tensor | float:
 def _spread(values: list[float], pack: Pack, like: Tensor) -> Tensor:
     """A number a rollout -> a number a token."""
     return torch.tensor(values, dtype=like.dtype, device=like.device)[pack.owner]
+
+
+def _finite(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:
+    """As signals. An update that diverges must not reach what a curriculum remembers."""
+    if not scores:
+        return {}
+    rows = torch.stack(list(scores.values())).float().cpu().numpy()
+    return {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}

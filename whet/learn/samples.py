@@ -15,13 +15,14 @@ import numpy as np
 from whet.errors import WhetError
 from whet.learn.advantages import overlong_penalty
 from whet.learn.losses import Estimator, token_weights
-from whet.types import Batch, Rollout, Trace
+from whet.types import Batch, Key, Rollout, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One rollout to train on."""
 
+    key: Key
     prompt: Sequence[int]
     response: np.ndarray
     behaviour: np.ndarray
@@ -68,7 +69,7 @@ def _sample(rollout: Rollout, prompt: Sequence[int], advantage: float, weight: f
             f"Rollout {rollout.key} was drawn at temperature {how.temperature}, top_k {how.top_k}, top_p {how.top_p}; "
             "training needs a temperature above 0, top_k 0 and top_p 1."
         )
-    return Sample(prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight)
+    return Sample(rollout.key, prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight)
 
 
 def _trace(rollout: Rollout) -> Trace:

@@ -1,13 +1,16 @@
 """Log-probs of given tokens, and entropies, from hidden states: the LM head, without ever holding [tokens, vocab].
 
 The learner and the warm start call `log_probs`. Tokens go through the head in chunks; the backward pass computes each
-chunk again instead of keeping it, and adds up the head's gradient in fp32. `Head.logits` is what a Hugging Face model
-does after its last layer (bias, logit scale, soft-cap), in fp32 once the matrix product is done. What it does not know
-(a head wrapped by an adapter, a transform of its own) is refused here or found by `packing.check_packing`.
+chunk again instead of keeping it, and adds up the head's gradient in fp32. `score_sums`, the gradient of a response's
+log-prob in its hidden states, is for curricula that ask for it (CurES); it takes no backward pass. `Head.logits` is
+what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 once the matrix product is
+done. What it does not know (a head wrapped by an adapter, a transform of its own) is refused here or found by
+`packing.check_packing`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +82,53 @@ def log_probs(
     return lp, entropy
 
 
+@torch.no_grad()
+def score_sums(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    counts: Sequence[int],
+    temperature: Tensor | float = 1.0,
+    *,
+    chunk: int = CHUNK,
+) -> Tensor:
+    """[responses, width]: s = sum over a response's tokens of d log-prob / d hidden, in fp32 (fp64 for fp64).
+
+    For a plain head that is sum_t (onehot(y_t) - pi_t) W / temperature, the score of a bias added to the last hidden
+    state; logit scale and soft-cap come in as they do in the log-prob. `counts`: tokens of each response, which lie
+    one after the other. Tokens are summed before they meet W, so a chunk costs one product with the head, not two,
+    and nothing larger than it is made.
+    """
+    sums = torch.zeros(len(counts), hidden.shape[1], dtype=_wide(hidden), device=hidden.device)
+    for part, pieces in _pieces(counts, max(1, chunk // head.weight.shape[0])):
+        product = nn.functional.linear(hidden[part], head.weight, head.bias).to(sums.dtype)
+        ones = product.new_ones(len(product))
+        gradient = _product_gradient(head, product, targets[part], _of(temperature, part), ones, None)
+        owners = slice(pieces[0][0], pieces[-1][0] + 1)
+        of_logits = torch.stack([piece.sum(0) for piece in gradient.split([tokens for _, tokens in pieces])])
+        sums[owners] += of_logits.to(head.weight.dtype) @ head.weight
+    return sums
+
+
+def _pieces(counts: Sequence[int], rows: int) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
+    """Chunks of `rows` tokens, and of whom they are: (response, tokens of it in the chunk).
+
+    >>> [pieces for _, pieces in _pieces([2, 3], rows=4)]
+    [[(0, 2), (1, 2)], [(1, 1)]]
+    """
+    start, pieces, room = 0, list[tuple[int, int]](), rows
+    for owner, count in enumerate(counts):
+        while count:
+            tokens = min(count, room)
+            pieces.append((owner, tokens))
+            count, room = count - tokens, room - tokens
+            if not room:
+                yield slice(start, start + rows), pieces
+                start, pieces, room = start + rows, [], rows
+    if pieces:
+        yield slice(start, start + rows - room), pieces
+
+
 def _score(logits: Tensor, targets: Tensor, entropy_grad: bool) -> tuple[Tensor, Tensor]:
     log_p = torch.log_softmax(logits, dim=-1)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
@@ -96,6 +146,22 @@ def _score_gradient(logits: Tensor, targets: Tensor, of_lp: Tensor, of_entropy: 
         entropy = -(p * log_p).sum(-1, keepdim=True)
         gradient = -p * (of_lp[:, None] + of_entropy[:, None] * (log_p + entropy))
     return gradient.scatter_add_(-1, targets[:, None], of_lp[:, None])
+
+
+def _product_gradient(
+    head: Head,
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor | float,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+) -> Tensor:
+    """Of `_score` in the head's matrix product: back through temperature, soft-cap and scale."""
+    product.requires_grad_()
+    with torch.enable_grad():
+        logits = head.finish(product, temperature)
+    of_logits = _score_gradient(logits.detach(), targets, of_lp, of_entropy)
+    return of_logits if logits is product else torch.autograd.grad(logits, product, of_logits)[0]
 
 
 class _Chunked(torch.autograd.Function):
@@ -138,11 +204,8 @@ class _Chunked(torch.autograd.Function):
         of_bias = torch.zeros_like(bias, dtype=_wide(bias)) if ctx.needs_input_grad[2] else None
         for part in _parts(hidden, ctx.rows):
             of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
-            product = nn.functional.linear(hidden[part], weight, bias).requires_grad_()
-            with torch.enable_grad():
-                logits = ctx.head.finish(product, _of(ctx.temperature, part))
-            of_logits = _score_gradient(logits.detach(), ctx.targets[part], of_lp, of_entropy)
-            of_product = of_logits if logits is product else torch.autograd.grad(logits, product, of_logits)[0]
+            product, heat = nn.functional.linear(hidden[part], weight, bias), _of(ctx.temperature, part)
+            of_product = _product_gradient(ctx.head, product, ctx.targets[part], heat, of_lp, of_entropy)
             of_hidden[part] = of_product @ weight
             if of_weight is not None:
                 of_weight += of_product.T @ hidden[part]

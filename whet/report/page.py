@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -34,14 +35,35 @@ LEARNER = {
 """What else is drawn for a single run, with a note, where it was recorded."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chapter:
+    """One comparison among several on a page."""
+
+    title: str
+    folders: Folders
+    note: str = ""
+
+
 def write_page(out: Path, folders: Folders, *, title: str, note: str = "", evaluation: str | None = None) -> None:
     """Run folders (or names with their folders) as one HTML file, written whole or not at all."""
     arms = read_arms(folders)
     files.write_text(Path(out), page(arms, title=title, note=note, evaluation=evaluation))
 
 
+def write_chapters(out: Path, chapters: Sequence[Chapter], *, title: str, note: str = "") -> None:
+    """Several comparisons on one page, each with the sections that a page of its own would have."""
+    parts = [tag("header", tag("h1", title), *_paragraphs(note))]
+    for chapter in chapters:
+        arms = read_arms(chapter.folders)
+        parts.append(tag("section", *_comparison(arms, compare(arms), chapter.title, chapter.note)))
+    files.write_text(Path(out), _document(title, parts))
+
+
 def page(arms: Sequence[Arm], *, title: str, note: str = "", evaluation: str | None = None) -> str:
-    result = compare(arms, evaluation)
+    return _document(title, _comparison(arms, compare(arms, evaluation), title, note))
+
+
+def _document(title: str, parts: Sequence[Html]) -> str:
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -51,10 +73,16 @@ def page(arms: Sequence[Arm], *, title: str, note: str = "", evaluation: str | N
         tag("title", title),
         tag("style", Html(resources.files("whet.report").joinpath("page.css").read_text())),
     )
-    paragraphs = [tag("p", part, class_="lead") for part in note.split("\n\n") if part.strip()]
-    header = tag("header", tag("h1", title), tag("p", _what(arms, result), class_="what"), *paragraphs)
-    body = tag("body", tag("main", header, *_sections(arms, result)))
-    return "<!DOCTYPE html>\n" + tag("html", head, body, lang="en") + "\n"
+    return "<!DOCTYPE html>\n" + tag("html", head, tag("body", tag("main", *parts)), lang="en") + "\n"
+
+
+def _comparison(arms: Sequence[Arm], result: Comparison, title: str, note: str) -> list[Html]:
+    header = tag("header", tag("h1", title), tag("p", _what(arms, result), class_="what"), *_paragraphs(note))
+    return [header, *_sections(arms, result)]
+
+
+def _paragraphs(note: str) -> list[Html]:
+    return [tag("p", part, class_="lead") for part in note.split("\n\n") if part.strip()]
 
 
 def _sections(arms: Sequence[Arm], result: Comparison) -> list[Html]:

@@ -1,0 +1,84 @@
+"""The demo's settings are sound, and a small demo runs from the base to the page."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from whet.demo import arm_recipes, read_demo, run_demo, with_mix
+from whet.experiment import make_base
+from whet.recipe import dump_config, parse_config
+
+SMALL_BASE: dict[str, Any] = {
+    "steps": 0,
+    "model": {"hidden": 16, "layers": 1, "heads": 2},
+    "data": [{"task": "chain", "options": {"train_count": 60}}],
+    "warm_start": [{"steps": 60, "lr": 1e-2, "options": {"max_level": 1, "direct": 1.0}}],
+    "eval": [{"task": "chain", "limit": 12, "max_tokens": 12}],
+    "rollout": {"context": 48, "max_tokens": 12, "slots": 12},
+}
+SMALL = {
+    "base": SMALL_BASE,
+    "arm": {key: SMALL_BASE[key] for key in ("data", "eval", "rollout")} | {"steps": 3, "curriculum": {"rollouts": 4}},
+    "arms": {
+        "uniform 48": {"curriculum": {"name": "uniform", "groups": 6}, "eval": {"every": 1}},
+        "speed 16": {
+            "curriculum": {"name": "speed", "groups": 2, "patience": 200, "speed": {"n_init": 2}},
+            "eval": {"every": 1},
+        },
+    },
+    "mixes": {
+        "few": {"mix": {"1": 1.0}, "arms": ["uniform 48"]},
+        "many": {"mix": {"1": 0.9, "2": 0.1}, "arms": ["speed 16"]},
+    },
+}
+
+
+def test_every_arm_has_its_mix_and_as_many_tokens(tmp_path: Path) -> None:
+    tree = read_demo()
+    recipes = arm_recipes(tree, tmp_path, tmp_path / "base", seed=3)
+    names = {mix: [folder.name for folder in folders] for mix, folders in recipes.items()}
+    assert names["few"] == ["uniform_16", "uniform_48", "dapo_16", "speed_16", "all_16"]
+    assert names["most"] == ["uniform_16", "speed_16"]
+    for mix, folders in recipes.items():
+        for folder, settings in folders.items():
+            assert folder.parent == tmp_path / mix
+            assert settings.data[0].options["mix"] == tree["mixes"][mix]["mix"]
+            assert settings.token_budget == tree["arm"]["token_budget"] and settings.seed == 3
+            assert settings.model.name == str(tmp_path / "base")
+
+
+def test_the_base_knows_no_mix() -> None:
+    """All arms start from it, whatever they train on; and it can be evaluated as they are."""
+    tree = read_demo()
+    base = parse_config(tree["base"])
+    assert "mix" not in dump_config(base)
+    arm = parse_config(tree["arm"])
+    assert (base.eval[0].limit, base.eval[0].max_tokens) == (arm.eval[0].limit, arm.eval[0].max_tokens)
+    assert base.rollout == arm.rollout
+
+
+def test_a_mix_takes_the_place_of_another() -> None:
+    recipe = {"steps": 1, "data": [{"task": "chain", "options": {"train_count": 9, "mix": {"1": 0.5, "2": 0.5}}}]}
+    assert with_mix(recipe, {"3": 1.0})["data"] == [{"task": "chain", "options": {"train_count": 9, "mix": {"3": 1.0}}}]
+    assert recipe["data"][0]["options"]["mix"] == {"1": 0.5, "2": 0.5}  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
+    shown = io.StringIO()
+    run_demo(tmp_path, 0, Console(file=shown, width=200), SMALL)
+    said = shown.getvalue()
+    assert said.index("Mix few") < said.index("Mix many") < said.index("Curves and rollouts")
+    assert "100% of 1. Informative prompts: of the 6 asked first" in said
+    assert "90% of 1, 10% of 2." in said and said.count("Informative prompts") == 1, "only a uniform arm can tell"
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h1>whet demo") < page.index("<h1>Mix few</h1>") < page.index("<h1>Mix many</h1>")
+    assert "of the 6 asked first" in page and (tmp_path / "many" / "speed_16" / "report.html").is_file()
+    again = io.StringIO()
+    make_base(tmp_path / "base", {**SMALL_BASE, "seed": 0}, Console(file=again, width=200))
+    assert "Starting from the base in" in again.getvalue()

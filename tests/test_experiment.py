@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from whet.errors import WhetError
+from whet.experiment import merge, name_arms, replace_run, train_arms
+from whet.recipe import parse_config
+
+
+def test_tables_merge_and_all_else_replaces() -> None:
+    base = {"eval": [{"limit": 400, "every": 4}], "learn": {"lr": 1e-4, "warmup": 5}, "stop": [1, 2], "steps": 9}
+    over = {"eval": {"every": 8}, "learn": {"lr": 2e-4}, "stop": [3], "seed": 1}
+    assert merge(base, over) == {
+        "eval": [{"limit": 400, "every": 8}],
+        "learn": {"lr": 2e-4, "warmup": 5},
+        "stop": [3],
+        "steps": 9,
+        "seed": 1,
+    }
+    assert base["eval"] == [{"limit": 400, "every": 4}], "what is merged is not changed"
+
+
+def test_arms_are_named_from_the_folder_that_holds_them() -> None:
+    assert list(name_arms([Path("out/few/a"), Path("out/few/b")])) == ["a", "b"]
+    assert list(name_arms([Path("out/few/a"), Path("out/many/a")])) == ["few/a", "many/a"]
+    assert list(name_arms([Path("out/a")])) == ["a"]
+
+
+def test_only_an_earlier_run_is_replaced(tmp_path: Path) -> None:
+    mine, run = tmp_path / "mine", tmp_path / "run"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("precious")
+    with pytest.raises(WhetError, match="is in the way and holds no run"):
+        replace_run(mine)
+    assert (mine / "thesis.txt").read_text() == "precious"
+    run.mkdir()
+    (run / "config.toml").write_text("")
+    replace_run(run)
+    assert not run.exists()
+    replace_run(run)  # nothing there is no reason to complain
+
+
+def test_an_arm_that_fails_ends_the_experiment_in_its_own_words(tmp_path: Path) -> None:
+    arms = {tmp_path / "deep" / "bad": parse_config({"model": {"name": str(tmp_path / "nowhere")}})}
+    with pytest.raises(WhetError, match=r"The arm bad failed: .*nowhere"):
+        train_arms(arms, Console(file=io.StringIO()))

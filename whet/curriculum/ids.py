@@ -1,0 +1,118 @@
+"""The ids of all prompts and the row of each: one map from id to row for all who need it, also for those of a part.
+
+A map of a million ids takes a tenth of a second to make and 100 MB to hold. `build.py` makes it once; sources, counts
+and stages share it, and a part (the prompts of a stage or of a data entry) is an array of rows into it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+
+from whet.errors import WhetError
+
+
+class Ids(Sequence[str]):
+    """Ids that differ, in an order that does not change.
+
+    >>> ids = Ids(["a", "b", "c", "d"])
+    >>> part = ids.some(np.array([1, 3]))
+    >>> list(part), part[1], part.row("d"), part.row("a"), ids.row("d")
+    (['b', 'd'], 'd', 1, None, 3)
+    """
+
+    def __init__(self, ids: Sequence[str]):
+        if len(ids) == 0:
+            raise WhetError("There are no prompts to train on; check data.path and the task's options.")
+        self._names = ids
+        self._row = {prompt_id: row for row, prompt_id in enumerate(ids)}
+        if len(self._row) < len(ids):
+            twice, count = Counter(ids).most_common(1)[0]
+            raise WhetError(f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.')
+        self._fingerprint = ""
+
+    @staticmethod
+    def of(ids: Sequence[str]) -> Ids:
+        """Themselves, if they are such already."""
+        return ids if isinstance(ids, Ids) else Ids(ids)
+
+    def some(self, rows: np.ndarray) -> Ids:
+        """Those of these rows, which ascend. The map is shared, and no id is looked at."""
+        return self if len(rows) == len(self) else Part(self, rows)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ids: ...
+    def __getitem__(self, row: int | slice) -> str | Ids:
+        return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self._names[row]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __contains__(self, prompt_id: object) -> bool:
+        return prompt_id in self._row
+
+    def row(self, prompt_id: str) -> int | None:
+        """None for an id that is not among them."""
+        return self._row.get(prompt_id)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all ids in their order: a row means nothing over other data."""
+        if not self._fingerprint:
+            self._fingerprint = f"{len(self)}:{hashlib.blake2b(self._content(), digest_size=8).hexdigest()}"
+        return self._fingerprint
+
+    def _content(self) -> bytes:
+        return "\0".join(self._names).encode()
+
+    def check(self, fingerprint: str) -> None:
+        """Refuses a state that was written over other prompts."""
+        if fingerprint != self.fingerprint:
+            raise WhetError(
+                f"The checkpoint was written over other prompts than the {len(self)} given now; "
+                "resume with the same data, or start a new run."
+            )
+
+
+class Part(Ids):
+    """Some of the ids of another, which keeps them."""
+
+    def __init__(self, of: Ids, rows: np.ndarray):
+        self.whole, self.rows = of, np.asarray(rows)
+        if len(self.rows) == 0:
+            raise WhetError("There are no prompts in this part of the data; check curriculum.stages.")
+        self._own = np.full(len(of), -1, np.int32)  # from a row of the whole to a row here
+        self._own[self.rows] = np.arange(len(self.rows), dtype=np.int32)
+        self._fingerprint = ""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ids: ...
+    def __getitem__(self, row: int | slice) -> str | Ids:
+        return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self.whole[int(self.rows[row])]
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.whole[row] for row in self.rows.tolist())
+
+    def __contains__(self, prompt_id: object) -> bool:
+        return isinstance(prompt_id, str) and self.row(prompt_id) is not None
+
+    def row(self, prompt_id: str) -> int | None:
+        row = self.whole.row(prompt_id)
+        return None if row is None or self._own[row] < 0 else int(self._own[row])
+
+    def _content(self) -> bytes:
+        return self.whole.fingerprint.encode() + self.rows.astype("<i8").tobytes()

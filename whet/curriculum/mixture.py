@@ -1,0 +1,260 @@
+"""Several curricula side by side, each over prompts of its own: data sets that are mixed in every update.
+
+`build.py` makes one where entries of [[data]] bring curriculum settings of their own. A part sees the calls of a
+trainer that has its prompts alone, with a clock that wants its share of the groups; a batch is the parts' batches of
+one step, joined. Which prompts and groups a part takes is the affair of the curriculum inside it. Group g of part i of
+k is group g k + i outside, so that an id names one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from whet.curriculum.base import Curriculum
+from whet.curriculum.stages import COUNTED
+from whet.errors import Starved, WhetError
+from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
+
+SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
+"""Metrics that are of all parts together what they are of each, added up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    name: str
+    """Of its metrics."""
+    share: float
+    """Of the groups; those of all parts add up to 1."""
+    curriculum: Curriculum
+
+
+def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> list[int]:
+    """How many of the next `groups` each part gets, where they have got `given` so far.
+
+    One after the other goes to the part that is furthest behind its share. So none is ever a whole group ahead, and a
+    share too small for a group in every update gets one every so many updates.
+
+    >>> next_groups([1 / 6, 5 / 6], [0, 0], 3), next_groups([1 / 6, 5 / 6], [1, 2], 3)
+    ([1, 2], [0, 3])
+    """
+    counts = list(given)
+    for drawn in range(sum(given) + 1, sum(given) + groups + 1):
+        behind = [share * drawn - count for share, count in zip(shares, counts, strict=True)]
+        counts[behind.index(max(behind))] += 1
+    return [count - before for count, before in zip(counts, given, strict=True)]
+
+
+class Mixture:
+    """A part that has its groups before the others waits with them: its batch is emitted in the same step, at the same
+    age, and no more is asked of it until then. A part that starves follows its own policy; what it gives less under
+    "partial" is not made up for, since asking it for more would starve it more.
+    """
+
+    def __init__(self, parts: Sequence[Member]):
+        self.parts = tuple(parts)
+        self.needs = frozenset().union(*(part.curriculum.needs for part in parts))
+        self.given = [0] * len(parts)
+        """Groups each part was given in all batches so far."""
+        self.running = [0] * len(parts)
+        """Rollouts of each part that are asked and have not come."""
+        self.early: dict[int, Batch] = {}
+        """By part: batches of this step that wait for the others."""
+        self.ages: list[int] = []  # of the groups of the last batch
+        self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups an update: what each part gets now
+
+    # The protocol
+
+    def plan(self, clock: Clock) -> list[Request]:
+        """Free capacity goes to the parts one after the other, first to the one with least running for its share.
+
+        A part with nothing running may ask for one group that does not fit: it queues, and nobody keeps it out.
+        """
+        requests: list[Request] = []
+        free = clock.free
+        for number in sorted(self._waiting(clock), key=lambda i: (self.running[i] / self.parts[i].share, i)):
+            mine = self.parts[number].curriculum.plan(replace(self._clock(number, clock), free=free))
+            asked = sum(request.n for request in mine)
+            self.running[number] += asked
+            free = None if free is None else max(0, free - asked)
+            requests += [replace(request, group_id=self._outside(number, request.group_id)) for request in mine]
+        return requests
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        mine: list[list[Rollout]] = [[] for _ in self.parts]
+        for rollout in rollouts:
+            group_id, number = divmod(rollout.group_id, len(self.parts))
+            mine[number].append(renumbered(rollout, group_id))
+        for number, (part, came) in enumerate(zip(self.parts, mine, strict=True)):
+            self.running[number] -= len(came)
+            if came:
+                part.curriculum.observe(came)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        for number in self._waiting(clock):
+            part = self.parts[number]
+            try:
+                batch = part.curriculum.emit(self._clock(number, clock))
+            except Starved as error:
+                raise Starved(f"Of the portion {part.name} of the data: {error}") from None
+            if batch is not None:
+                self.early[number] = replace(batch, groups=tuple(self._group(number, group) for group in batch.groups))
+        if self._waiting(clock):
+            return None
+        wanted = self._groups(clock)
+        self.given = [count + more for count, more in zip(self.given, wanted, strict=True)]
+        batch = join([self.early[number] for number in sorted(self.early)])
+        self.ages = [clock.version - group.oldest_version for group in batch.groups]
+        self.early, self._wanted = {}, (-1, [])
+        return batch
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        """An update counts for every part, also for one that had no group in it."""
+        for number, part in enumerate(self.parts):
+            signals = {
+                (group_id // len(self.parts), index): values
+                for (group_id, index), values in report.signals.items()
+                if group_id % len(self.parts) == number
+            }
+            part.curriculum.updated(self._clock(number, clock), replace(report, signals=signals))
+
+    def holds(self) -> set[int]:
+        held = {self._outside(i, g) for i, part in enumerate(self.parts) for g in part.curriculum.holds()}
+        return held | {group.group_id for batch in self.early.values() for group in batch.groups}
+
+    def metrics(self) -> dict[str, float]:
+        """Each part's under its name, and what can be said of all together under the usual ones."""
+        each = [
+            {key.removeprefix("curriculum/"): value for key, value in part.curriculum.metrics().items()}
+            for part in self.parts
+        ]
+        metrics = totals(each)
+        metrics["age_mean"] = sum(self.ages) / len(self.ages) if self.ages else 0.0
+        metrics["age_max"] = float(max(self.ages, default=0))
+        for part, given, mine in zip(self.parts, self.given, each, strict=True):
+            metrics |= {f"{part.name}/{key}": value for key, value in mine.items()}
+            metrics[f"{part.name}/given"] = float(given)
+        return {f"curriculum/{key}": value for key, value in metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "parts": [[part.name, part.share] for part in self.parts],
+            "given": list(self.given),
+            "running": list(self.running),
+            "ages": list(self.ages),
+            "early": [[number, batch_to_json(batch)] for number, batch in self.early.items()],
+            "inner": [part.curriculum.state_dict() for part in self.parts],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        mine = [[part.name, part.share] for part in self.parts]
+        if (saved := state.get("parts")) != mine:
+            was, now = (", ".join(f"{name} {share:.4%}" for name, share in parts or ()) for parts in (saved, mine))
+            raise WhetError(
+                f"The checkpoint was written over other portions of data ({was or 'none'}) than those given now "
+                f"({now}); resume with the same [[data]], or start a new run."
+            )
+        for part, inner in zip(self.parts, state["inner"], strict=True):
+            part.curriculum.load_state_dict(inner)
+        self.given, self.running, self.ages = (list(state[name]) for name in ("given", "running", "ages"))
+        self.early = {number: batch_from_json(batch) for number, batch in state["early"]}
+        self._wanted = (-1, [])
+
+    # Shares and ids
+
+    def _groups(self, clock: Clock) -> list[int]:
+        """What each part gets of this update: the same until its batch is emitted."""
+        if self._wanted[0] != clock.groups:
+            shares = [part.share for part in self.parts]
+            self._wanted = (clock.groups, next_groups(shares, self.given, clock.groups))
+        return self._wanted[1]
+
+    def _waiting(self, clock: Clock) -> list[int]:
+        """Parts that have groups in this update and have not given them."""
+        return [number for number, count in enumerate(self._groups(clock)) if count and number not in self.early]
+
+    def _clock(self, number: int, clock: Clock) -> Clock:
+        return replace(clock, groups=self._groups(clock)[number])
+
+    def _outside(self, number: int, group_id: int) -> int:
+        return group_id * len(self.parts) + number
+
+    def _group(self, number: int, group: Group) -> Group:
+        outside = self._outside(number, group.group_id)
+        return replace(group, group_id=outside, rollouts=tuple(renumbered(r, outside) for r in group.rollouts))
+
+
+_COPIED = tuple(field.name for field in fields(Rollout) if field.name not in ("trace", "group_id"))
+
+
+def renumbered(rollout: Rollout, group_id: int) -> Rollout:
+    """The same under another group id, and without its trace, which no curriculum looks at."""
+    return Rollout(group_id=group_id, **{name: getattr(rollout, name) for name in _COPIED})
+
+
+def join(batches: Sequence[Batch]) -> Batch:
+    """One batch. A weight that a part gave a group is a share of the part's loss, which is a share of the whole.
+
+    Coefficients are of a whole update, so parts must agree on them; `build.py` refuses a recipe where they may not.
+    """
+    count = sum(len(batch.groups) for batch in batches)
+    groups = [
+        group if group.weight is None else replace(group, weight=group.weight * len(batch.groups) / count)
+        for batch in batches
+        for group in batch.groups
+    ]
+    kl_coefs, entropy_coefs = ({getattr(b, name) for b in batches} for name in ("kl_coef", "entropy_coef"))
+    assert len(kl_coefs) == len(entropy_coefs) == 1, "the parts of a mixture want different coefficients"
+    return Batch(
+        groups=tuple(groups),
+        stage=max(batch.stage for batch in batches),
+        kl_coef=kl_coefs.pop(),
+        entropy_coef=entropy_coefs.pop(),
+        reset_reference=any(batch.reset_reference for batch in batches),
+        reset_optimizer=any(batch.reset_optimizer for batch in batches),
+    )
+
+
+def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of all parts: counters added up, shares weighed by what they are shares of.
+
+    `acceptance` and `signal_share` are of late in each part, and weighed by the groups decided since the start.
+
+    >>> few, many = {"asked": 6, "accepted": 1, "signal_share": 0.5}, {"asked": 6, "accepted": 3, "signal_share": 1}
+    >>> total = totals([few, many])
+    >>> total["asked"], total["signal_share"]
+    (12, 0.875)
+    """
+    decided = [sum(part.get(name, 0.0) for name in ("accepted", "rejected_easy", "rejected_hard")) for part in each]
+    complete = [part.get("unjudged_groups", 0.0) + count for part, count in zip(each, decided, strict=True)]
+    weighed = {
+        "signal_share": decided,
+        "acceptance": complete,
+        "epoch": [part.get("prompts", 0.0) for part in each],
+    }
+    total = {name: sum(part.get(name, 0.0) for part in each) for name in SUMMED if any(name in part for part in each)}
+    for name, weights in weighed.items():
+        if all(name in part for part in each):
+            pairs = [(part[name], weight) for part, weight in zip(each, weights, strict=True)]
+            total[name] = sum(value * weight for value, weight in pairs) / (sum(weights) or 1.0)
+    return total
+
+
+def batch_to_json(batch: Batch) -> dict[str, Any]:
+    data = {field.name: getattr(batch, field.name) for field in fields(batch)}
+    rows = [
+        {
+            "prompt_id": group.prompt_id,
+            "group_id": group.group_id,
+            "weight": group.weight,
+            "rollouts": [rollout_to_json(rollout) for rollout in group.rollouts],
+        }
+        for group in batch.groups
+    ]
+    return data | {"groups": rows}
+
+
+def batch_from_json(data: Mapping[str, Any]) -> Batch:
+    groups = [Group(**{**row, "rollouts": tuple(map(rollout_from_json, row["rollouts"]))}) for row in data["groups"]]
+    return Batch(**{**data, "groups": tuple(groups)})
