@@ -141,8 +141,7 @@ def _summary(facts: Facts) -> str:
         f"Trained by reinforcement learning with whet, starting from {base}.",
         "",
         f"- Data: {'; '.join(_data(entry) for entry in s.data)}",
-        f"- Curriculum: {escape(s.curriculum.name)}, {s.curriculum.groups} groups of {s.curriculum.rollouts} rollouts "
-        "a step",
+        f"- Curriculum: {escape(_curricula(s))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} rollouts a step",
         f"- Estimator: {escape(s.learn.estimator)}, learning rate {s.learn.lr:g}",
         f"- Trained: {what[0].lower()}{what[1:]}, in {s.model.dtype}",
     ]
@@ -152,6 +151,11 @@ def _summary(facts: Facts) -> str:
     if facts.step is not None:
         lines.append(f"- This checkpoint: after step {facts.step} of {s.steps}{_spent(facts)}")
     return "\n".join(lines)
+
+
+def _curricula(settings: config.Config) -> str:
+    """The one, or where data entries have their own, each once."""
+    return " + ".join(dict.fromkeys(settings.curriculum.but(entry.curriculum).name for entry in settings.data))
 
 
 def _data(entry: config.Data) -> str:

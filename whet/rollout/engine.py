@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from whet.errors import WhetError
@@ -23,7 +22,7 @@ from whet.rollout.flight import Flight, empty_trace, request_from_json
 from whet.rollout.noise import row_key
 from whet.rollout.pages import Cache, PagedCache, SlotCache
 from whet.rollout.rows import Rows
-from whet.rollout.sampling import sample
+from whet.rollout.runner import EagerRunner, Runner
 from whet.rollout.scheduler import Scheduler
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
 
@@ -60,6 +59,7 @@ class LocalEngine:
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
+        self.runner: Runner = EagerRunner(self.twin, self.cache, self.rows)
         self.scheduler = Scheduler()
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
@@ -118,6 +118,7 @@ class LocalEngine:
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
         out["rollout/seconds"] = self._seconds
+        out |= self.runner.stats()
         self._stats.clear()
         self._seconds = 0.0
         return out
@@ -163,24 +164,21 @@ class LocalEngine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what fits, then one forward: the newest token of every running row, all tokens of every new one."""
+        """Admit what fits, then one more token for every row: the running ones and the new ones."""
         begin = time.perf_counter()
         rows = self.rows
         self._make_room()
         running = rows.size
         wave = self.scheduler.next_wave(running, self.slots, self.cache)
         if running or wave:
-            blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
             leaders, source = self._admit(wave)
-            if leaders:
-                blocks.append((slice(running, running + len(leaders)), *_right_aligned(leaders)))
-            logits = self._forward(blocks)
-            if len(leaders) < len(wave):
-                logits = self._fork(logits, running + len(leaders), source)
+            token, log_prob = self.runner.advance(running, leaders, source)
             rows.length[:running] += 1
+            rows.record(token, log_prob, self.version)
             self._stats["steps"] += 1
             self._stats["prefill_tokens"] += sum(f.known for f in leaders)
-            self._draw(logits)
+            self._stats["tokens"] += rows.size
+            self._retire(rows.finished(self.decode))
         self._seconds += time.perf_counter() - begin
 
     def _admit(self, wave: Sequence[tuple[Flight, int]]) -> tuple[list[Flight], list[int]]:
@@ -191,38 +189,6 @@ class LocalEngine:
         for i in leaders:
             self.cache.open(place[i], wave[i][0].known)
         return [wave[i][0] for i in leaders], [place[wave[i][1]] for i in forks]
-
-    def _fork(self, logits: Tensor, first: int, source: Sequence[int]) -> Tensor:
-        """Rows from `first` on take the cache and the logits of the rows `source`."""
-        target = range(first, first + len(source))
-        self.cache.fork(source, target, self.rows.length[target].tolist())
-        return logits[torch.tensor([*range(first), *source], device=self.device)]
-
-    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]]) -> Tensor:
-        """Logits [rows, vocab] after each row's newest token; the model's own head, soft-cap and scale included."""
-        context = self.cache.context([(rows, position) for rows, _, position in blocks])
-        ids = np.concatenate([ids.ravel() for _, ids, _ in blocks])
-        keep: int | Tensor = 0  # all: every row has one new token
-        if sum(len(ids) for _, ids, _ in blocks) < ids.size:
-            last = np.cumsum(np.concatenate([np.full(*ids.shape) for _, ids, _ in blocks])) - 1
-            keep = torch.from_numpy(last).to(self.device)
-        out = self.twin(
-            input_ids=torch.from_numpy(ids).to(self.device)[None],
-            position_ids=context.position[None],
-            use_cache=False,
-            logits_to_keep=keep,
-            ctx=context,
-        )
-        logits: Tensor = out.logits[0]
-        return logits
-
-    def _draw(self, logits: Tensor) -> None:
-        token, log_prob = sample(logits, self.rows.draws(), self.rows.positions())
-        if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
-            token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
-        self._stats["tokens"] += self.rows.size
-        self.rows.record(token.numpy(), log_prob.numpy(), self.version)
-        self._retire(self.rows.finished(self.decode))
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         self._stats["finished"] += len(ended)
@@ -298,13 +264,3 @@ def _make_cache(twin: PreTrainedModel, slots: int, context: int, page: int, page
             f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
         )
     return PagedCache(shapes, slots, context, page, pages or slots * full, twin.device)
-
-
-def _right_aligned(flights: Sequence[Flight]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and positions [B, longest], padded on the left: every row's newest token is in the last column."""
-    width = max(f.known for f in flights)
-    ids = np.zeros((len(flights), width), np.int64)
-    position = np.arange(width) - width + np.array([[f.known] for f in flights])
-    for row, f in enumerate(flights):
-        ids[row, width - f.known :] = np.concatenate((f.prompt, f.trace.ids))
-    return ids, np.maximum(position, -1)
