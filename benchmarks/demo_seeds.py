@@ -2,8 +2,8 @@
 
     python benchmarks/demo_seeds.py --seeds 0 1 2 --runs runs/seeds --out benchmarks/results
 
-Every seed warm-starts its own base. The arms of a seed share it and run as `whet demo` runs them, so the seconds
-are those of processes that share the cores; tokens are what to compare. A seed that is there already is not run
+All seeds start from one base and run as `whet demo` runs them, so the seconds are those of processes that share the
+cores; tokens are what to compare. A seed that is there already is not run
 again. Writes demo_seeds.json and demo_seeds.md.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     homes = {seed: options.runs / f"seed{seed}" for seed in options.seeds}
     for seed, home in homes.items():
         if not (home / "report.html").is_file():
-            run_demo(home, seed, Console())
+            run_demo(home, seed, Console(), base=options.runs / "base")
     tree = read_demo()
     folders = {
         name: {
@@ -45,8 +45,8 @@ def main() -> None:
         for name, of_mix in folders.items()
     ]
     words = "\n\n".join([*pages, conclude(arms)]) + "\n"
-    starts = {seed: read_metrics(home / "base")[0]["eval/held_out/accuracy"] for seed, home in homes.items()}
-    result = {"seeds": options.seeds, "accuracy_at_start": starts}
+    start = read_metrics(options.runs / "base")[0]["eval/held_out/accuracy"]
+    result = {"seeds": options.seeds, "accuracy_at_start": start}
     options.out.mkdir(parents=True, exist_ok=True)
     runs = {name: curves(of_mix) for name, of_mix in folders.items()}
     write_json(options.out / "demo_seeds.json", {**circumstances(), **result, "mixes": runs})

@@ -71,7 +71,7 @@ def test_a_mix_takes_the_place_of_another() -> None:
 @pytest.mark.slow
 def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
     shown = io.StringIO()
-    run_demo(tmp_path, 0, Console(file=shown, width=200), SMALL)
+    run_demo(tmp_path, 0, Console(file=shown, width=200), tree=SMALL)
     said = shown.getvalue()
     assert said.index("Mix few") < said.index("Mix many") < said.index("Curves and rollouts")
     assert "100% of 1. Informative prompts: of the 6 asked first" in said
@@ -80,5 +80,5 @@ def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
     assert page.index("<h1>whet demo") < page.index("<h1>Mix few</h1>") < page.index("<h1>Mix many</h1>")
     assert "of the 6 asked first" in page and (tmp_path / "many" / "speed_16" / "report.html").is_file()
     again = io.StringIO()
-    make_base(tmp_path / "base", {**SMALL_BASE, "seed": 0}, Console(file=again, width=200))
+    make_base(tmp_path / "base", SMALL_BASE, Console(file=again, width=200))
     assert "Starting from the base in" in again.getvalue()

@@ -278,7 +278,7 @@ def list_command() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Of the base and of all arms.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all arms; the base is the same for every seed.")] = 0,
 ) -> None:
     """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
     from whet.demo import run_demo

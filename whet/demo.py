@@ -28,12 +28,17 @@ SINGLE = "One seed each: benchmarks/demo_seeds.py runs several, and shows how fa
 """Said unless the arms hold several."""
 
 
-def run_demo(out: Path, seed: int, console: Console, tree: Mapping[str, Any] | None = None) -> None:
-    """`tree`: other settings than those of demo.toml, in the same layout."""
+def run_demo(
+    out: Path, seed: int, console: Console, *, base: Path | None = None, tree: Mapping[str, Any] | None = None
+) -> None:
+    """base: where it is kept, by default in `out`. tree: other settings than those of demo.toml, in the same layout.
+
+    Every seed has the same base, as users have one model: what differs are prompts, problems and draws.
+    """
     begin = time.monotonic()
     tree = tree or read_demo()
-    base = make_base(out / "base", {**tree["base"], "seed": seed}, console)
-    recipes = arm_recipes(tree, out, base, seed)
+    start = make_base(base or out / "base", tree["base"], console)
+    recipes = arm_recipes(tree, out, start, seed)
     train_arms({folder: settings for mix in recipes.values() for folder, settings in mix.items()}, console)
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
     notes = {mix: describe_mix(tree["mixes"][mix]["mix"], of_mix) for mix, of_mix in arms.items()}
