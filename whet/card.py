@@ -141,7 +141,8 @@ def _summary(facts: Facts) -> str:
         f"Trained by reinforcement learning with whet, starting from {base}.",
         "",
         f"- Data: {'; '.join(_data(entry) for entry in s.data)}",
-        f"- Curriculum: {escape(_curricula(s))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} rollouts a step",
+        f"- Curriculum: {escape(_curricula(s))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} rollouts "
+        "a step",
         f"- Estimator: {escape(s.learn.estimator)}, learning rate {s.learn.lr:g}",
         f"- Trained: {what[0].lower()}{what[1:]}, in {s.model.dtype}",
     ]
