@@ -3,11 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test gym lint types check bench format clean
+.PHONY: demo test gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 test: .venv/installed ; $(BIN)/python -m pytest
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
+kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/model/kernels # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types

@@ -2,9 +2,10 @@
 
     python benchmarks/plots.py --results benchmarks/results --out docs/figures
 
-Reads curricula_few.json, curricula_many.json, calibration.json and snr.json where they are there, and draws what they
-hold: arms that were not run are left out, and a figure without data is not written. The same results give the same
-bytes. A level is reached by the rule of `whet compare`: the first of two consecutive evaluations at or above it.
+Reads curricula_few.json, curricula_many.json, calibration.json, snr.json and rollout_gpu.json where they are there, and
+draws what they hold: arms that were not run are left out, and a figure without data is not written. The same results
+give the same bytes. A level is reached by the rule of `whet compare`: the first of two consecutive evaluations at or
+above it.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def main() -> None:
             figures[f"limits_{mix}"] = limits_figure(runs)
         figures["calibration"] = calibration_figure(read_json(options.results / "calibration.json"))
         figures["snr"] = snr_figure(read_json(options.results / "snr.json"))
+        figures["rollout"] = rollout_figure(read_json(options.results / "rollout_gpu.json"))
         for name, figure in figures.items():
             if figure is not None:
                 figure.savefig(options.out / f"{name}.svg", metadata={"Date": None, "Creator": None})
@@ -268,6 +270,38 @@ def draw_snr(panel: Axes, rows: Sequence[tuple[float, Mapping[str, float | None]
             panel.vlines(rate, max(low, floor), max(high, floor), color=COLOURS[3], alpha=0.35, linewidth=1.2)
             inside = COLOURS[3] if value > 0 else "white"
             panel.plot(rate, max(value, floor), "o", color=COLOURS[3], markerfacecolor=inside, markersize=3.5)
+
+
+def rollout_figure(result: Mapping[str, Any]) -> Figure | None:
+    """Tokens a second of each peer in each cell, a panel for each shape; the line on a bar spans its repeats."""
+    shapes = {name: found["cells"] for name, found in result.get("shapes", {}).items() if found["cells"]}
+    if not shapes:
+        return None
+    wanted = ("whet", "vllm", "static", "generate_batch", "generate")
+    figure, panels = plt.subplots(len(shapes), 1, figsize=(9.2, 2.9 * len(shapes)), squeeze=False)
+    for panel, (shape, cells) in zip(panels[:, 0], shapes.items(), strict=True):
+        for i, peer in enumerate(wanted):
+            draw_rates(panel, cells, peer, (i - 2) * 0.17, (3, 5, 2, 6, 0)[i])
+        panel.set_xticks(range(len(cells)), [name.replace("_", "\n") for name in cells])
+        panel.set(yscale="log", ylabel="tokens/s", title=f"{shape} shape")
+        panel.set_ylim(top=3 * panel.get_ylim()[1])  # room for the legend
+        panel.grid(axis="x", visible=False)
+    panels[0][0].legend(loc="upper left", ncols=len(wanted), fontsize=7.5)
+    return tight(figure)
+
+
+def draw_rates(panel: Axes, cells: Mapping[str, Any], peer: str, offset: float, i: int) -> None:
+    """Without the prefill in cells of a fixed context, with it in the others."""
+    rows = []
+    for place, cell in enumerate(cells.values()):
+        found = cell["peers"].get(peer, {})
+        rate = found.get("decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second")
+        if rate is not None:
+            rows.append((place + offset, rate["median"], rate["min"], rate["max"]))
+    if rows:
+        places, middles, lows, highs = zip(*rows, strict=True)
+        panel.bar(places, middles, width=0.16, color=COLOURS[i], label=peer)
+        panel.vlines(places, lows, highs, color="black", linewidth=1)
 
 
 # Drawing

@@ -24,14 +24,80 @@ RESULTS = Path("benchmarks/results")
 @bench_app.command("rollout")
 def bench_rollout(
     out: Out = RESULTS,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats.")] = 3,
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+    shape: Annotated[list[str] | None, typer.Option(help="135m and 1.5b on a GPU; tiny to try the grid.")] = None,
+    cells: Annotated[str, typer.Option(help="Of the grid, with commas between; all if not given.")] = "",
+    peers: Annotated[str, typer.Option(help="Of whet, vllm, generate, static, generate_batch; all.")] = "",
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
+    seconds: Annotated[float, typer.Option(help="After these, cells that are left are skipped.")] = float("inf"),
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """The engine against transformers' generate, on this machine."""
-    from whet.bench.rollout import rollout_bench
+    """The engine against its peers: on a GPU a grid of batches and contexts, on a CPU transformers' generate."""
+    import torch
 
-    result = rollout_bench(out, repeats=repeats, seed=seed)
-    out_console.print(json.dumps(result, indent=2), markup=False, highlight=False)
+    if device not in ("auto", "cuda", "cpu"):
+        raise WhetError(f'There is no device "{device}"; there are auto, cuda and cpu.')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise WhetError("There is no CUDA device here; --device cpu measures the CPU.")
+    device = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not shape:
+        from whet.bench.rollout import rollout_bench
+
+        result = rollout_bench(out, repeats=repeats, seed=seed)
+        out_console.print(json.dumps(result, indent=2), markup=False, highlight=False)
+        return
+    from whet.bench.decode import decode_bench
+    from whet.bench.peers import PEERS
+
+    result = decode_bench(
+        out,
+        device=device,
+        shapes=shape or ("135m", "1.5b"),
+        cells=names(cells),
+        peers=names(peers) or tuple(PEERS),
+        repeats=repeats,
+        seconds=seconds,
+        seed=seed,
+        told=lambda line: out_console.print(line, markup=False, highlight=False, soft_wrap=True),
+    )
+    show_grid(result)
+
+
+def names(listed: str) -> list[str]:
+    """
+    >>> names("b64_p128, tail,")
+    ['b64_p128', 'tail']
+    """
+    return [name.strip() for name in listed.split(",") if name.strip()]
+
+
+def show_grid(result: Mapping[str, Any]) -> None:
+    """Tokens a second of each peer in each cell, and how many times as fast ours is."""
+    from whet.bench.decode import main_rate
+
+    for shape, found in result["shapes"].items():
+        peers = list(dict.fromkeys(name for cell in found["cells"].values() for name in cell["peers"]))
+        table = Table("cell", *peers, "of attainable", "idle", "GiB", title=f"{shape}, tokens/s (ours / theirs)")
+        for name, cell in found["cells"].items():
+            ours = cell["peers"].get("whet", {})
+            rate = "decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second"
+            row = []
+            for peer in peers:
+                figures = cell["peers"].get(peer)
+                if figures is None or "failed" in figures:
+                    row.append("" if figures is None else "failed")
+                    continue
+                ratio = cell["ratios"].get(peer, {}).get(rate)
+                times = f" ({ratio['median']:.1f}x)" if ratio else ""
+                row.append(f"{main_rate(figures, cell['decode_only']):,.0f}{times}")
+            shares = [ours.get("share_of_attainable", {}).get("paper"), ours.get("idle_share"), ours.get("peak_gib")]
+            table.add_row(name, *row, *("" if value is None else f"{value:.2f}" for value in shares))
+        out_console.print(table)
+        if gap := found.get("log_probs"):
+            told = (
+                f"Log-probs against the plain model: max {gap['max']:.2g}, mean {gap['mean']:.2g}, KL {gap['kl']:.2g}."
+            )
+            out_console.print(told, markup=False, highlight=False)
 
 
 @bench_app.command("curriculum")

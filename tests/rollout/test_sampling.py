@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.rollout.noise import row_key
+from whet.model.noise import row_key
 from whet.rollout.sampling import Draws, _dropped, sample
 
 

@@ -17,14 +17,19 @@ import torch
 from transformers import PreTrainedModel
 
 from whet.errors import WhetError
+from whet.model.network import graphs_lack, network_of
+from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
 from whet.rollout.flight import Flight, empty_trace, request_from_json
-from whet.rollout.noise import row_key
+from whet.rollout.graphs import GraphRunner
 from whet.rollout.pages import Cache, PagedCache, SlotCache
 from whet.rollout.rows import Rows
 from whet.rollout.runner import EagerRunner, Runner
 from whet.rollout.scheduler import Scheduler
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
+
+PAGE = 64
+"""Tokens a page where kernels read it."""
 
 
 class LocalEngine:
@@ -44,7 +49,9 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
+        graphs: bool = False,
     ) -> None:
+        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
             raise WhetError(
@@ -55,11 +62,16 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        self.cache = _make_cache(self.twin, slots, context, page, pages)
+        if graphs and self.device.type == "cuda" and (why := graphs_lack(self.twin)):
+            raise WhetError(f"{type(model).__name__} cannot run by graphs: {why}.")
+        self.cache = _make_cache(self.twin, slots, context, page or (PAGE if graphs else 0), pages)
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.runner: Runner = EagerRunner(self.twin, self.cache, self.rows)
+        if graphs:
+            assert isinstance(self.cache, PagedCache), "graphs read pages"
+            self.runner = GraphRunner(network_of(self.twin, self.cache.keys, self.cache.values), self.cache, self.rows)
         self.scheduler = Scheduler()
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""

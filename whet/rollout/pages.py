@@ -181,7 +181,9 @@ class PagedCache(PageStore):
         super().__init__(shapes, pages, page, device)
         self.page = page
         self.pool = PagePool(pages)
-        self.table = np.zeros((slots, -(-context // page)), np.int64)
+        self.table = np.zeros((slots, -(-context // page)), np.int32)
+        self.edits = 0
+        """Times the table changed."""
         self.held = np.zeros(slots, np.int64)
         """Pages of each row."""
 
@@ -216,9 +218,11 @@ class PagedCache(PageStore):
         for row in np.flatnonzero(length == self.held[: length.size] * self.page):
             self.table[row, self.held[row]] = self.pool.take(1)[0]
             self.held[row] += 1
+            self.edits += 1
 
     def move(self, source: int, target: int, tokens: int) -> None:
         self.table[target] = self.table[source]
+        self.edits += 1
         self.held[target] = self.held[source]
         self.held[source] = 0
 
@@ -231,9 +235,10 @@ class PagedCache(PageStore):
         return np.take_along_axis(self.table[rows], page, 1), offset
 
     def _table(self, rows: slice, last: int) -> Tensor:
-        return torch.from_numpy(self.table[rows, : last // self.page + 1]).to(self.device)
+        return torch.from_numpy(self.table[rows, : last // self.page + 1].astype(np.int64)).to(self.device)
 
     def _set(self, row: int, pages: list[int]) -> None:
         assert self.held[row] == 0, "a row is closed before it is used again"
         self.table[row, : len(pages)] = pages
+        self.edits += 1
         self.held[row] = len(pages)

@@ -21,6 +21,8 @@ from whet.types import Finish, Trace
 class Rows:
     def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
         self.size = 0
+        self.edits = 0
+        """Times a row came or went; a copy of the columns kept elsewhere is stale by then."""
         self.device = device
         self.flights: list[Flight] = []
         self.token = np.zeros(slots, np.int64)
@@ -45,6 +47,7 @@ class Rows:
 
     def add(self, flight: Flight) -> int:
         row, self.size = self.size, self.size + 1
+        self.edits += 1
         self.flights.append(flight)
         sampling, trace = flight.request.sampling, flight.trace
         n = trace.ids.size
@@ -61,6 +64,7 @@ class Rows:
     def remove(self, row: int) -> int:
         """The flight in `row` leaves, the last row takes its place; returns the row that moved."""
         last = self.size = self.size - 1
+        self.edits += 1
         if row != last:
             n = self.count[last]
             columns: tuple[np.ndarray, ...] = (
@@ -111,18 +115,20 @@ class Rows:
     def draws(self) -> Draws:
         """How the rows draw their next token; kept until one comes or goes."""
         if self._draws is None:
-            n = self.size
-            hot, top_k, top_p = self.temperature[:n], self.top_k[:n], self.top_p[:n]
-            greedy = hot == 0
-            self._draws = Draws(
-                keys=self._tensor(self.keys[:, :n]),
-                temperature=None if ((hot == 1) | greedy).all() else self._tensor(np.where(greedy, 1, hot)[:, None]),
-                greedy=self._tensor(greedy[:, None]) if greedy.any() else None,
-                all_greedy=bool(greedy.all()),
-                top_k=self._tensor(top_k[:, None]) if top_k.any() else None,
-                top_p=self._tensor(top_p[:, None]) if (top_p < 1).any() else None,
-            )
+            self._draws = self.draws_of(slice(0, self.size))
         return self._draws
+
+    def draws_of(self, part: slice) -> Draws:
+        hot, top_k, top_p = self.temperature[part], self.top_k[part], self.top_p[part]
+        greedy = hot == 0
+        return Draws(
+            keys=self._tensor(self.keys[:, part]),
+            temperature=None if ((hot == 1) | greedy).all() else self._tensor(np.where(greedy, 1, hot)[:, None]),
+            greedy=self._tensor(greedy[:, None]) if greedy.any() else None,
+            all_greedy=bool(greedy.all()),
+            top_k=self._tensor(top_k[:, None]) if top_k.any() else None,
+            top_p=self._tensor(top_p[:, None]) if (top_p < 1).any() else None,
+        )
 
     def positions(self) -> torch.Tensor:
         """Index of the token each row draws next."""

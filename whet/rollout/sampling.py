@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.rollout.noise import noise_bits, uniform
+from whet.model.noise import noise_bits, uniform
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from slow_engine import reference_bits
+from plain_noise import reference_bits
 
-from whet.rollout.noise import noise_bits, row_key, uniform
+from whet.model.noise import noise_bits, row_key, uniform
 
 GOLDEN = {
     # (seed, evaluation, group, index, position, token): bits, from reference_bits

@@ -1,0 +1,375 @@
+"""The fused stack: the layers of a Llama-like model as decoding runs them, with fewer and larger launches.
+
+`fused_stack` makes one over a rollout twin whose projections share storage (`whet.model.storage`), or says why not:
+the caller then runs the Hugging Face modules themselves. The weights are views of the model's own, so an in-place
+update is seen at once, and what is computed here was compared with the model's own logits before it is used.
+
+Between two attentions lies ONE function, compiled once for all layers: out-projection, residual, norm, gate and up,
+down, residual, and the next layer's norm and q, k, v. So a residual sum and the norm after it are one kernel also
+across layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotary
+positions with the cache write, and attention, are kernels called in between (`whet.model.kernels`).
+It owns no cache, draws no token, and knows neither rows that come and go nor graphs.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from whet.model.head import Head, head_of
+from whet.model.kernels.attention import paged_attention
+from whet.model.kernels.rope import rope_write
+from whet.model.storage import joined, layers_of, unshareable
+from whet.model.twin import Probe
+
+FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
+PROBED = 3
+"""Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
+PAGE = 64
+"""Of the small cache that comparison is made with."""
+
+
+class Projection(NamedTuple):
+    """A norm and the linear map that reads it.
+
+    Weights are frozen Parameters, because the compiler takes a Parameter's shape for a constant; eps is a tensor,
+    because it takes a float that is an argument for something that may change.
+    """
+
+    norm: Tensor
+    eps: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Tail(NamedTuple):
+    """A layer after its attention."""
+
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Projection
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Heads(NamedTuple):
+    """A layer's attention. The norms are those of single heads (Qwen 3)."""
+
+    heads: int
+    kv_heads: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+
+
+class FusedLayer(NamedTuple):
+    qkv: Projection
+    attention: Heads
+    tail: Tail
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def enter(x: Tensor, to: Projection) -> Tensor:
+    """[T, q + k + v] of the first layer."""
+    return F.linear(rms_norm(x, to.norm, to.eps), to.weight, to.bias)
+
+
+def between(mixed: Tensor, x: Tensor, tail: Tail, to: Projection) -> tuple[Tensor, Tensor]:
+    """From a layer's attention [T, heads * d] and residual stream to the next layer's residual stream, and q, k, v."""
+    x = _finish(mixed, x, tail)
+    return x, enter(x, to)
+
+
+def leave(mixed: Tensor, x: Tensor, tail: Tail, norm: Tensor, eps: Tensor) -> Tensor:
+    """From the last layer's attention to what the head reads."""
+    return rms_norm(_finish(mixed, x, tail), norm, eps)
+
+
+def _finish(mixed: Tensor, x: Tensor, tail: Tail) -> Tensor:
+    x = x + F.linear(mixed, tail.out, tail.out_bias)
+    gate, up = enter(x, tail.gate_up).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, tail.down, tail.down_bias)
+
+
+@dataclass(slots=True)
+class FusedStack:
+    embedding: Tensor
+    rotary: nn.Module
+    """The model's own, with whatever scaling it does."""
+    layers: list[FusedLayer]
+    norm: Tensor
+    eps: Tensor
+    head: Head
+    sources: list[tuple[Sequence[Tensor], Tensor]]
+    """Parameters of the model, and the view of them that is used here."""
+    keys: Sequence[Tensor] = ()
+    """One a layer, [pages, kv heads, page, d]."""
+    values: Sequence[Tensor] = ()
+    _enter: Callable[..., Tensor] = field(default=enter, repr=False)
+    _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
+    _leave: Callable[..., Tensor] = field(default=leave, repr=False)
+
+    def attach(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """The cache that forwards from now on write to and read."""
+        assert len(keys) == len(values) == len(self.layers), "one pair a layer"
+        self.keys, self.values = keys, values
+
+    def compile(self, **options: Any) -> None:
+        """Three small graphs, however many layers; a single token takes a second set, so pad it to two.
+
+        What cannot be one graph is an error, not a slow run. `options` are those of torch.compile.
+        """
+        options = {"dynamic": True, "fullgraph": True, **options}
+        self._enter = _compiled(enter, options)
+        self._between = _compiled(between, options)
+        self._leave = _compiled(leave, options)
+
+    def forward(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        row: Tensor,
+        table: Tensor,
+        length: Tensor,
+        starts: Tensor,
+        most: int,
+        *,
+        splits: int = 0,
+        tree: Tensor | None = None,
+    ) -> Tensor:
+        """[T, width] after the final norm, for T new tokens; their K and V go to the pages of their rows.
+
+        ids, position and row [T], the latter two int32: the token, its place in its sequence, its row of the table or
+        -1 for padding. The others are those of `paged_attention`. Call it without gradients.
+        """
+        x = F.embedding(ids, self.embedding)
+        cos, sin = self._angles(x, position)
+        qkv = self._enter(x, self.layers[0].qkv)
+        last = len(self.layers) - 1
+        for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
+            a = layer.attention
+            query = rope_write(
+                qkv,
+                cos,
+                sin,
+                keys,
+                values,
+                table,
+                row,
+                position,
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                q_norm=a.q_norm,
+                k_norm=a.k_norm,
+                eps=a.eps,
+            )
+            mixed = paged_attention(
+                query,
+                keys,
+                values,
+                table,
+                length,
+                starts,
+                most=most,
+                scaling=a.scaling,
+                window=a.window,
+                softcap=a.softcap,
+                splits=splits,
+                tree=tree,
+            )
+            mixed = mixed.flatten(1)
+            if i < last:
+                x, qkv = self._between(mixed, x, layer.tail, self.layers[i + 1].qkv)
+        return self._leave(mixed, x, self.layers[last].tail, self.norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 (fp64 for fp64), logit scale and soft-cap included."""
+        return self.head.logits(hidden)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a weight of the model was moved instead of written in place; a new stack must then be made."""
+        return any(joined(parts) is None or parts[0].data_ptr() != view.data_ptr() for parts, view in self.sources)
+
+    def _angles(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, d] in the type of x, the same for every layer."""
+        cos, sin = self.rotary(x[None], position[None])
+        return cos[0], sin[0]
+
+
+def fused_stack(twin: PreTrainedModel) -> FusedStack | None:
+    """The stack of a rollout twin; None where the Hugging Face modules must be run instead (`unfused` says why)."""
+    return _try(twin)[0]
+
+
+def unfusable(model: PreTrainedModel) -> str | None:
+    """Why `model` can have no fused stack by what it declares, or None; its weights may be on the meta device."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers."):
+        return f"{kind.__name__} is not one of {', '.join(sorted(FAMILIES))}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    if len({parameter.dtype for parameter in model.parameters()}) > 1:
+        return "its weights are not all of one type"
+    if odd := [n for n, m in model.named_modules() if n.endswith(("o_proj", "down_proj")) and type(m) is not nn.Linear]:
+        return f"{odd[0]} is not a plain linear layer"
+    return unshareable(model)
+
+
+def unfused(twin: PreTrainedModel) -> str | None:
+    """Why `twin` has no fused stack, in a few words; None where it has one."""
+    return _try(twin)[1]
+
+
+@torch.no_grad()
+def _try(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
+    if why := unfusable(twin):
+        return None, why
+    asked = Asked()
+    ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
+    want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
+    stack = _build(twin, asked)
+    if stack is None:
+        return None, "its q, k, v and gate, up projections do not share storage"
+    got = _first_logits(stack, ids)
+    half = want.dtype in (torch.bfloat16, torch.float16)
+    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
+    gap = (got - want).abs().max().item()
+    if not gap <= allowed:  # nan is not
+        return None, f"the fused layers give other logits than {type(twin).__name__} (off by {gap:.3g})"
+    return stack, None
+
+
+@dataclass(slots=True)
+class Asked(Probe):
+    """Notes also how each layer calls its attention, which its config tells less surely."""
+
+    calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        self.calls[layer] = (query.shape[1], scaling, window, softcap)
+        return Probe.attend(self, layer, query, key, value, scaling, window, softcap, extra)
+
+
+def _build(twin: Any, asked: Asked) -> FusedStack | None:
+    sources: list[tuple[Sequence[Tensor], Tensor]] = []
+    epsilons: dict[float, Tensor] = {}
+
+    def view(*parts: Tensor | None) -> Any:
+        """The model's weights as one frozen Parameter over the same storage; None where they lie apart."""
+        if parts[0] is None:
+            return None
+        tensors = [part for part in parts if part is not None]
+        whole = joined(tensors)
+        if whole is None:
+            raise _ApartError
+        sources.append((tensors, nn.Parameter(whole, requires_grad=False)))
+        return sources[-1][1]
+
+    def eps(norm: Any) -> Tensor:
+        value = float(norm.variance_epsilon)
+        return epsilons.setdefault(value, torch.tensor(value, dtype=torch.float32, device=twin.device))
+
+    def project(norm: Any, *linears: Any) -> Projection:
+        weight, bias = (view(*(getattr(linear, name) for linear in linears)) for name in ("weight", "bias"))
+        return Projection(view(norm.weight), eps(norm), weight, bias)
+
+    def layer(index: int, module: Any) -> FusedLayer:
+        attn, mlp = module.self_attn, module.mlp
+        heads, scaling, window, softcap = asked.calls[index]
+        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+        q_norm, k_norm = (None if norm is None else view(norm.weight) for norm in norms)
+        head_eps = 0.0 if norms[0] is None else float(norms[0].variance_epsilon)
+        return FusedLayer(
+            project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj),
+            Heads(heads, asked.shapes[index].heads, scaling, window, softcap, q_norm, k_norm, head_eps),
+            Tail(
+                view(attn.o_proj.weight),
+                view(attn.o_proj.bias),
+                project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj),
+                view(mlp.down_proj.weight),
+                view(mlp.down_proj.bias),
+            ),
+        )
+
+    try:
+        layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
+    except _ApartError:
+        return None
+    embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
+    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin), sources)
+
+
+class _ApartError(Exception):
+    """Weights that should lie side by side do not."""
+
+
+def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
+    """Of one row, in a small cache that is let go of afterwards."""
+
+    def cache() -> list[Tensor]:
+        sizes = ((layer.attention, layer.qkv.weight.shape[0]) for layer in stack.layers)
+        return [ids.new_zeros(2, a.kv_heads, PAGE, n // (a.heads + 2 * a.kv_heads), dtype=dtype) for a, n in sizes]
+
+    def numbers(values: object) -> Tensor:
+        return ids.new_tensor(values, dtype=torch.int32)
+
+    dtype, tokens = stack.embedding.dtype, len(ids)
+    stack.attach(cache(), cache())
+    hidden = stack.forward(
+        ids,
+        numbers(range(tokens)),
+        numbers([0] * tokens),
+        numbers([[0]]),
+        numbers([tokens]),
+        numbers([0, tokens]),
+        tokens,
+    )
+    stack.keys = stack.values = ()
+    return stack.logits(hidden)
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """With all but the first size of its plain tensors declared constant: the compiler would else take the width for
+    the number of tokens wherever the two happen to be equal at the first call."""
+    run = torch.compile(_own(function), **options)
+
+    def call(*given: Any) -> Any:
+        for tensor in given:
+            if isinstance(tensor, Tensor) and tensor.dim() == 2:
+                torch._dynamo.mark_static(tensor, 1)
+        return run(*given)
+
+    return call
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with its own code object: by these the compiler counts recompilations, and a second model is one."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -1,0 +1,235 @@
+"""Rotary positions and the KV write: from the fused projection to rotated queries and filled pages, in one pass.
+
+Called by the rollout's forward. `rope_write` is for families whose projection, head norms and rotation we know,
+`write_kv` for models that rotate by themselves. Both are one operator to torch.compile, take the Triton kernels of
+`rope_triton` on CUDA (or under Triton's interpreter) and the references here elsewhere; a captured graph serves any
+positions. They choose no page: the table is given.
+
+Shapes, for T new tokens and a cache of P pages:
+    qkv [T, (heads + 2 kv_heads) d]   queries, keys, values of a token side by side
+    cos, sin [T, r]                   r = d, or less: then the last d - r numbers of a head are not rotated
+    keys, values [P, kv_heads, page, d]   dense; the last page is nobody's
+    table int32 [rows, width]         the pages of each row in order
+    row, position int32 [T]           token t goes to page table[row, position // page] at position % page;
+                                      row -1 is padding and goes to the last page
+
+Arithmetic: that of transformers, step by step in the model's type. `apply_rotary_pos_emb` rounds x cos and
+rotate_half(x) sin to bfloat16 before it rounds their sum, RMSNorm computes in float32, rounds, then rounds the
+product with its weight; all of it is kept, so rollouts see the numbers that training's eager forward sees.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from whet.model.kernels.dispatch import takes_triton
+
+
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Rotated queries [T, heads, d]; keys and values are written in place.
+
+    `q_norm` and `k_norm` [d], both or none: the weights of an RMSNorm over each head before the rotation (Qwen3).
+    """
+    query: Tensor = torch.ops.whet.rope_write(
+        qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps
+    )
+    return query
+
+
+def write_kv(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
+    torch.ops.whet.write_kv(key, value, keys, values, table, row, position)
+
+
+@torch.library.custom_op(
+    "whet::rope_write",
+    mutates_args=("keys", "values"),
+    schema="(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
+    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
+)
+def _rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    dim, rotary = keys.shape[-1], cos.shape[-1]
+    _check_pages(keys, values, table, row, position, kv_heads, len(qkv))
+    _require(
+        {
+            "a projection of (heads + 2 kv_heads) d": qkv.shape[1:] != ((heads + 2 * kv_heads) * dim,),
+            "an even number of cosines and sines a token, at most d": cos.shape != (len(qkv), rotary)
+            or sin.shape != cos.shape
+            or rotary % 2 != 0
+            or rotary > dim,
+            "values as wide as keys": values.shape != keys.shape,
+            "one type for projection, cosines, sines, norms and pages": any(
+                part.dtype != qkv.dtype for part in (cos, sin, keys, values, q_norm, k_norm) if part is not None
+            ),
+            "both head norms or none": (q_norm is None) != (k_norm is None),
+            "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
+        }
+    )
+    chosen = reference
+    if takes_triton(qkv):
+        from whet.model.kernels.rope_triton import launch_rope_write
+
+        chosen = launch_rope_write
+    return chosen(
+        qkv,
+        cos,
+        sin,
+        keys,
+        values,
+        table,
+        row,
+        position,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+    )
+
+
+@_rope_write.register_fake
+def _queries(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    heads: int,
+    *rest: object,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
+
+
+@torch.library.custom_op(
+    "whet::write_kv",
+    mutates_args=("keys", "values"),
+    schema="(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position)"
+    " -> ()",
+)
+def _write_kv(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    _check_pages(keys, values, table, row, position, key.shape[1], len(key))
+    _require(
+        {
+            "keys and values of every token": key.shape[:2] != value.shape[:2],
+            "heads as wide as the pages'": key.shape[2] != keys.shape[3] or value.shape[2] != values.shape[3],
+            "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
+        }
+    )
+    chosen = write_reference
+    if takes_triton(key) and takes_triton(value):
+        from whet.model.kernels.rope_triton import launch_write_kv
+
+        chosen = launch_write_kv
+    chosen(key, value, keys, values, table, row, position)
+
+
+@_write_kv.register_fake
+def _nothing(*args: object) -> None:
+    return None
+
+
+def reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`rope_write` in plain torch: the oracle, and the path without Triton."""
+    query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
+    if q_norm is not None and k_norm is not None:
+        query, key = _rms_norm(query, q_norm, eps), _rms_norm(key, k_norm, eps)
+    write_reference(_rotate(key, cos, sin), value, keys, values, table, row, position)
+    return _rotate(query, cos, sin)
+
+
+def write_reference(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    """`write_kv` in plain torch."""
+    padding, size = row < 0, keys.shape[2]
+    position = position.masked_fill(padding, 0).long()
+    page = table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
+    keys[page, :, position % size] = key
+    values[page, :, position % size] = value
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, H, d] turned in its first r numbers, pairs r / 2 apart: transformers' half-split convention."""
+    rotary = cos.shape[-1]
+    turned, rest = x[..., :rotary], x[..., rotary:]
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+    return torch.cat((turned, rest), -1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def _check_pages(
+    keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor, kv_heads: int, tokens: int
+) -> None:
+    """Shapes and types, which the host knows; a kernel would write past the end of a tensor that breaks them."""
+    _require(
+        {
+            "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
+            "dense pages": not (keys.is_contiguous() and values.is_contiguous()),
+            "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype} != {torch.int32},
+            "a row and a position for every token": row.shape != (tokens,) or position.shape != (tokens,),
+            "dense tables, rows and positions": not table.stride(-1) == row.stride(-1) == position.stride(-1) == 1,
+        }
+    )
+
+
+def _require(broken: dict[str, bool]) -> None:
+    if found := [rule for rule, is_broken in broken.items() if is_broken]:
+        raise ValueError(f"writing to KV pages needs {'; '.join(found)}")

@@ -1,0 +1,99 @@
+"""A model over KV pages, as the engine's graphs run it: new tokens in, hidden states out.
+
+`PlainNetwork` runs the Hugging Face twin's own modules with our attention kernels: any family the twin allows.
+`fused.py` has the faster form for the families it knows. Both write K and V to the pages as they go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from whet.model.fused import FusedStack, fused_stack
+from whet.model.head import head_of
+from whet.model.kernels.attention import kernel_lacks, paged_attention
+from whet.model.kernels.rope import write_kv
+from whet.model.twin import kv_shapes
+
+
+def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
+    """The fastest form that computes what the twin does, over these pages; compiled where it runs on a GPU."""
+    stack = fused_stack(twin)
+    if stack is None:
+        return PlainNetwork(twin, keys, values)
+    stack.attach(keys, values)
+    if twin.device.type == "cuda":
+        stack.compile()
+    return stack
+
+
+def graphs_lack(twin: PreTrainedModel) -> str | None:
+    """Why the kernels cannot serve this model, in a few words; None where they can."""
+    for shape in kv_shapes(twin):
+        if why := kernel_lacks(shape.dtype, shape.key_dim, shape.value_dim):
+            return why
+    return None
+
+
+class PlainNetwork:
+    def __init__(self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self.decoder = twin.get_decoder()
+        self.head = head_of(twin)
+        self.keys, self.values = keys, values
+
+    def forward(
+        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
+    ) -> Tensor:
+        context = KernelContext(self.keys, self.values, position, row, table, length, starts, most)
+        out = self.decoder(input_ids=ids[None], position_ids=position[None].long(), use_cache=False, ctx=context)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head.logits(hidden)
+
+
+@dataclass(slots=True)
+class KernelContext:
+    """An `AttentionContext` whose pages are read and written by kernels; see `kernels/attention.py` for the fields."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    position: Tensor
+    row: Tensor
+    table: Tensor
+    length: Tensor
+    starts: Tensor
+    most: int
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+        write_kv(key, value, keys, values, self.table, self.row, self.position)
+        out = paged_attention(
+            query,
+            keys,
+            values,
+            self.table,
+            self.length,
+            self.starts,
+            most=self.most,
+            scaling=scaling,
+            window=window,
+            softcap=softcap,
+        )
+        return out[None]
