@@ -78,7 +78,7 @@ def test_one_flight_alone_is_always_admitted() -> None:
 
 
 def test_a_prefill_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PREFILL_TOKENS", 20)
+    monkeypatch.setattr(module, "PADDED", 20)
     scheduler = Scheduler()
     scheduler.add([flight(0, prompt=0, size=5), flight(1, prompt=1, size=9), flight(2, prompt=0), flight(3, prompt=3)])
     assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 0)]  # a third prefill would pad to 27
@@ -87,11 +87,18 @@ def test_a_prefill_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wave(scheduler, 0, 8, roomy()) == [(0, 0)]
 
 
+def test_a_packed_prefill_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PACKED", 20)
+    scheduler = Scheduler(packed=True)
+    scheduler.add([flight(i, prompt=i, size=size) for i, size in enumerate((5, 9, 6, 1))])
+    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 2)]  # 20 tokens; padded they would be 27
+
+
 def test_small_prefills_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sharp_model()
     requests = [ask(i, n=2, max_tokens=6) for i in range(6)]
     want = by_key(make_engine(model, slots=8).generate(requests))
-    monkeypatch.setattr(module, "PREFILL_TOKENS", 12)
+    monkeypatch.setattr(module, "PADDED", 12)
     assert by_key(make_engine(model, slots=8).generate(requests)) == want
 
 

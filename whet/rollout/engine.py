@@ -72,7 +72,7 @@ class LocalEngine:
         if graphs:
             assert isinstance(self.cache, PagedCache), "graphs read pages"
             self.runner = GraphRunner(network_of(self.twin, self.cache.keys, self.cache.values), self.cache, self.rows)
-        self.scheduler = Scheduler()
+        self.scheduler = Scheduler(packed=graphs)
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
         self._tickets: dict[int, dict[int, Rollout]] = {}

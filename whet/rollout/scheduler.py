@@ -12,12 +12,14 @@ from collections.abc import Iterable
 from whet.rollout.flight import Flight
 from whet.rollout.pages import Cache
 
-PREFILL_TOKENS = 8192
-"""Padded tokens of one prefill at most (or one flight): bounds its memory."""
+PADDED, PACKED = 8192, 16384
+"""Tokens of one prefill at most (or one flight), padding included where there is any: bounds its memory."""
 
 
 class Scheduler:
-    def __init__(self) -> None:
+    def __init__(self, packed: bool = False) -> None:
+        """packed: prompts are prefilled one after the other in one row of tokens, not padded to the longest."""
+        self.packed = packed
         self.waiting: deque[Flight] = deque()
         self.begun: set[int] = set()
         """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
@@ -36,7 +38,7 @@ class Scheduler:
         """
         wave: list[tuple[Flight, int]] = []
         leaders: dict[str, int] = {}
-        pages, fed, longest = cache.free, 0, 0
+        pages, fed, longest, tokens = cache.free, 0, 0, 0
         while self.waiting and running + len(wave) < slots:
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
@@ -44,8 +46,8 @@ class Scheduler:
             if 0 < running + len(wave) >= pages:
                 break
             if leader is None:
-                fed, longest = fed + 1, max(longest, flight.known)
-                if fed > 1 and fed * longest > PREFILL_TOKENS:
+                fed, longest, tokens = fed + 1, max(longest, flight.known), tokens + flight.known
+                if fed > 1 and (tokens > PACKED if self.packed else fed * longest > PADDED):
                     break
                 leader = len(wave)
                 if flight.fresh:
