@@ -24,6 +24,7 @@ from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.learn.learner import Learner
 from whet.learn.warm_start import warm_start
 from whet.model.load import load_model, load_tokenizer
+from whet.model.storage import share_storage
 from whet.problems import Problems
 from whet.rollout.base import Engine
 from whet.rollout.engine import LocalEngine
@@ -170,6 +171,9 @@ def build_engine(
     settings: config.Config, model: PreTrainedModel, encode: Callable[[str], Sequence[int]], codec: Codec
 ) -> LocalEngine:
     rollout = settings.rollout
+    graphs = rollout.graphs and model.device.type == "cuda"
+    if graphs:
+        share_storage(model)  # before there is an optimiser: it is the last time that weights move
     return LocalEngine(
         model,
         encode=encode,
@@ -181,6 +185,7 @@ def build_engine(
         pages=rollout.pages,
         mode=rollout.mode,
         on_update=rollout.on_update,
+        graphs=graphs,
     )
 
 

@@ -1,16 +1,20 @@
 """Captured graphs on a GPU emit what plain calls emit there, and what a CPU emits."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from slow_engine import ask, make_engine, sharp_model
+from small_run import Silent, even_digits, small_config
 from test_graphs import REQUESTS, gemma, llama, same
 from transformers import PreTrainedModel
 
+from whet.api import run_recipe
 from whet.model.storage import share_storage
 from whet.rollout.graphs import GraphRunner
+from whet.run import best_checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -85,3 +89,12 @@ def test_weights_written_in_place_reach_the_graphs() -> None:
     after = engine.collect()
     same(after, fresh.collect())
     assert [r.trace.ids.tolist() for r in before if r.trace] != [r.trace.ids.tolist() for r in after if r.trace]
+
+
+def test_a_run_by_graphs_trains(tmp_path: Path) -> None:
+    """Engine, learner and checkpoints over weights that share storage: updates, evaluation, a checkpoint."""
+    settings = small_config("rollout.graphs=true", 'model.device="cuda"', "steps=2")
+    watcher = Silent()
+    run_recipe(settings, tmp_path / "run", watcher=watcher, reward=even_digits)
+    assert [row["step"] for row in watcher.rows] == [0, 1, 2] and best_checkpoint(tmp_path / "run") is not None
+    assert watcher.rows[-1]["rollout/graphs"] > 0 and watcher.rows[-1]["learn/mismatch_max"] < 0.05
