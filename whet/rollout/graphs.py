@@ -67,6 +67,7 @@ class GraphRunner:
         self._state = torch.zeros(6, most, dtype=torch.int32, pin_memory=pinned)
         self._table = torch.zeros(most, width, dtype=torch.int32, pin_memory=pinned)
         self._drawn = torch.zeros(2, most, dtype=torch.int32, pin_memory=pinned)
+        self._host = self._drawn.numpy()
         self._uploaded = STALE
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self._bytes = 0
@@ -78,6 +79,8 @@ class GraphRunner:
                 drawn.append(self._decode(running))
             if leaders:
                 drawn.append(self._prefill(running, leaders, source))
+        if len(drawn) == 1:
+            return drawn[0]
         tokens, log_probs = zip(*drawn, strict=True)
         return np.concatenate(tokens), np.concatenate(log_probs)
 
@@ -89,14 +92,13 @@ class GraphRunner:
     def _decode(self, running: int) -> tuple[np.ndarray, np.ndarray]:
         self._upload(running)
         logits = self._replay(next(size for size in self.sizes if size >= running))
-        if self._picky(slice(0, running)):
+        if self.rows.picky[:running].any():  # only evaluations may be; their tokens are drawn outside of the graph
             self._uploaded = STALE
             return self._draw(logits[:running], slice(0, running))
         self._drawn.copy_(self.drawn, non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        drawn = self._drawn.numpy()
-        return drawn[0, :running].copy(), drawn[1, :running].view(np.float32).copy()
+        return self._host[0, :running].copy(), self._host[1, :running].view(np.float32).copy()
 
     def _replay(self, size: int) -> Tensor:
         if self.device.type != "cuda":
@@ -192,7 +194,7 @@ class GraphRunner:
     def _draw(self, logits: Tensor, part: slice) -> tuple[np.ndarray, np.ndarray]:
         """A token for each row of `part` by the host's columns."""
         rows = self.rows
-        if self._picky(part):
+        if rows.picky[part].any():
             token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
         else:
             heat = self._tensor(rows.temperature[part], np.float32)
@@ -200,10 +202,6 @@ class GraphRunner:
                 logits, self._tensor(rows.keys[:, part], np.int32), self._tensor(rows.count[part], np.int32), heat
             )
         return token.cpu().numpy(), log_prob.cpu().numpy()
-
-    def _picky(self, part: slice) -> bool:
-        """Does a row want top-k or top-p? Only evaluations may; their tokens are drawn outside of the graph."""
-        return bool(self.rows.top_k[part].any() or (self.rows.top_p[part] < 1).any())
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)

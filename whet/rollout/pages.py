@@ -215,7 +215,10 @@ class PagedCache(PageStore):
         return int((length == self.held[: length.size] * self.page).sum())
 
     def grow(self, length: np.ndarray) -> None:
-        for row in np.flatnonzero(length == self.held[: length.size] * self.page):
+        full = length == self.held[: length.size] * self.page
+        if not full.any():
+            return
+        for row in np.flatnonzero(full):
             self.table[row, self.held[row]] = self.pool.take(1)[0]
             self.held[row] += 1
             self.edits += 1

@@ -35,6 +35,8 @@ class Rows:
         self.stops = np.full((slots, 1), -1, np.int64)
         self.watches = np.zeros(slots, bool)
         """Has stop strings."""
+        self.picky = np.zeros(slots, bool)
+        """Wants top-k or top-p."""
         self.keys = np.zeros((2, slots), np.int32)
         self.temperature = np.ones(slots, dtype)
         self.top_k = np.zeros(slots, np.int64)
@@ -57,6 +59,7 @@ class Rows:
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
         self.watches[row] = bool(sampling.stop_strings)
+        self.picky[row] = sampling.top_k > 0 or sampling.top_p < 1
         self._set_stops(row, sampling.stop_ids)
         self._draws = None
         return row
@@ -74,6 +77,7 @@ class Rows:
                 self.limit,
                 self.stops,
                 self.watches,
+                self.picky,
             )
             for column in (*columns, self.temperature, self.top_k, self.top_p):
                 column[row] = column[last]
