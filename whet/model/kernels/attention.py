@@ -110,13 +110,11 @@ def _shape(query: Tensor, keys: Tensor, values: Tensor, *rest: object) -> Tensor
 @cache
 def kernel_lacks(dtype: torch.dtype, dim: int, value_dim: int) -> str | None:
     """Why the Triton kernels cannot serve this, as one sentence, or None; the reference serves everything."""
-    if importlib.util.find_spec("triton") is None:
-        return "Triton is not installed"
     if dtype not in DTYPES:
         return f"the attention kernel has no {str(dtype).removeprefix('torch.')}"
     if max(dim, value_dim) > LARGEST_HEAD:
         return f"the attention kernel takes heads of at most {LARGEST_HEAD} numbers, not {max(dim, value_dim)}"
-    return None
+    return None if importlib.util.find_spec("triton") else "Triton is not installed"
 
 
 def check(
