@@ -57,9 +57,20 @@ def test_equal_is_no_difference() -> None:
 
 
 def test_sooner_but_lower_has_not_paid() -> None:
-    falls = {0: 0.1, 50: 0.62, 100: 0.62, 200: 0.3, 250: 0.3, 300: 0.3}
+    falls = {0: 0.1, 20: 0.62, 40: 0.62, 200: 0.3, 250: 0.3, 300: 0.3}
     (found,) = findings.outcomes([arm("uniform_48", FAST, "uniform"), arm("speed_16", falls)])
     assert (found.verdict, found.end_verdict, found.paid) == ("cheaper", "lower", False)
+
+
+def test_the_level_is_that_of_the_median_saving() -> None:
+    """Up to 0.40 half the tokens of the other (50k against 100k), from 0.45 to 0.70 four times as many."""
+    other = {0: 0.1, 100: 0.72, 150: 0.72}
+    late = {0: 0.1, 50: 0.4, 100: 0.4, 400: 0.72, 450: 0.72}
+    (found,) = findings.outcomes([arm("uniform_48", other, "uniform"), arm("speed_16", late)])
+    assert (found.level, found.saving) == (0.7, Reach(0.25, 0.25)), "six of 2, six of a quarter: the lower median"
+    soon = {0: 0.1, 50: 0.5, 100: 0.5, 400: 0.72, 450: 0.72}
+    (found,) = findings.outcomes([arm("uniform_48", other, "uniform"), arm("speed_16", soon)])
+    assert (found.level, found.saving) == (0.5, Reach(2.0, 2.0)), "eight of 2, four of a quarter"
 
 
 def test_few_prompts_cannot_tell_two_ends_apart() -> None:

@@ -21,6 +21,7 @@ from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
 from whet.run import best_checkpoint
+from whet.threads import one_thread
 
 
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
@@ -34,7 +35,8 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
     console.print("Warm start on worked solutions: the base all arms share.")
     watcher = RunProgress()
     try:
-        api.run_recipe(settings, folder, watcher=watcher)
+        with one_thread():  # as the arms have, and so that every machine makes the same base
+            api.run_recipe(settings, folder, watcher=watcher)
     finally:
         watcher.close()
     made = best_checkpoint(folder)

@@ -55,7 +55,10 @@ class Informative:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """An arm beside the uniform ones: tokens to a level against the first of them to reach it, and where they ended."""
+    """An arm beside the uniform ones: tokens to a level against the first of them to reach it, and where they ended.
+
+    The level is that of the median saving: at a single one, the highest say, a lucky evaluation decides.
+    """
 
     arm: str
     level: float
@@ -142,19 +145,22 @@ def outcomes(arms: Sequence[Arm]) -> list[Outcome]:
 
 
 def beside(arm: Arm, uniform: Sequence[Arm], levels: Sequence[float], evaluation: str | None) -> Outcome | None:
-    """At the highest level that the arm and a uniform one reached; else at the highest that either did."""
-    mine = {level for level in levels if tokens_to(arm, level, evaluation).known}
-    theirs = {level for level in levels if any(tokens_to(other, level, evaluation).known for other in uniform)}
-    level = max(mine & theirs or mine | theirs, default=None)
-    if level is None:
+    """At the level of the median saving among those the arm and a uniform one reached; else the highest either did."""
+    mine = {level: tokens_to(arm, level, evaluation) for level in levels}
+    first = {level: _first(uniform, level, evaluation) for level in levels}
+    reached = {level for level in levels if mine[level].known or first[level][0].known}
+    both = {level: saving(first[level][0], mine[level]).low for level in reached if mine[level].known}
+    both = {level: ratio for level, ratio in both.items() if first[level][0].known}
+    if not reached:
         return None
-    spent = [tokens_to(other, level, evaluation) for other in uniform]
-    rival_tokens, rival = min(zip(spent, uniform, strict=True), key=lambda pair: (pair[0].high, -pair[0].low))
+    middle = statistics.median_low(both.values()) if both else None
+    level = max(level for level in (both or reached) if middle is None or both[level] == middle)
+    rival_tokens, rival = first[level]
     best = max(uniform, key=lambda other: _end(other, evaluation))
     return Outcome(
         arm=arm.name,
         level=level,
-        tokens=tokens_to(arm, level, evaluation),
+        tokens=mine[level],
         rival=rival.name,
         rival_tokens=rival_tokens,
         end=_end(arm, evaluation),
@@ -162,6 +168,12 @@ def beside(arm: Arm, uniform: Sequence[Arm], levels: Sequence[float], evaluation
         best_end=_end(best, evaluation),
         prompts=int(arm.runs[0].settings.get("eval.0.limit", 0)),
     )
+
+
+def _first(uniform: Sequence[Arm], level: float, evaluation: str | None) -> tuple[Reach, Arm]:
+    """The uniform arm that reached a level first, and when."""
+    spent = [tokens_to(arm, level, evaluation) for arm in uniform]
+    return min(zip(spent, uniform, strict=True), key=lambda pair: (pair[0].high, -pair[0].low))
 
 
 def tokens_to(arm: Arm, level: float, evaluation: str | None) -> Reach:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from transformers import PreTrainedModel
 from whet.bench.circumstances import circumstances
 from whet.model.tiny import tiny_model
 from whet.rollout.engine import LocalEngine
+from whet.threads import one_thread
 from whet.types import Request, Sampling
 
 VOCAB = 20
@@ -43,7 +43,7 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
     }
     tokens = sum(lengths)
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    with _one_thread(), torch.random.fork_rng():
+    with one_thread(), torch.random.fork_rng():
         torch.manual_seed(seed)
         for name, run in ways.items():  # warm: the first call pays for lazy imports and thread pools
             assert run() == tokens, f"{name} made another number of tokens"
@@ -127,16 +127,6 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[in
         )
         made += sum(row[width : width + n].numel() for row, n in zip(out, wanted, strict=True))
     return made
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _summary(values: list[float]) -> dict[str, Any]:
