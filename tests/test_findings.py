@@ -67,10 +67,10 @@ def test_the_level_is_that_of_the_median_saving() -> None:
     other = {0: 0.1, 100: 0.72, 150: 0.72}
     late = {0: 0.1, 50: 0.4, 100: 0.4, 400: 0.72, 450: 0.72}
     (found,) = findings.outcomes([arm("uniform_48", other, "uniform"), arm("speed_16", late)])
-    assert (found.level, found.saving) == (0.7, Reach(0.25, 0.25)), "six of 2, six of a quarter: the lower median"
-    soon = {0: 0.1, 50: 0.5, 100: 0.5, 400: 0.72, 450: 0.72}
+    assert (found.level, found.saving) == (0.7, Reach(0.25, 0.25)), "one of 2 (0.40), four of a quarter"
+    soon = {0: 0.1, 50: 0.62, 100: 0.62, 400: 0.72, 450: 0.72}
     (found,) = findings.outcomes([arm("uniform_48", other, "uniform"), arm("speed_16", soon)])
-    assert (found.level, found.saving) == (0.5, Reach(2.0, 2.0)), "eight of 2, four of a quarter"
+    assert (found.level, found.saving) == (0.6, Reach(2.0, 2.0)), "three of 2, two of a quarter"
 
 
 def test_few_prompts_cannot_tell_two_ends_apart() -> None:

@@ -15,11 +15,14 @@ from whet.intervals import Z95, wilson
 from whet.report import formats
 from whet.report.arms import Arm, common_evaluation
 from whet.report.curves import number
-from whet.report.levels import Reach, final_accuracy, median_reach, reach, saving
+from whet.report.levels import Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.run import read_rollouts
 
 WORTH = 1.25
 """A ratio of tokens between 1/WORTH and WORTH counts as no difference: evaluations are about that far apart."""
+
+CLEAR = 0.04
+"""Of the start; nearer to it a level is reached by chance."""
 
 SHOWN = (
     "In {arm} (mix {mix}) the share of greedy answers that show their work went from {before:.0%} to {after:.0%} by "
@@ -138,8 +141,9 @@ def outcomes(arms: Sequence[Arm]) -> list[Outcome]:
     """Of each arm that is not uniform; one that never got clear of the start, beside as little, has none."""
     evaluation = common_evaluation(arms)
     uniform = [arm for arm in arms if is_uniform(arm)]
-    starts = [run.points(evaluation)[0].accuracy for arm in arms for run in arm.runs if run.points(evaluation)]
-    levels = [k / 20 for k in range(1, 21) if k / 20 > max(starts, default=1.0)]
+    curves = [points for arm in arms for run in arm.runs if (points := run.points(evaluation))]
+    start = max((points[0].accuracy for points in curves), default=1.0)
+    levels = [level for level in pick_levels(curves) if level >= start + CLEAR]  # those of the table
     found = [beside(arm, uniform, levels, evaluation) for arm in arms if not is_uniform(arm) and uniform]
     return [outcome for outcome in found if outcome is not None]
 
