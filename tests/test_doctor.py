@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from whet import config, doctor
-from whet.doctor import examine, free_memory, path_of
+from whet.doctor import decoding_of, examine, free_memory, path_of
 from whet.model.memory import Shape
 from whet.recipe import load_config
 
@@ -53,6 +53,26 @@ def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
     assert found["path"][0].startswith("slow path: on a CPU")
     assert "64 rollouts of 256 tokens" in found["memory"][0], "no more context than the model has positions"
     assert found["fits"][1] and found["fits"][0].startswith("yes")
+
+
+def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
+    """Asked for a GPU that need not be here: nothing is loaded onto it."""
+    network = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
+    capped = AutoModelForCausalLM.from_config(Gemma2Config(**SMALL))
+    wide = AutoModelForCausalLM.from_config(LlamaConfig(**{**SMALL, "head_dim": 512}))
+    plain, graphs = load_config(sets=[]), load_config(sets=["rollout.graphs=true"])
+    cuda = torch.device("cuda")
+    assert decoding_of(network, graphs, torch.device("cpu"))[1] == "plain calls of the model's own layers"
+    assert "rollout.graphs = true" in decoding_of(network, plain, cuda)[1]
+    assert decoding_of(wide, graphs, cuda)[1:] == (
+        "refused: the attention kernel takes heads of at most 256 numbers, not 512; set rollout.graphs = false",
+        False,
+    )
+    pytest.importorskip("triton")
+    assert decoding_of(network, graphs, cuda)[1] == "graphs over kernels, fused layers"
+    assert "its own layers: Gemma2ForCausalLM is not one of" in decoding_of(capped, graphs, cuda)[1]
+    adapted = load_config(sets=["rollout.graphs=true", "model.lora.rank=4"])
+    assert decoding_of(network, adapted, cuda)[1].endswith("its own layers: adapters are not merged")
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:

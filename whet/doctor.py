@@ -99,6 +99,7 @@ def _model(settings: config.Config) -> list[Finding]:
     return [
         ("model", _description(network, shape, settings), True),
         ("path", path_of(shape, settings, device), True),
+        decoding_of(network, settings, device),
         *_memory(shape, settings, device),
     ]
 
@@ -183,6 +184,24 @@ def path_of(shape: Shape, settings: config.Config, device: torch.device) -> str:
     else:
         why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
     return f"slow path: {why}"
+
+
+def decoding_of(network: Any, settings: config.Config, device: torch.device) -> Finding:
+    """How rollouts are decoded, and why not faster."""
+    import torch
+
+    from whet.model.fused import unfusable
+    from whet.model.kernels.attention import kernel_lacks
+
+    if device.type == "cpu" or not settings.rollout.graphs:
+        hint = "" if device.type == "cpu" else "; rollout.graphs = true captures them as graphs over kernels"
+        return ("rollouts", f"plain calls of the model's own layers{hint}", True)
+    shape = network.config
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    if why := kernel_lacks(getattr(torch, settings.model.dtype), size, size):
+        return ("rollouts", f"refused: {why}; set rollout.graphs = false", False)
+    why = "adapters are not merged" if settings.model.lora.rank else unfusable(network)
+    return ("rollouts", "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers"), True)
 
 
 def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> bool:
