@@ -223,3 +223,10 @@ def test_documented_bytes_a_parameter() -> None:
     full = plan(SHAPE, recipe(), flash=True)
     assert [p.weights + p.masters + p.moments + p.gradients for p in (half, full)] == [20_000, 16_000]
     assert memory.BYTES.keys() == {"bfloat16", "float32", "float64"}
+
+
+def test_graphs_keep_small_pages() -> None:
+    """32 pages of 64 tokens for each of 4 slots, and one that is nobody's."""
+    rollout = config.Rollout(slots=4, context=2048, graphs=True)
+    assert cache_bytes(100, rollout, size=2) == (4 * 32 + 1) * 64 * 100 * 2
+    assert cache_bytes(100, rollout.model_copy(update={"pages": 40}), size=2) == 41 * 64 * 100 * 2

@@ -21,8 +21,9 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from whet.bench.shapes import shape_config, shape_model
+from whet.model.attention import PAGE
 from whet.model.storage import share_storage
-from whet.rollout.engine import PAGE, LocalEngine
+from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
 
 Prompts = Sequence[Sequence[int]]

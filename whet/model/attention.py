@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 NAME = "whet"
+PAGE = 64
+"""Tokens a page where kernels read it: one tile of keys."""
 
 
 class AttentionContext(Protocol):

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from whet.model.attention import PAGE
 from whet.model.head import Head, head_of
 from whet.model.kernels.attention import paged_attention
 from whet.model.kernels.rope import rope_write
@@ -33,8 +34,6 @@ FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalL
 """Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
 PROBED = 3
 """Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
-PAGE = 64
-"""Of the small cache that comparison is made with."""
 
 
 class Projection(NamedTuple):

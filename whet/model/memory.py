@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 
 from whet import config
-from whet.model.attention import NAME
+from whet.model.attention import NAME, PAGE
 from whet.model.head import CHUNK
 from whet.model.twin import kv_shapes
 
@@ -136,9 +136,9 @@ def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
     >>> cache_bytes(100, config.Rollout(slots=4, context=2048), size=2) == (4 + 1) * 2048 * 100 * 2
     True
     """
-    page = rollout.page or rollout.context
-    full = rollout.slots * -(-rollout.context // page)
-    pages = (rollout.pages if rollout.page else 0) or full
+    small = rollout.page or (PAGE if rollout.graphs else 0)
+    page = small or rollout.context
+    pages = (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page)
     return (pages + 1) * page * cached * size
 
 

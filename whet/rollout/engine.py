@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from whet.errors import WhetError
+from whet.model.attention import PAGE
 from whet.model.network import graphs_lack, network_of
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
@@ -27,9 +28,6 @@ from whet.rollout.rows import Rows
 from whet.rollout.runner import EagerRunner, Runner
 from whet.rollout.scheduler import Scheduler
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
-
-PAGE = 64
-"""Tokens a page where kernels read it."""
 
 
 class LocalEngine:
