@@ -19,14 +19,13 @@ it: the window counts set bits, not slots.
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from whet.model.kernels.dispatch import DTYPES, takes_triton
+from whet.model.kernels.dispatch import DTYPES, has_triton, takes_triton
 
 PROCESSORS = 132
 """Streaming multiprocessors of an H100 or H200: how many programs it takes to keep the memory bus busy."""
@@ -114,7 +113,7 @@ def kernel_lacks(dtype: torch.dtype, dim: int, value_dim: int) -> str | None:
         return f"the attention kernel has no {str(dtype).removeprefix('torch.')}"
     if max(dim, value_dim) > LARGEST_HEAD:
         return f"the attention kernel takes heads of at most {LARGEST_HEAD} numbers, not {max(dim, value_dim)}"
-    return None if importlib.util.find_spec("triton") else "Triton is not installed"
+    return None if has_triton() else "Triton is not installed"
 
 
 def check(

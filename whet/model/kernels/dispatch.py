@@ -14,11 +14,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def takes_triton(tensor: Tensor) -> bool:
     """A type the kernels know, on CUDA or anywhere under Triton's interpreter, with Triton installed."""
-    return tensor.dtype in DTYPES and (tensor.is_cuda or _interpreted()) and _has_triton()
+    return tensor.dtype in DTYPES and (tensor.is_cuda or _interpreted()) and has_triton()
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
