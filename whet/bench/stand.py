@@ -82,7 +82,7 @@ class Here:
         """Seconds in which the GPU worked on this; None on a CPU. Profiled, so the run itself takes longer."""
         if not self.cuda:
             return None
-        with torch.autograd.profiler.profile(use_device="cuda", use_cpu=False) as profile:
+        with torch.autograd.profiler.profile(use_device="cuda", use_cpu=False, use_kineto=True) as profile:
             self._run(prompts, lengths)
             torch.cuda.synchronize()
         self.peer.stats()

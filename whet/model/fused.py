@@ -14,6 +14,7 @@ It owns no cache, draws no token, and knows neither rows that come and go nor gr
 from __future__ import annotations
 
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -136,6 +137,8 @@ class FusedStack:
         What cannot be one graph is an error, not a slow run. `options` are those of torch.compile.
         """
         options = {"dynamic": True, "fullgraph": True, **options}
+        # The compiler advises fp32 models to use TensorFloat32: they are fp32 because someone wants it exact.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
         self._enter = _compiled(enter, options)
         self._between = _compiled(between, options)
         self._leave = _compiled(leave, options)

@@ -152,6 +152,7 @@ class GraphRunner:
     def _capture(self) -> None:
         """Every size, the largest first; each is run before, so that no kernel is compiled within a capture."""
         self.state[LENGTH] = -1
+        torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
         before = torch.cuda.memory_reserved(self.device)
         pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         for size in reversed(self.sizes):

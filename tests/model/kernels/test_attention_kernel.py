@@ -296,8 +296,9 @@ def test_wrong_shapes_are_refused() -> None:
 
 def test_plans() -> None:
     """Numbers of the sweep on an H200; splits 4 * 132 / (B * Hkv) at d 64 and half that at d 128, as powers of two."""
-    assert [plan_splits(b, 3, 64, 1, 64) for b in (1, 8, 64, 256)] == [32, 32, 4, 1]
-    assert [plan_splits(b, 2, 128, 5, 64) for b in (1, 8, 64, 256)] == [32, 32, 4, 1]
+    assert [plan_splits(b, 3, 64, 1, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
+    assert [plan_splits(b, 2, 128, 5, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
+    assert plan_splits(256, 3, 64, 1, 8) == 1, "short rows of a full device"
     assert plan_splits(256, 2, 128, 9, 64) == 2, "twice from q 9 on"
     assert plan_splits(1, 2, 128, 1, 5) == 4, "no more parts than pages"
     assert plan_splits(1, 2, 128, 512, 64) == 1, "prompts are not split"

@@ -32,6 +32,8 @@ PROCESSORS = 132
 TREE = 64
 """Most new tokens of a row with a tree: the bits of one integer. Rows with more are prompts."""
 LARGEST_HEAD = 256
+LONG = 16
+"""Pages from which on a row is long."""
 
 
 def paged_attention(
@@ -184,20 +186,24 @@ def plan_splits(
 ) -> int:
     """Parts to read each row's keys in, so that few rows still fill the device; a power of two.
 
-    S = factor * 132 / (B * Hkv), rounded up, at most the pages of a row and `limit`; factor 4 up to d 64 and 2
-    above, within 2% of the best on an H200 for q of 1 and 5; twice that from q 9 on. Rounding goes up since one long
-    row among short ones is common: too many parts cost 20%, too few several times the call. Prompts (more than 64
-    queries) have tiles enough and are not split.
+    S = factor * 132 / (B * Hkv), rounded up, at most the pages of a row and `limit`; factor 2 up to d 64 and 1
+    above, the best on an H200 for q of 1 and 5 at 512 and 4k keys; twice that from q 9 on. Rounding goes up since one
+    long row among short ones is common: too many parts cost 20%, too few several times the call. So batches that
+    fill the device by rows alone are still cut in two while rows may be long and programs are under eight a processor.
+    Prompts (more than 64 queries) have tiles enough and are not split.
 
     >>> plan_splits(batch=64, kv_heads=3, dim=64, most=1, width=64)
-    4
+    2
     >>> plan_splits(batch=1, kv_heads=2, dim=128, most=5, width=8)
     8
     """
     if most > TREE:
         return 1
-    factor = factor or (4 if dim <= 64 else 2) * (2 if most > 8 else 1)
-    wanted = -(-factor * PROCESSORS // max(batch * kv_heads, 1))
+    factor = factor or (2 if dim <= 64 else 1) * (2 if most > 8 else 1)
+    programs = max(batch * kv_heads, 1)
+    wanted = -(-factor * PROCESSORS // programs)
+    if width >= LONG and programs < 8 * PROCESSORS:
+        wanted = max(wanted, 2)
     pages = 1 << max(width, 1).bit_length() - 1
     return min(1 << (wanted - 1).bit_length(), pages, limit)
 
