@@ -76,7 +76,16 @@ def even_digits(prompt: Any, response: str) -> float:
     return float(sum(c.isdigit() for c in response) % 2 == 0)
 
 
-TIMED = ("time/", "time_s", "rollout/seconds", "rollout/tokens_per_s", "judge/seconds", "learn/seconds")
+TIMED = (
+    "time/",
+    "time_s",
+    "rollout/seconds",
+    "rollout/tokens_per_s",
+    "judge/seconds",
+    "learn/seconds",
+    "rollout/gpu_",
+    "learn/gpu_",
+)
 
 
 def timeless(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

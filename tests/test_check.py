@@ -30,6 +30,33 @@ def test_a_context_of_the_recipe_stays_and_is_held_to(tmp_path: Path) -> None:
         checked(tmp_path, "rollout.context=21", "text.prompt_suffix=' Tell me why.'")
 
 
+def test_a_dry_run_estimates_tokens_and_time(tmp_path: Path) -> None:
+    """16 groups of 16 rollouts, half of 20 tokens; as long as those of another run, where one is told of."""
+    found = checked(tmp_path, 'model.device="cpu"')
+    step, run = [line for line in dry_run(found) if line.startswith("rough")]
+    assert step.startswith("rough: 256 rollouts of 10 tokens (half of the limit) are 2,560 tokens a step; ")
+    assert "a step: generate 0" in step and " s, train " in step
+    assert run.startswith("rough: 100 steps on a CPU, ") and run.endswith("without evaluation")
+    told = "\n".join(dry_run(found, response=14.0))
+    assert "256 rollouts of 14 tokens (as in that run) are 3,584 tokens a step" in told
+    assert "256 rollouts of 20 tokens" in "\n".join(dry_run(found, response=99.0)), "not beyond the limit"
+
+
+def test_a_model_that_would_be_refused_has_no_estimate(tmp_path: Path) -> None:
+    lines = dry_run(checked(tmp_path, "rollout.max_tokens=5000", 'model.device="cpu"'))
+    assert [line for line in lines if line.startswith("no estimate: rollout.context = 5")]
+    assert not [line for line in lines if line.startswith("rough")]
+
+
+def test_a_dry_run_counts_screening_and_stages(tmp_path: Path) -> None:
+    screened = dry_run(checked(tmp_path, "curriculum.name=speed", 'model.device="cpu"'))
+    assert any("rough: 320 rollouts" in line for line in screened), "4 for twice the prompts, 12 more for half of them"
+    stages = "curriculum.stages=[{max_tokens=10, steps=30}, {max_tokens=20, rollouts=8}]"
+    lines = [line for line in dry_run(checked(tmp_path, stages, 'model.device="cpu"')) if line.startswith("rough")]
+    assert lines[0].startswith("rough: stage 1, 30 steps: 256 rollouts of 5 tokens")
+    assert lines[1].startswith("rough: stage 2, 70 steps: 128 rollouts of 10 tokens")
+
+
 def test_training_needs_data(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match="nothing to train on"):
         checked(tmp_path, "data=[]")

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from whet import config, doctor
-from whet.doctor import decoding_of, examine, free_memory, path_of
-from whet.model.memory import Shape
+from whet.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines
+from whet.model.memory import Plan, Room, Shape
 from whet.recipe import load_config
 
 SMALL: dict[str, Any] = {
@@ -73,6 +73,35 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
     assert "its own layers: Gemma2ForCausalLM is not one of" in decoding_of(capped, graphs, cuda)[1]
     adapted = load_config(sets=["rollout.graphs=true", "model.lora.rank=4"])
     assert decoding_of(network, adapted, cuda)[1].endswith("its own layers: adapters are not merged")
+
+
+def test_a_run_says_how_the_card_is_divided() -> None:
+    gib = 2**30
+    plan = Plan(
+        weights=3 * gib,
+        masters=6 * gib,
+        moments=12 * gib,
+        reference=0,
+        cache=40 * gib,
+        graphs=gib,
+        gradients=6 * gib,
+        activations=50 * gib,
+        logits=gib,
+        decoding=gib,
+    )
+    settings = load_config(sets=[])
+    (line,) = room_lines(Room(plan=plan, pages=0, release=False), settings)
+    assert line.startswith("Memory: 119.0 GiB at the peak: activations (estimate) 50.0 GiB + KV cache 40.0 GiB + ")
+    assert "Adam moments 12.0 GiB" in line and "graphs (estimate) 1.0 GiB" in line
+    first, second, third = room_lines(Room(plan=plan, pages=99, release=True), settings)
+    assert first.startswith("Memory: 79.0 GiB at the peak")
+    assert second.startswith("The KV cache (40.0 GiB) is released for each update and taken back after it")
+    assert third.startswith("The KV pool is 99 pages")
+
+
+def test_machine_of_a_recipe() -> None:
+    machine, name, gpu = machine_of(load_config(sets=['model.device="cpu"']))
+    assert machine is not None and machine.card is None and machine.threads >= 1 and not gpu and "CPU" in name
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:

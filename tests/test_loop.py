@@ -1,6 +1,7 @@
 """Whole runs in one process: barrier and stream, what an update does to running rollouts, judges that misbehave."""
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,10 @@ from small_run import Silent, assert_same_run, even_digits, newest_weights, smal
 
 from whet import api
 from whet.errors import Starved
+from whet.rollout.engine import LocalEngine
 from whet.run import read_metrics, read_rollouts
+from whet.tasks.judge import Judge
+from whet.types import Rollout
 
 
 def run(folder: Path, *sets: str, reward=even_digits, silent: Silent | None = None) -> Silent:
@@ -33,6 +37,53 @@ def test_a_barrier_run_leaves_a_whole_folder(tmp_path: Path) -> None:
     written = list(read_rollouts(tmp_path / "a"))
     assert {row["phase"] for row in written} == {"train", "eval"}
     assert (tmp_path / "a" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("mode", ["barrier", "stream"])
+def test_judges_work_while_the_engine_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Under barrier, too, rollouts are sent as they finish; each once."""
+    running: list[int] = []
+    sent: list[tuple[int, int]] = []
+    step, send = LocalEngine.step, Judge.send
+
+    def stepping(self: LocalEngine) -> None:
+        step(self)
+        running[:] = [self.rows.size]
+
+    def sending(self: Judge, rollouts: Iterable[Rollout]) -> None:
+        rollouts = list(rollouts)
+        sent.extend([(*rollout.key, running[0]) for rollout in rollouts])  # type: ignore[misc]
+        send(self, rollouts)
+
+    monkeypatch.setattr(LocalEngine, "step", stepping)
+    monkeypatch.setattr(Judge, "send", sending)
+    run(tmp_path / "a", f"rollout.mode={mode}", "steps=2", "curriculum.look_ahead=0", reward=None)
+    assert len(sent) == len({key[:2] for key in sent}) == 2 * 12
+    assert sum(at > 0 for *_, at in sent) > 5  # while others ran
+
+
+def test_rows_say_where_the_time_went(tmp_path: Path) -> None:
+    """Each row accounts for the time since the row before it; saving is no part of the training's time."""
+    run(tmp_path / "a", "save.every=1", "learn.kl_coef=0.1")
+    rows = read_metrics(tmp_path / "a")
+    spent = ("generate", "judge", "log_probs", "train", "sync", "save", "idle")
+    for row in rows[1:]:
+        assert all(row[f"time/{name}"] >= 0 for name in spent)
+        parts = sum(v for k, v in row.items() if k.startswith("time/") and k not in ("time/total", "time/gpu_idle"))
+        assert parts == pytest.approx(row["time/total"], abs=1e-6)
+    assert rows[1]["time/save"] > 0 and rows[1]["time/log_probs"] > 0
+    trained = sum(row["time/total"] - row["time/save"] - row.get("time/eval", 0.0) for row in rows[1:])
+    assert rows[-1]["time_s"] <= trained + 0.01 * len(rows)
+    assert rows[-1]["time_s"] >= sum(row["time/generate"] + row["time/train"] for row in rows[1:])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_say_how_long_it_idled(tmp_path: Path) -> None:
+    said = run(tmp_path / "a", "rollout.graphs=true", 'model.device="cuda"', "steps=2")
+    for row in read_metrics(tmp_path / "a")[1:]:
+        assert 0 < row["rollout/gpu_seconds"] < row["time/generate"]
+        assert row["learn/gpu_seconds"] > 0 and 0 <= row["time/gpu_idle"] < 1
+    assert any(message.startswith("Memory: ") for message in said.messages)
 
 
 def test_same_seed_same_run_other_seed_other_run(tmp_path: Path) -> None:

@@ -75,6 +75,17 @@ def test_stopwatch_accounts_for_everything() -> None:
     assert all(value >= 0 for value in metrics.values())
 
 
+def test_stopwatch_moves_and_leaves_out() -> None:
+    watch = Stopwatch()
+    watch.start -= 10.0
+    watch.seconds = {"train": 4.0, "save": 3.0}
+    watch.move("train", "log_probs", 1.5)
+    watch.move("train", "nothing", 0.0)
+    assert watch.seconds == {"train": 2.5, "save": 3.0, "log_probs": 1.5}
+    assert 7.0 <= watch.without("save", "never") < 8.0
+    assert 3.0 <= watch.metrics()["time/idle"] < 4.0
+
+
 def test_advice_is_given_once_and_only_for_a_streak() -> None:
     advice, bad, good = Advice(), {"length/truncated": 0.9}, {"length/truncated": 0.1}
     said = [advice.check(m) for m in [bad] * (PATIENCE - 1) + [good] + [bad] * 3 * PATIENCE]

@@ -120,6 +120,8 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
 
     folder = run.newest_checkpoint(watcher.message)
     parts = build_parts(settings, problems, weights=folder)
+    for note in parts.notes:
+        watcher.message(note)
     try:
         if folder is not None:
             restore_parts(parts, load_checkpoint(folder))

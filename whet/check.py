@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from whet import config
+from whet.bench.roofline import Dims
+from whet.budget import Work, budget_lines, rollouts_asked, stage_steps
 from whet.curriculum.build import build_curriculum, check_curriculum, stages_of
 from whet.curriculum.portion import portions_of
 from whet.errors import WhetError
@@ -63,8 +65,11 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     return Checked(settings=settings, problems=problems, codec=codec, notes=tuple(notes))
 
 
-def dry_run(checked: Checked) -> list[str]:
-    """What a run would do, in lines: problems, budget, what the model reads, and what ends a response."""
+def dry_run(checked: Checked, response: float | None = None) -> list[str]:
+    """What a run would do, in lines: problems, budget, what the model reads, and what ends a response.
+
+    response: tokens of a mean response, where an earlier run tells; else half of the limit is assumed.
+    """
     settings, problems, codec = checked.settings, checked.problems, checked.codec
     r = settings.rollout
     lengths = np.array([n for _, n in codec.lengths(problems.train)])
@@ -75,6 +80,7 @@ def dry_run(checked: Checked) -> list[str]:
         f"{len(problems.train)} training prompts; "
         + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
         *_budget_lines(settings, problems),
+        *estimate(checked, float(lengths.mean()), response),
         f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
         f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
         f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
@@ -109,6 +115,64 @@ def _budget_lines(settings: config.Config, problems: Problems) -> list[str]:
         )
         lines += ["  " + line for line in _stage_lines(settings, portion.settings, "")]
     return lines
+
+
+def estimate(checked: Checked, prompt: float, response: float | None) -> list[str]:
+    """Roughly, the tokens and seconds of a step, and the hours of the run; or why whet doctor would refuse it."""
+    from whet.doctor import machine_of, shape_of
+
+    settings, r = checked.settings, checked.settings.rollout
+    try:
+        _, shape, settings = shape_of(settings)
+    except WhetError as error:
+        return [f"no estimate: {error}"]
+    size = shape.query // shape.heads
+    dims = Dims(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        intermediate=shape.inner,
+        heads=shape.heads,
+        kv_heads=max(1, shape.cached // (2 * shape.layers * size)),
+        head_dim=size,
+        vocab=shape.vocab,
+    )
+    machine, name, gpu = machine_of(settings)
+    works = _works(settings, checked.problems, prompt, response, graphs=r.graphs and gpu)
+    why = "half of the limit" if response is None else "as in that run"
+    lines = budget_lines(works, dims, machine, why)
+    return lines if machine else [*lines, f"no estimate of the time: whet does not know how fast {name} is"]
+
+
+def _works(
+    settings: config.Config, problems: Problems, prompt: float, response: float | None, *, graphs: bool
+) -> list[Work]:
+    """A step of each stage; of several portions, as that of the largest does it."""
+    r, learn = settings.rollout, settings.learn
+    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
+    c = max(portions, key=lambda portion: portion.share).settings
+    stages = stages_of(c, r.max_tokens) or (config.Stage(),)
+    passes = learn.updates * (4 if learn.checkpoint_activations else 3) + (learn.updates > 1) + (learn.kl_coef > 0)
+    works = []
+    for stage, steps in zip(stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True):
+        groups, rollouts = stage.groups or c.groups, stage.rollouts or c.rollouts
+        limit = stage.max_tokens or r.max_tokens
+        generated = groups * rollouts_asked(c.name, rollouts, c.speed.n_init)
+        works.append(
+            Work(
+                steps=steps,
+                prompts=generated / rollouts,
+                generated=generated,
+                trained=groups * rollouts,
+                prompt=prompt,
+                response=min(limit, response) if response else limit / 2,
+                limit=limit,
+                slots=r.slots,
+                stream=r.mode == "stream",
+                graphs=graphs,
+                passes=passes,
+            )
+        )
+    return works
 
 
 def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> list[str]:

@@ -79,7 +79,7 @@ def train(
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
-        show_dry_run(settings)
+        show_dry_run(settings, out)
         return
     folder = out or api.new_folder()
     from whet.report.live import RunProgress
@@ -94,12 +94,14 @@ def train(
     )
 
 
-def show_dry_run(settings: config.Config) -> None:
+def show_dry_run(settings: config.Config, like: Path | None) -> None:
+    """`like`: a run whose responses tell how long they will be."""
     from whet.check import check, dry_run
+    from whet.run import mean_response
 
     checked = check(settings)
     out_console.print(dump_config(checked.settings), markup=False, highlight=False, end="")
-    for line in dry_run(checked):
+    for line in dry_run(checked, mean_response(like) if like else None):
         out_console.print(f"# {printable(line, one_line=True)}", markup=False, highlight=False, soft_wrap=True)
 
 

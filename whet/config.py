@@ -316,6 +316,8 @@ class Learn(Section):
     pack_tokens: int = Field(4096, ge=16)
     """Tokens a micro-batch; halved when memory runs out."""
     checkpoint_activations: bool = False
+    compile: bool = True
+    """On a GPU in bfloat16: compile the layers and the head, once, before the first batch."""
 
 
 class Judge(Section):

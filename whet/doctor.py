@@ -2,6 +2,7 @@
 
 Of a model only its config is read (a hub name costs one small download): the network is built without weights, refused
 here if training would refuse it, and its memory counted by `whet.model.memory`. Nothing is loaded or run.
+`shape_of` and `room_on` serve the start of a run (`parts.py`) and the dry run too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from whet.errors import WhetError
 if TYPE_CHECKING:
     import torch
 
-    from whet.model.memory import Shape
+    from whet.budget import Machine
+    from whet.model.memory import Room, Shape
 
 Finding = tuple[str, str, bool]
 """(what, what was found, whether whet can work with it)."""
 
 CONTEXT = 4096
 """Planned with where no recipe says how long prompt and response are together."""
-SPARE = 0.1
-"""Of the free memory, left to the allocator and whatever else runs: a plan that takes more does not fit."""
 WORDS = {
     "masters": "fp32 masters",
     "moments": "Adam moments",
     "reference": "reference for KL",
     "cache": "KV cache",
+    "graphs": "graphs (estimate)",
     "activations": "activations (estimate)",
     "logits": "logits (estimate)",
     "decoding": "decoding (estimate)",
@@ -87,12 +88,9 @@ def _device() -> Finding:
 def _model(settings: config.Config) -> list[Finding]:
     """What it is, how fast it would train, and whether it fits."""
     from whet.model.load import pick_device
-    from whet.model.memory import measure
 
     try:
-        network, settings = _network(settings)
-        settings = _with_context(network, settings)
-        shape = measure(network, settings.model.lora.targets)
+        network, shape, settings = shape_of(settings)
         device = pick_device(settings.model)
     except WhetError as error:
         return [("model", f"refused: {error}", False)]
@@ -102,6 +100,62 @@ def _model(settings: config.Config) -> list[Finding]:
         decoding_of(network, settings, device),
         *_memory(shape, settings, device),
     ]
+
+
+def shape_of(settings: config.Config) -> tuple[Any, Shape, config.Config]:
+    """The model without weights, its measures, and the recipe with context and adapters filled in."""
+    from whet.model.memory import measure
+
+    network, settings = _network(settings)
+    settings = _with_context(network, settings)
+    return network, measure(network, settings.model.lora.targets), settings
+
+
+def room_on(device: torch.device, settings: config.Config) -> Room:
+    """How a training is laid out on this GPU, with what is free on it now: asked before any weight is there."""
+    import torch
+
+    from whet.model.memory import SPARE, lay_out
+
+    _, shape, settings = shape_of(settings)
+    free = torch.cuda.mem_get_info(device)[0]
+    return lay_out(shape, settings, int(free * (1 - SPARE)), flash=_is_fast(shape, settings, device))
+
+
+def room_lines(room: Room, settings: config.Config) -> list[str]:
+    """What a run says of its memory before it starts."""
+    lines = [f"Memory: {size_of(room.total)} at the peak: {_parts(room)}."]
+    if room.release:
+        lines.append(
+            f"The KV cache ({size_of(room.plan.cache)}) is released for each update and taken back after it: "
+            "with what an update needs it would not fit."
+        )
+    if room.pages != settings.rollout.pages:
+        lines.append(
+            f"The KV pool is {room.pages} pages, as many as fit; when they are full, the youngest rollouts wait."
+        )
+    return lines
+
+
+def machine_of(settings: config.Config) -> tuple[Machine | None, str, bool]:
+    """Where a recipe would run, as `whet.budget` sees it (None: a card it does not know); its name; whether a GPU."""
+    import torch
+
+    from whet.budget import Machine, card_of
+    from whet.model.load import pick_device
+
+    device = pick_device(settings.model)
+    if device.type != "cuda":
+        threads = torch.get_num_threads()
+        name = f"a CPU, {threads} thread{'s' * (threads > 1)}"
+        return Machine(name=name, threads=threads), name, False
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "the GPU of another machine"
+    card = card_of(name)
+    return (Machine(name=name, card=card) if card else None), name, True
+
+
+def _parts(room: Room) -> str:
+    return " + ".join(f"{WORDS.get(name, name)} {size_of(size)}" for name, size in room.plan.parts())
 
 
 def _network(settings: config.Config) -> tuple[Any, config.Config]:
@@ -216,22 +270,25 @@ def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> boo
 def _memory(shape: Shape, settings: config.Config, device: torch.device) -> list[Finding]:
     import torch
 
-    from whet.model.memory import plan
+    from whet.model.memory import SPARE, Room, lay_out, plan
 
     flash = _is_fast(shape, settings, device)
-    wanted = plan(shape, settings, flash=flash)
     r = settings.rollout
-    parts = " + ".join(f"{WORDS.get(name, name)} {size_of(size)}" for name, size in wanted.parts())
-    for_what = f"{r.slots} rollouts of {r.context} tokens, packs of {settings.learn.pack_tokens}"
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if device.type == "cuda" and free is not None:
+        room = lay_out(shape, settings, int(free * (1 - SPARE)), flash=flash)
+    else:
+        room = Room(plan=plan(shape, settings, flash=flash), pages=r.pages, release=False)
+    for_what = f"{r.slots} rollouts of {r.context} tokens, packs of {settings.learn.pack_tokens}"
     return [
-        ("memory", f"{size_of(wanted.total)} for {for_what}: {parts}", True),
-        _fit(shape, settings, wanted.total, free, flash),
+        ("memory", f"{size_of(room.total)} for {for_what}: {_parts(room)}", True),
+        *(("memory", line, True) for line in room_lines(room, settings)[1:]),
+        _fit(shape, settings, room.total, free, flash, lend=device.type == "cuda"),
     ]
 
 
-def _fit(shape: Shape, settings: config.Config, wanted: int, free: int | None, flash: bool) -> Finding:
-    from whet.model.memory import ways_to_fit
+def _fit(shape: Shape, settings: config.Config, wanted: int, free: int | None, flash: bool, *, lend: bool) -> Finding:
+    from whet.model.memory import SPARE, ways_to_fit
 
     if free is None:
         return ("fits", f"unknown: {_free_words(free)}", True)
@@ -239,7 +296,7 @@ def _fit(shape: Shape, settings: config.Config, wanted: int, free: int | None, f
     if wanted <= room:
         return ("fits", f"yes: {size_of(wanted)} of {size_of(free)} free", True)
     lacking = f"no: {size_of(wanted - room)} more than the {size_of(room)} to be had (a tenth is left free)"
-    ways = ways_to_fit(shape, settings, room, flash=flash)
+    ways = ways_to_fit(shape, settings, room, flash=flash, lend=lend)
     if ways and ways[0][1] <= room:
         return ("fits", f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}", False)
     helpful = ", ".join(f"{text} (to {size_of(left)})" for text, left in ways[:4])

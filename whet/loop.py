@@ -7,14 +7,14 @@ barrier `collect` drains the engine; under stream it returns as soon as somethin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from whet.advice import Advice
 from whet.config import HELD_OUT
 from whet.errors import Starved
 from whet.eval import evaluate
-from whet.metrics import Stopwatch, group_metrics, rollout_metrics
+from whet.metrics import Stopwatch, gpu_idle, group_metrics, rollout_metrics
 from whet.parts import Parts, save_parts
 from whet.run import Run
 from whet.types import Batch, Report, Request, Rollout
@@ -33,25 +33,27 @@ class Watcher(Protocol):
 def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
     advice = Advice()
+    watch = Stopwatch()
     if parts.fresh:
-        watch = Stopwatch()
         metrics = evaluate_due(run, parts, watch)
         if parts.config.warm_start:
             metrics["time/warm_start"] = parts.warm_start_s
         record(run, parts, metrics | watch.metrics(), watcher)
-        save(run, parts, metrics)
-    while not parts.done and not run.stopping:
         watch = Stopwatch()
+        save(run, parts, metrics, watch)
+    while not parts.done and not run.stopping:
         batch, seen = gather(parts, watch)
         report = learn(parts, batch, watch)
         metrics = step_metrics(parts, batch, seen, report, watch)
-        run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
+        with watch.timing("save"):
+            run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
         metrics |= evaluate_due(run, parts, watch)
         record(run, parts, metrics | watch.metrics(), watcher)
+        watch = Stopwatch()
         for sentence in advice.check(metrics, parts.judge.complaint):
             watcher.message(sentence)
         if parts.done or run.stopping or parts.tally.step % parts.config.save.every == 0:
-            save(run, parts, metrics)
+            save(run, parts, metrics, watch)
 
 
 def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
@@ -63,9 +65,8 @@ def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
         asked = curriculum.plan(parts.clock())
         with watch.timing("generate"):
             engine.submit(asked)
-            finished = engine.collect()
+            finished = engine.collect(judge.send)  # as they finish, so that the judges work while the engine decodes
         with watch.timing("judge"):
-            judge.send(finished)
             judged = judge.receive(wait=engine.idle)
         parts.tally.count(asked, finished)
         seen += judged
@@ -96,8 +97,13 @@ class Stall:
 
 def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
     """One update; then the engine and the curriculum hear of it, and traces nobody needs are freed."""
-    with watch.timing("train"):
+    with watch.timing("sync"):
+        parts.engine.release()
+    with watch.timing("train"), parts.meter.span():
         report = parts.learner.step(parts.store.attach(batch), parts.progress, parts.curriculum.needs)
+    watch.move("train", "log_probs", parts.learner.scored_s)
+    with watch.timing("sync"):
+        parts.engine.take_back()
         parts.engine.update(parts.learner.version)
     parts.tally.step += 1
     parts.tally.tokens_trained += int(report.metrics.get("learn/tokens", 0))
@@ -109,21 +115,31 @@ def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
 def step_metrics(
     parts: Parts, batch: Batch, seen: Sequence[Rollout], report: Report, watch: Stopwatch
 ) -> dict[str, float]:
-    tally = parts.tally
-    tally.time_s += watch.metrics()["time/total"]
+    step_s = watch.without("save")
+    parts.tally.time_s += step_s
+    engine, learning = parts.engine.stats(), parts.meter.seconds()
     generate_s = watch.seconds.get("generate", 0.0)
     tokens = sum(r.length for r in seen)
     return {
         **rollout_metrics(seen),
         **group_metrics(batch.groups),
         **parts.curriculum.metrics(),
-        **parts.engine.stats(),
+        **engine,
         **parts.judge.stats(),
         **report.metrics,
         "batch/groups": float(len(batch.groups)),
         "batch/tokens": float(sum(g.tokens for g in batch.groups)),
         "rollout/tokens_per_s": tokens / generate_s if generate_s > 0 else 0.0,
+        **device_metrics(engine, learning, step_s),
     }
+
+
+def device_metrics(engine: Mapping[str, float], learning: float | None, step_s: float) -> dict[str, float]:
+    """On a GPU, where the engine too says how long it kept it busy: the idle share of the step."""
+    generating = engine.get("rollout/gpu_seconds")
+    if learning is None or generating is None:
+        return {}
+    return {"learn/gpu_seconds": learning, "time/gpu_idle": gpu_idle(generating + learning, step_s)}
 
 
 def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
@@ -146,7 +162,8 @@ def record(run: Run, parts: Parts, metrics: dict[str, float], watcher: Watcher) 
     watcher.update({"step": float(parts.tally.step), **row}, parts.progress)
 
 
-def save(run: Run, parts: Parts, metrics: dict[str, float]) -> None:
+def save(run: Run, parts: Parts, metrics: dict[str, float], watch: Stopwatch) -> None:
     """`best` is judged on the set named held_out alone: a reported benchmark must not choose the weights."""
     score = metrics.get(f"eval/{HELD_OUT}/accuracy")
-    run.save(parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep)
+    with watch.timing("save"):
+        run.save(parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep)

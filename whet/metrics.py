@@ -60,8 +60,22 @@ def pass_rate_class(rate: float) -> str:
     return PASS_RATES[math.ceil(4 * rate)]
 
 
+def gpu_idle(busy: float, seconds: float) -> float:
+    """The share of a step's seconds in which the GPU did not work. `busy` is what `whet.model.meter` saw.
+
+    >>> gpu_idle(4.5, 5.0), gpu_idle(5.1, 5.0)
+    (0.1, 0.0)
+    """
+    return max(0.0, round(1.0 - busy / seconds, 6)) if seconds > 0 else 0.0
+
+
 class Stopwatch:
-    """Seconds by name, for the time/* metrics of a step."""
+    """Seconds by name, for the time/* metrics of a row: the time since the row before it.
+
+    generate, judge, log_probs (under the policy before the update, and under the reference), train, sync (the engine
+    lends and takes back memory and hears of the new weights), eval, save (rollouts, and the checkpoint after the row
+    before), and idle: the curriculum, and whatever has no name.
+    """
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -74,6 +88,16 @@ class Stopwatch:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """So much of `source` was spent for `target`."""
+        if seconds > 0:
+            self.seconds[source] -= seconds
+            self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
+    def without(self, *names: str) -> float:
+        """Seconds up to now, less those of these names."""
+        return time.perf_counter() - self.start - sum(self.seconds.get(name, 0.0) for name in names)
 
     def metrics(self) -> dict[str, float]:
         """time/NAME, time/total, and time/idle: what no name accounts for."""

@@ -18,16 +18,20 @@ from transformers import PreTrainedModel
 from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum
+from whet.doctor import room_lines, room_on
 from whet.errors import WhetError
 from whet.eval import EvalSet
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.learn.learner import Learner
 from whet.learn.warm_start import warm_start
-from whet.model.load import load_model, load_tokenizer
+from whet.model.load import load_model, load_tokenizer, pick_device
+from whet.model.memory import Room
+from whet.model.meter import Meter
 from whet.model.storage import share_storage
 from whet.problems import Problems
 from whet.rollout.base import Engine
 from whet.rollout.engine import LocalEngine
+from whet.rollout.pages import pool_lines
 from whet.rollout.store import RolloutStore
 from whet.tasks.judge import Judge
 from whet.text import Codec
@@ -69,6 +73,8 @@ class Actor:
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences the user should hear once: how the memory of the card is divided."""
 
     def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         """What the model wrote, for RUN/rollouts."""
@@ -100,6 +106,10 @@ class Parts(Actor):
     """Not restored from a checkpoint: the evaluation before the first step is still to come."""
     warm_start_s: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.meter = Meter(self.model.device)
+        """Of the learner's work on a GPU."""
+
     @property
     def progress(self) -> float:
         shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]
@@ -122,27 +132,35 @@ class Parts(Actor):
         )
 
 
-def build_actor(settings: config.Config, problems: Problems, weights: Path | None = None) -> Actor:
-    """`weights`: a checkpoint folder that stands in for the recipe's model (resume)."""
+def build_actor(
+    settings: config.Config, problems: Problems, weights: Path | None = None, *, alone: bool = True
+) -> Actor:
+    """`weights`: a checkpoint folder that stands in for the recipe's model (resume). `alone`: no learner beside it."""
     chosen = settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)})
+    room = None
+    if not alone and pick_device(chosen).type == "cuda":
+        room = room_on(pick_device(chosen), settings.model_copy(update={"model": chosen}))
     tokenizer = load_tokenizer(chosen, problems.alphabet)
     model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
     codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None), settings.text)
-    judge = build_judge(settings, problems, codec)  # forks its workers before any CUDA work
+    judge = build_judge(settings, problems, codec)  # forks its workers: before the engine fills the card
+    engine = build_engine(settings, model, prompt_encoder(problems, codec), codec, room)
     return Actor(
         config=settings,
         problems=problems,
         model=model,
         tokenizer=tokenizer,
         codec=codec,
-        engine=build_engine(settings, model, prompt_encoder(problems, codec), codec),
+        engine=engine,
         judge=judge,
         evals=eval_sets(settings, problems, codec),
+        notes=(*(room_lines(room, settings) if room else ()), *pool_lines(engine.cache)),
     )
 
 
 def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
-    actor = build_actor(settings, problems, weights)
+    actor = build_actor(settings, problems, weights, alone=False)
+    actor.engine.release()  # masters are made and the compiler tries its work with the memory of an update
     parts = Parts(
         **vars(actor),
         curriculum=build_curriculum(
@@ -153,6 +171,7 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
         ),
         learner=Learner(actor.model, settings.learn, encode=prompt_encoder(problems, actor.codec)),
     )
+    parts.engine.take_back()
     refuse_unmet(parts)
     return parts
 
@@ -168,8 +187,13 @@ def refuse_unmet(parts: Parts) -> None:
 
 
 def build_engine(
-    settings: config.Config, model: PreTrainedModel, encode: Callable[[str], Sequence[int]], codec: Codec
+    settings: config.Config,
+    model: PreTrainedModel,
+    encode: Callable[[str], Sequence[int]],
+    codec: Codec,
+    room: Room | None = None,
 ) -> LocalEngine:
+    """`room`: how the card is shared with a learner; None where there is none, or no card."""
     rollout = settings.rollout
     graphs = rollout.graphs and model.device.type == "cuda"
     if graphs:
@@ -182,10 +206,11 @@ def build_engine(
         slots=rollout.slots,
         context=rollout.context,
         page=rollout.page,
-        pages=rollout.pages,
+        pages=room.pages if room else rollout.pages,
         mode=rollout.mode,
         on_update=rollout.on_update,
         graphs=graphs,
+        releasable=room is not None and room.release,
     )
 
 
@@ -243,6 +268,7 @@ def eval_sets(settings: config.Config, problems: Problems, codec: Codec) -> tupl
 def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -> None:
     """Every [[warm_start]] entry in turn; `told(name, step, steps, loss)` hears of each update."""
     begun = time.perf_counter()
+    parts.engine.release()
     for number, entry in enumerate(parts.config.warm_start):
         rng = np.random.default_rng((parts.config.seed, 7919, number))
 
@@ -257,6 +283,7 @@ def run_warm_start(parts: Parts, told: Callable[[str, int, int, float], None]) -
             pack_tokens=parts.config.learn.pack_tokens,
             on_step=told_step,
         )
+    parts.engine.take_back()
     parts.warm_start_s = time.perf_counter() - begun
 
 

@@ -273,6 +273,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(_read_rows(path)) if path.exists() else []
 
 
+def mean_response(folder: Path) -> float | None:
+    """Tokens of a mean response in the last step of a run; None where there is no run, or no step."""
+    if not (folder / METRICS).is_file():
+        return None
+    return next((row["length/mean"] for row in reversed(read_metrics(folder)) if row.get("length/mean")), None)
+
+
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The rollouts of one step, or of all steps in their order; each row has its `step`."""
     _check_run(folder)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3C
 from whet import config
 from whet.learn.optimizer import AdamW
 from whet.model import memory
-from whet.model.memory import Plan, Shape, activation_bytes, cache_bytes, measure, plan, ways_to_fit
+from whet.model.memory import Plan, Shape, activation_bytes, cache_bytes, lay_out, measure, plan, ways_to_fit
 from whet.model.packing import hidden_states, make_packs, packed_attention
 from whet.model.tiny import tiny_model
 from whet.recipe import load_config
@@ -190,6 +190,65 @@ def test_ways_to_fit() -> None:
     adapted = recipe("model.lora.rank=2", 'model.dtype="bfloat16"')
     offered = [text.split(" =")[0] for text, _ in ways_to_fit(SHAPE, adapted, 1, flash=False)]
     assert "model.lora.rank" not in offered and "model.dtype" not in offered
+
+
+def test_graphs_are_resident_and_decode_by_the_prompts() -> None:
+    got = plan(SHAPE, recipe("rollout.graphs=true", "rollout.context=256"), flash=False)
+    assert got.graphs == 18 * 3 * 100
+    assert got.cache == (3 * 256 + memory.PAGE) * 16 * 4, "whole pages, and the one that padding goes to"
+    assert got.decoding == memory.PREFILL * 4 * (4 * 8 + 2 * 8 + 3 * 16)
+    plain = plan(SHAPE, recipe(f"rollout.page={memory.PAGE}", "rollout.context=256"), flash=False)
+    assert got.resident - plain.resident == 5400
+
+
+PAGED = ("rollout.page=8", "learn.pack_tokens=64")
+
+
+def test_all_at_once_where_it_fits() -> None:
+    whole = plan(SHAPE, recipe(*PAGED), flash=False)
+    room = lay_out(SHAPE, recipe(*PAGED), whole.total, flash=False)
+    assert room.plan == whole and not room.release and room.pages == 0 and room.total == whole.total
+
+
+def test_the_cache_is_lent_where_that_is_enough() -> None:
+    """Fixed 4000 + 8000; cache 13 pages of 8 x 64 bytes; an update 4000 + 77824 + 102400."""
+    whole = plan(SHAPE, recipe(*PAGED), flash=False)
+    assert whole.cache == 13 * 8 * 64
+    assert whole.lent == 12_000 + max(4000 + 77_824 + 102_400, 6656 + whole.decoding) == whole.total - 6656
+    room = lay_out(SHAPE, recipe(*PAGED), whole.total - 1, flash=False)
+    assert room.release and room.plan == whole and room.total == whole.lent
+    kept = lay_out(
+        SHAPE,
+        recipe(*PAGED, "rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1"),
+        whole.total - 1,
+        flash=False,
+    )
+    assert not kept.release and kept.pages == 11 and kept.total == whole.total - 8 * 64, "one page fewer is enough"
+
+
+def test_fewer_pages_where_decoding_does_not_fit() -> None:
+    settings = recipe("rollout.page=8", "learn.pack_tokens=16", "rollout.slots=300")
+    whole = plan(SHAPE, settings, flash=False)
+    assert whole.cache + whole.decoding > whole.learning, "or lending would be enough"
+    for missing in (1, 8 * 64, 8 * 64 * 100):
+        room = lay_out(SHAPE, settings, whole.lent - missing, flash=False)
+        assert room.pages == 1200 - -(-missing // (8 * 64)) and room.total <= whole.lent - missing
+    least = lay_out(SHAPE, settings, 1, flash=False)
+    assert least.pages == 4 and least.total > 1, "one context; that it does not fit is the caller's to see"
+
+
+def test_whole_slots_are_never_fewer() -> None:
+    room = lay_out(SHAPE, recipe(), 1, flash=False)
+    assert room.pages == 0 and room.release and room.plan == plan(SHAPE, recipe(), flash=False)
+
+
+def test_ways_to_fit_reckon_with_lending() -> None:
+    """Packs of 32 tokens fit if the cache is lent, and only then."""
+    smaller = plan(SHAPE, recipe("rollout.page=8", "learn.pack_tokens=32"), flash=False)
+    free = smaller.total - 1
+    assert smaller.lent <= free < plan(SHAPE, recipe(*PAGED), flash=False).lent
+    ways = [dict(ways_to_fit(SHAPE, recipe(*PAGED), free, flash=False, lend=lend)) for lend in (False, True)]
+    assert [way["learn.pack_tokens = 32"] for way in ways] == [smaller.total, smaller.lent]
 
 
 def held(*tensors: Tensor) -> int:

@@ -175,6 +175,7 @@ def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
     shapes = [(1, h, tokens, d) for h in (heads, kv_heads, kv_heads)]
     half = [torch.randn(s, generator=generator, device="cuda").to(dtype).requires_grad_() for s in shapes]
     wide = [x.detach().float().requires_grad_() for x in half]
+    assert pack.boundaries.flash
     assert packing._can_varlen(half[0][0], half[2][0], None)
     assert not packing._can_varlen(wide[0][0], wide[2][0], None)
     kwargs: dict[str, Any] = {"packed": pack.boundaries, "scaling": d**-0.5, "sliding_window": window}

@@ -48,7 +48,14 @@ def learning_rows(pace: float, steps: int, tokens: int, signal: float, seed: int
             row |= {"length/max": 56.0, "curriculum/signal_share": min(1.0, max(0.0, rng.gauss(signal, 0.07)))}
             row |= {"rollout/tokens_per_s": rng.gauss(21_000, 1000), "learn/entropy": 1.2 - accuracy}
             row |= {"learn/grad_norm": rng.uniform(0.2, 0.6), "learn/mismatch": 1e-6}
-            row |= {"time/generate": 0.2, "time/judge": 0.02, "time/train": 0.1, "time/idle": 0.03, "time/total": 0.35}
+            row |= {
+                "time/generate": 0.2,
+                "time/judge": 0.02,
+                "time/train": 0.1,
+                "time/idle": 0.03,
+                "time/total": 0.35,
+                "time/gpu_idle": 0.5,
+            }
         if step % 5 == 0:
             noisy = round((accuracy + rng.gauss(0, 0.015)) * 400) / 400
             row |= {"eval/held_out/accuracy": noisy, "eval/held_out/length": 40.0, "time/eval": 0.4}

@@ -81,6 +81,23 @@ def test_a_terminal_gets_a_line_that_fits(width: int) -> None:
     assert "A sentence that stays." in text(console)
 
 
+SPLIT = {"time/generate": 7.0, "time/train": 2.0, "time/log_probs": 0.5, "time/idle": 0.5, "time/gpu_idle": 0.08}
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_where_the_time_went_is_a_line_of_its_own(width: int) -> None:
+    console = terminal(width)
+    progress = RunProgress("speed", console=console)
+    progress.update({"step": 5, "eval/held_out/accuracy": 0.612, **SPLIT, "time/total": 10.0}, 0.5)
+    progress.close()
+    assert "generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%" in text(console)
+    piped = pipe()
+    progress = RunProgress(console=piped)
+    progress.update({"step": 5, **SPLIT}, 1.0)
+    progress.close()
+    assert text(piped) == "step 5, 100%; generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%\n"
+
+
 def test_hostile_names_and_messages_are_plain_text() -> None:
     for console in (pipe(), terminal()):
         progress = RunProgress("\x1b[2J[red]x[/red]", console=console)

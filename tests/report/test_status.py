@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from whet.report.status import Pace, Status, plain_line
+from whet.report.status import Pace, Status, plain_line, time_split
 
 
 def test_progress_is_the_larger_share_of_steps_and_tokens() -> None:
@@ -47,6 +47,16 @@ def test_the_run_is_timed_by_its_own_rows() -> None:
     for step in range(6):
         status.add({"step": step, "time/total": 2.0})
     assert status.pace.left() == 10.0
+
+
+def test_shares_of_the_time() -> None:
+    assert time_split({"step": 1}) == "" and time_split({"time/gpu_idle": 0.5}) == ""
+    row = {"time/generate": 1.0, "time/eval": 98.9, "time/save": 0.1, "time/warm_start": 50.0, "time/total": 100.0}
+    assert time_split(row) == "eval 99%, generate 1%", "what is less than half a hundredth is not worth a word"
+    status = Status("run", steps=10)
+    status.add({"step": 1, **row})
+    status.add({"step": 2})
+    assert status.split == "eval 99%, generate 1%", "until the next is known"
 
 
 def test_a_resumed_run_starts_its_account_again() -> None:

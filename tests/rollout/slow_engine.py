@@ -43,6 +43,13 @@ def make_engine(model: PreTrainedModel, **kwargs: Any) -> LocalEngine:
     return LocalEngine(model, encode=PROMPTS.__getitem__, decode=decode, **settings)
 
 
+def expecting_short(engine: LocalEngine) -> LocalEngine:
+    """After rollouts of two tokens it admits too many long ones, and must preempt."""
+    engine.generate([ask(i, n=2, phase="eval", max_tokens=2) for i in range(30, 36)])
+    engine.stats()
+    return engine
+
+
 def ask(
     prompt: int, n: int = 1, group: int | None = None, first: int = 0, phase: Any = "train", **sampling: Any
 ) -> Request:

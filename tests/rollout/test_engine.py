@@ -5,7 +5,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from slow_engine import PROMPTS, ask, by_key, check_against_slow, make_engine, reference_race, sharp_model, sharpen
+from slow_engine import (
+    PROMPTS,
+    ask,
+    by_key,
+    check_against_slow,
+    expecting_short,
+    make_engine,
+    reference_race,
+    sharp_model,
+    sharpen,
+)
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -161,7 +171,7 @@ def test_a_prompt_is_prefilled_once_for_its_rollouts() -> None:
 def test_preemption_changes_nothing() -> None:
     model = sharp_model()
     requests = [ask(i, n=2, max_tokens=24) for i in range(4)]
-    roomy, tight = make_engine(model, page=4), make_engine(model, page=4, pages=16)
+    roomy, tight = (expecting_short(make_engine(model, page=4, pages=pages)) for pages in (0, 16))
     for engine in (roomy, tight):
         engine.submit(requests)
     want, got = roomy.collect(), tight.collect()

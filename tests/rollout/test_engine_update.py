@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from slow_engine import PROMPTS, ask, by_key, make_engine, sharp_model
+from slow_engine import PROMPTS, ask, by_key, expecting_short, make_engine, sharp_model
 from transformers import PreTrainedModel
 
 from whet.rollout.engine import LocalEngine
@@ -151,7 +151,7 @@ def test_cut_waits_for_partly_begun_groups() -> None:
 
 
 def test_cut_of_a_preempted_rollout_keeps_its_tokens() -> None:
-    engine = make_engine(sharp_model(), mode="stream", page=4, pages=16)
+    engine = expecting_short(make_engine(sharp_model(), mode="stream", page=4, pages=16))
     engine.submit([ask(i, max_tokens=40) for i in range(4)])
     while not any(f.trace.ids.size for f in engine.scheduler.waiting):
         engine.step()

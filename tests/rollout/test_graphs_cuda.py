@@ -56,6 +56,23 @@ def test_the_same_graph_serves_rows_of_any_length() -> None:
     same(first.collect(), second.collect())
 
 
+def test_evaluations_with_top_p_in_the_middle_of_a_stream() -> None:
+    """`generate` while training rows run; one row that is drawn outside of the graph changes nobody's tokens."""
+    train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
+    picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]
+    results = []
+    for model, graphs in ((llama().float(), False), (on_cuda(llama(), torch.float32), True)):
+        engine = make_engine(model, graphs=graphs, page=16, slots=6, mode="stream")
+        engine.submit(train)
+        for _ in range(5):
+            engine.step()
+        found = engine.generate(picky)
+        while not engine.idle:
+            found += engine.collect()
+        results.append({r.key: r.trace.ids.tolist() for r in found if r.trace})
+    assert results[0] == results[1]
+
+
 def test_half_precision_stays_close_to_a_teacher_forced_forward() -> None:
     """Recorded log-probs beside those of the model's own forward over the same tokens."""
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Admission in order of arrival, forks, pages kept in reserve, and what an update cuts."""
+"""Admission in order of the queue, forks, long flights in chunks, pages forecast, and what an update cuts."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,9 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 from whet.model.twin import KVShape
 from whet.rollout import scheduler as module
 from whet.rollout.flight import Flight, empty_trace
+from whet.rollout.forecast import Lengths, Room
 from whet.rollout.pages import Cache, PagedCache, SlotCache
+from whet.rollout.rows import Rows
 from whet.rollout.scheduler import Scheduler
 from whet.types import Phase, Trace
 
@@ -33,7 +35,14 @@ def roomy() -> Cache:
 
 
 def wave(scheduler: Scheduler, running: int, slots: int, cache: Cache) -> list[tuple[int, int]]:
-    return [(f.arrival, leader) for f, leader in scheduler.next_wave(running, slots, cache)]
+    """Arrival of each flight that is admitted, and of the one it forks from: itself, if it is fed."""
+    rows = Rows(slots, 32, np.dtype(np.float32), torch.device("cpu"))
+    for i in range(running):
+        rows.add(flight(-1 - i))
+    got = scheduler.next_wave(slots - running, Room(cache, rows, Lengths()))
+    assert all(chunk.start == 0 and chunk.last for chunk in got.chunks)
+    fed = [chunk.flight.arrival for chunk in got.chunks]
+    return sorted([(arrival, arrival) for arrival in fed] + [(f.arrival, fed[leader]) for f, leader in got.forks])
 
 
 def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
@@ -42,7 +51,7 @@ def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
         [flight(0, prompt=1), flight(1, prompt=1), flight(2, prompt=2), flight(3, prompt=1), flight(4, prompt=1)]
     )
     assert wave(scheduler, 1, 5, roomy()) == [(0, 0), (1, 0), (2, 2), (3, 0)]
-    assert wave(scheduler, 4, 5, roomy()) == [(4, 0)]  # in a later wave the prompt is prefilled again
+    assert wave(scheduler, 4, 5, roomy()) == [(4, 4)]  # in a later wave the prompt is prefilled again
     assert wave(scheduler, 0, 5, roomy()) == []
 
 
@@ -59,15 +68,36 @@ def test_given_back_goes_first_in_order_of_arrival() -> None:
     assert [f.arrival for f in scheduler.waiting] == [2, 3, 4, 5, 6]
 
 
-def test_a_page_for_each_running_row_stays_free() -> None:
-    """10 pages of 4 tokens; each prompt of 6 takes two and wants one in reserve: three fit (6 taken, 4 left for 3)."""
-    cache = PagedCache(SHAPES, 8, 32, 4, 10, torch.device("cpu"))
+def test_pages_must_suffice_for_a_while() -> None:
+    """11 pages of 4 tokens. A prompt of 6 with 9 tokens to write is at 10 a page from now: 2.5 pages, and half of one.
+
+    Three need 9, four need 12. Of one prompt, the first needs so many and a fork, which shares a page, 2: five need 11.
+    """
+    cache = PagedCache(SHAPES, 8, 32, 4, 11, torch.device("cpu"))
     scheduler = Scheduler()
     scheduler.add([flight(i, prompt=i, size=6) for i in range(6)])
     assert [a for a, _ in wave(scheduler, 0, 8, cache)] == [0, 1, 2]
+    assert scheduler.full
     forks = Scheduler()
-    forks.add([flight(i, size=6) for i in range(6)])  # one prompt: one shared page, one own page each
-    assert [a for a, _ in wave(forks, 0, 8, cache)] == [0, 1, 2, 3]
+    forks.add([flight(i, size=6) for i in range(6)])
+    assert [a for a, _ in wave(forks, 0, 8, cache)] == [0, 1, 2, 3, 4]
+
+
+def test_a_pool_for_every_slot_admits_to_every_slot() -> None:
+    """Whatever is expected: nobody can write more than its limit."""
+    cache = PagedCache(SHAPES, 8, 32, 32, 8, torch.device("cpu"))
+    scheduler = Scheduler()
+    scheduler.add([flight(i, prompt=i, size=23) for i in range(9)])
+    assert len(wave(scheduler, 0, 8, cache)) == 8
+
+
+def test_after_a_shortage_nobody_is_admitted_until_a_row_ends() -> None:
+    scheduler = Scheduler()
+    scheduler.add([flight(0)])
+    scheduler.full = True
+    assert wave(scheduler, 1, 8, roomy()) == []
+    scheduler.full = False
+    assert wave(scheduler, 1, 8, roomy()) == [(0, 0)]
 
 
 def test_one_flight_alone_is_always_admitted() -> None:
@@ -78,17 +108,38 @@ def test_one_flight_alone_is_always_admitted() -> None:
 
 
 def test_a_prefill_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PADDED", 20)
+    monkeypatch.setattr(module, "PREFILL", 40)
     scheduler = Scheduler()
     scheduler.add([flight(0, prompt=0, size=5), flight(1, prompt=1, size=9), flight(2, prompt=0), flight(3, prompt=3)])
-    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 0)]  # a third prefill would pad to 27
+    assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 0)]  # a third prefill would pad to 27, of at most 20
+
+
+def test_what_is_longer_than_a_prefill_is_fed_in_chunks_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """25 tokens, 10 a step: two steps of its own; with the last five go its fork and a prompt that fits beside them."""
+    monkeypatch.setattr(module, "PREFILL", 10)
+    scheduler = Scheduler(packed=True)
+    long = flight(0, size=25)
+    scheduler.add([long, flight(1, size=25), flight(2, prompt=2, size=5), flight(3, prompt=3, size=1)])
+    fed = 0
+    for _ in range(2):
+        got = scheduler.next_wave(8, lambda f, forked: True, (long, fed) if fed else None)
+        assert [(c.flight, c.start, c.stop, c.last) for c in got.chunks] == [(long, fed, fed + 10, False)]
+        assert got.forks == [] and len(scheduler.waiting) == 3
+        fed = got.chunks[0].stop
+    got = scheduler.next_wave(8, lambda f, forked: True, (long, fed))
+    assert [(c.flight.arrival, c.start, c.stop, c.last) for c in got.chunks] == [(0, 20, 25, True), (2, 0, 5, True)]
+    assert [(f.arrival, leader) for f, leader in got.forks] == [(1, 0)] and got.tokens == 10
+
+
+def test_a_long_one_does_not_begin_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PREFILL", 10)
     scheduler = Scheduler()
-    scheduler.add([flight(0, size=30)])
+    scheduler.add([flight(0, size=2), flight(1, prompt=1, size=25)])
     assert wave(scheduler, 0, 8, roomy()) == [(0, 0)]
 
 
 def test_a_packed_prefill_counts_no_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PACKED", 20)
+    monkeypatch.setattr(module, "PREFILL", 20)
     scheduler = Scheduler(packed=True)
     scheduler.add([flight(i, prompt=i, size=size) for i, size in enumerate((5, 9, 6, 1))])
     assert wave(scheduler, 0, 8, roomy()) == [(0, 0), (1, 1), (2, 2)]  # 20 tokens; padded they would be 27
@@ -98,7 +149,7 @@ def test_small_prefills_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None
     model = sharp_model()
     requests = [ask(i, n=2, max_tokens=6) for i in range(6)]
     want = by_key(make_engine(model, slots=8).generate(requests))
-    monkeypatch.setattr(module, "PADDED", 12)
+    monkeypatch.setattr(module, "PREFILL", 12)
     assert by_key(make_engine(model, slots=8).generate(requests)) == want
 
 

@@ -11,6 +11,8 @@ With LoRA the adapters are all that asks for a gradient, so they are all that is
 from __future__ import annotations
 
 import math
+import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +21,16 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, make_samples
+from whet.model.compiled import FEW, compiled_layers, first_line, why_not
 from whet.model.head import head_of, log_probs, score_sums
-from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention
+from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention, put
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
@@ -80,6 +84,8 @@ class Learner:
         self.skipped = 0
         self.skipped_in_row = 0
         self.ooms = 0
+        self.scored_s = 0.0
+        """Seconds of the last step for log-probs under the policy before it and the reference."""
         self.pack_tokens = config.pack_tokens
         self.device = torch.device(device) if device is not None else model.device
         self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
@@ -91,6 +97,8 @@ class Learner:
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
+        fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
+        self.compiled = config.compile and fast and self._compiles()
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
@@ -106,6 +114,7 @@ class Learner:
         lr = self._learning_rate(progress)
         scores: dict[Key, Tensor] | None = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
+        self.scored_s = 0.0
         if samples:
             metrics = self._learn(samples, kl, entropy, progress, scores)
         self.version += 1
@@ -147,6 +156,24 @@ class Learner:
         for name in self.state_dict():
             setattr(self, name, state[name])
 
+    def _compiles(self) -> bool:
+        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
+        tokens, reason = self.pack_tokens, None
+        while reason is None:
+            try:
+                reason = why_not(self.model, tokens, self.config.checkpoint_activations)
+            except torch.OutOfMemoryError:
+                tokens, reason = tokens // 2, None if tokens > FEW else "it does not fit in memory"
+            torch.cuda.empty_cache()
+        if reason:
+            self._give_up_compiling(reason)
+        return not reason
+
+    def _give_up_compiling(self, reason: str) -> None:
+        self.compiled = False
+        name = type(self.model).__name__
+        warnings.warn(f"{name} is trained without the compiler, more slowly: {reason}", stacklevel=3)
+
     def _heed(self, batch: Batch, kl: float) -> None:
         """Resets, and the reference: made when KL is first wanted, of the weights as they are then."""
         if batch.reset_optimizer:
@@ -182,10 +209,12 @@ class Learner:
         self, samples: list[Sample], kl: float, entropy: float, progress: float, scores: dict[Key, Tensor] | None
     ) -> dict[str, float]:
         """All updates of a batch; a skipped one ends it. The metrics are the last update's, the scores the first's."""
+        begun = time.perf_counter()
         old = (
             self._within_memory(samples, lambda: self._score(self.model, samples)) if self.config.updates > 1 else None
         )
         reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
+        self.scored_s = self._since(begun) if old or reference else 0.0
         metrics: dict[str, float] = {}
         for update in range(self.config.updates):
             wanted = scores if update == 0 else None
@@ -199,6 +228,12 @@ class Learner:
             self.updates += 1
             self.skipped_in_row = 0
         return metrics
+
+    def _since(self, begun: float) -> float:
+        """Seconds, what is queued on the device included."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter() - begun
 
     def _skip(self) -> None:
         self.optimizer.zero_grad()
@@ -221,7 +256,8 @@ class Learner:
     ) -> Sums:
         """The gradient of the whole batch, pack by pack, left in the optimiser; and the scores, if they are wanted."""
         sums = Sums()
-        with packed_attention(self.model, self.config.checkpoint_activations):
+        again = self.config.checkpoint_activations
+        with packed_attention(self.model, again), compiled_layers(self.model, self.compiled):
             for pack in self._packs(samples):
                 loss, parts = self._loss(pack, samples, old, reference, kl, entropy, scores)
                 loss.backward()
@@ -240,15 +276,15 @@ class Learner:
         scores: dict[Key, Tensor] | None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         c, members = self.config, [samples[i] for i in pack.members]
-        hidden, head, heat = hidden_states(self.model, pack), head_of(self.model), _temperature(pack, members)
+        head, heat = head_of(self.model), _temperature(pack, members)
+        behaviour, advantage, weight = _columns(members, pack, head.weight)
+        hidden = hidden_states(self.model, pack)
         if scores is not None:
             sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
             scores.update(zip((s.key for s in members), sums, strict=True))
-        lp, entropies = log_probs(hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0)
+        lp, entropies = log_probs(hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=self.compiled)
         lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
-        behaviour = torch.as_tensor(np.concatenate([s.behaviour for s in members])).to(lp)
         w = importance(lp_old, behaviour, c.importance_cap)
-        advantage = _spread([s.advantage for s in members], pack, lp)
         surrogate, held = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
         token_loss = w * surrogate
         parts = {"entropy": entropies, "importance": w, "clipped": held, "mismatch": (lp_old - behaviour).abs()}
@@ -257,16 +293,17 @@ class Learner:
             token_loss = token_loss + kl * parts["kl"]
         if entropy:
             token_loss = token_loss - entropy * entropies
-        return (_spread([s.weight for s in members], pack, lp) * token_loss).sum(), parts
+        return (weight * token_loss).sum(), parts
 
     @torch.no_grad()
     def _score(self, model: Any, samples: list[Sample]) -> list[Tensor]:
         """Log-probs of every response under `model`, in the order of the samples."""
         out: dict[int, Tensor] = {}
-        with packed_attention(model):
+        with packed_attention(model), compiled_layers(model, self.compiled):
             for pack in self._packs(samples):
                 heat = _temperature(pack, [samples[i] for i in pack.members])
-                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, heat)
+                hidden = hidden_states(model, pack)
+                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=self.compiled)
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
@@ -274,12 +311,19 @@ class Learner:
         return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, self.device)
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
-        """`work`, again with smaller packs each time the device is full, down to one sequence a pack."""
+        """`work`, again with smaller packs each time the device is full, down to one sequence a pack.
+
+        Also again, once, where the compiler fails after all: on the way without gradients it was not tried.
+        """
         while True:
             try:
                 return work()
             except torch.OutOfMemoryError:
                 self.ooms += 1
+            except TorchDynamoException as error:
+                self._give_up_compiling(first_line(error))
+                self.optimizer.zero_grad()
+                continue
             # Here, after the handler, the traceback no longer keeps the failed pass alive.
             self.optimizer.zero_grad()
             lengths = [len(s.prompt) + s.response.size - 1 for s in samples]
@@ -301,9 +345,14 @@ def _temperature(pack: Pack, members: list[Sample]) -> Tensor | float:
     return torch.tensor(heats, dtype=torch.float64, device=pack.owner.device)[pack.owner]
 
 
-def _spread(values: list[float], pack: Pack, like: Tensor) -> Tensor:
-    """A number a rollout -> a number a token."""
-    return torch.tensor(values, dtype=like.dtype, device=like.device)[pack.owner]
+def _columns(members: list[Sample], pack: Pack, weight: Tensor) -> list[Tensor]:
+    """Behaviour log-probs, advantages and weights, a number a token, in the precision of log-probs.
+
+    Made before the forward pass is queued: a copy from the host after it could wait for its end.
+    """
+    rows = [np.concatenate([s.behaviour for s in members])]
+    rows += [np.repeat([getattr(s, name) for s in members], pack.counts) for name in ("advantage", "weight")]
+    return put(rows, pack.owner.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
 
 
 def _finite(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:

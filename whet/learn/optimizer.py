@@ -55,11 +55,18 @@ class AdamW:
 
     def accumulate(self) -> None:
         """After each backward: half-precision gradients are added to the masters' fp32 ones and dropped."""
+        first: list[tuple[Tensor, Tensor]] = []
+        more: list[tuple[Tensor, Tensor]] = []
         for name in self._halves:
             live, master = self.live[name], self.masters[name]
             if live.grad is not None:
-                master.grad = live.grad.float() if master.grad is None else master.grad.add_(live.grad)
+                pairs = first if master.grad is None else more
+                master.grad = torch.empty_like(master) if master.grad is None else master.grad
+                pairs.append((master.grad, live.grad))
                 live.grad = None
+        for pairs, write in ((first, torch._foreach_copy_), (more, torch._foreach_add_)):
+            if pairs:
+                write([to for to, _ in pairs], [what for _, what in pairs])
 
     def grad_norm(self) -> float:
         """Of the whole accumulated gradient."""

@@ -33,6 +33,8 @@ from whet.model.twin import Probe
 
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 """Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
+FIXED = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary positions whose angles do not change with the length of what is read."""
 PROBED = 3
 """Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
 
@@ -103,9 +105,16 @@ def leave(mixed: Tensor, x: Tensor, tail: Tail, norm: Tensor, eps: Tensor) -> Te
 
 
 def _finish(mixed: Tensor, x: Tensor, tail: Tail) -> Tensor:
-    x = x + F.linear(mixed, tail.out, tail.out_bias)
+    x = _add(x, F.linear(mixed, tail.out, tail.out_bias))
     gate, up = enter(x, tail.gate_up).chunk(2, -1)
-    return x + F.linear(F.silu(gate) * up, tail.down, tail.down_bias)
+    return _add(x, F.linear(F.silu(gate) * up, tail.down, tail.down_bias))
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, to the same bits. The casts keep the compiler from making it a part of the product before it: that
+    copies x first, one more launch, where the norm that follows reads both anyway."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) + y.to(wide)).to(x.dtype)
 
 
 @dataclass(slots=True)
@@ -122,6 +131,8 @@ class FusedStack:
     keys: Sequence[Tensor] = ()
     """One a layer, [pages, kv heads, page, d]."""
     values: Sequence[Tensor] = ()
+    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    """cos and sin of every position."""
     _enter: Callable[..., Tensor] = field(default=enter, repr=False)
     _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
     _leave: Callable[..., Tensor] = field(default=leave, repr=False)
@@ -162,7 +173,7 @@ class FusedStack:
         -1 for padding. The others are those of `paged_attention`. Call it without gradients.
         """
         x = F.embedding(ids, self.embedding)
-        cos, sin = self._angles(x, position)
+        cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
         qkv = self._enter(x, self.layers[0].qkv)
         last = len(self.layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
@@ -202,18 +213,24 @@ class FusedStack:
         return self._leave(mixed, x, self.layers[last].tail, self.norm, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """fp32 (fp64 for fp64), logit scale and soft-cap included."""
-        return self.head.logits(hidden)
+        """Logit scale and soft-cap included."""
+        return self.head.narrow_logits(hidden)
 
     @property
     def stale(self) -> bool:
         """Whether a weight of the model was moved instead of written in place; a new stack must then be made."""
         return any(joined(parts) is None or parts[0].data_ptr() != view.data_ptr() for parts, view in self.sources)
 
-    def _angles(self, x: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, d] in the type of x, the same for every layer."""
-        cos, sin = self.rotary(x[None], position[None])
-        return cos[0], sin[0]
+    def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, d] in the type of x, the same for every layer; looked up where they hang on nothing else."""
+        if getattr(self.rotary, "rope_type", None) not in FIXED:
+            cos, sin = self.rotary(x[None], position[None])
+            return cos[0], sin[0]
+        if len(self._circle) < context:
+            cos, sin = self.rotary(x[None], torch.arange(context, device=x.device)[None])
+            self._circle = torch.cat((cos[0], sin[0]), -1)
+        cos, sin = F.embedding(position, self._circle).chunk(2, -1)
+        return cos, sin
 
 
 def fused_stack(twin: PreTrainedModel) -> FusedStack | None:
@@ -253,7 +270,7 @@ def _try(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     got = _first_logits(stack, ids)
     half = want.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
-    gap = (got - want).abs().max().item()
+    gap = (got.double() - want.double()).abs().max().item()
     if not gap <= allowed:  # nan is not
         return None, f"the fused layers give other logits than {type(twin).__name__} (off by {gap:.3g})"
     return stack, None

@@ -1,16 +1,18 @@
 """Log-probs of given tokens, and entropies, from hidden states: the LM head, without ever holding [tokens, vocab].
 
 The learner and the warm start call `log_probs`. Tokens go through the head in chunks; the backward pass computes each
-chunk again instead of keeping it, and adds up the head's gradient in fp32. `score_sums`, the gradient of a response's
-log-prob in its hidden states, is for curricula that ask for it (CurES); it takes no backward pass. `Head.logits` is
-what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 once the matrix product is
-done. What it does not know (a head wrapped by an adapter, a transform of its own) is refused here or found by
-`packing.check_packing`.
+chunk again instead of keeping it, and adds up the head's gradient in fp32. Compiled (on a GPU), what a chunk does after
+its matrix product is one kernel forward and one backward, and no fp32 logits are ever written. `score_sums`, the
+gradient of a response's log-prob in its hidden states, is for curricula that ask for it (CurES); it takes no backward
+pass. `Head.logits` is what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 once
+the matrix product is done. What it does not know (a head wrapped by an adapter, a transform of its own) is refused here
+or found by `packing.check_packing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +37,14 @@ class Head:
         """fp32, or fp64 for an fp64 model."""
         return self.finish(nn.functional.linear(hidden, self.weight, self.bias))
 
+    def narrow_logits(self, hidden: Tensor) -> Tensor:
+        """In the type of the product where nothing is done to it: whoever reads them widens them on the way."""
+        product = nn.functional.linear(hidden, self.weight, self.bias)
+        return product if self.scale == 1.0 and self.softcap is None else self.finish(product)
+
     def finish(self, product: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
         """What comes after the matrix product: fp32, scale, soft-cap, temperature (a number, or one a token)."""
-        logits = product if product.dtype == torch.float64 else product.float()
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
-        if isinstance(temperature, Tensor):
-            return logits / temperature.to(logits.dtype).unsqueeze(-1)
-        return logits if temperature == 1.0 else logits / temperature
+        return _finish(product, temperature, self.scale, self.softcap)
 
 
 def head_of(model: Any) -> Head:
@@ -68,13 +68,21 @@ def log_probs(
     *,
     entropy_grad: bool = False,
     chunk: int = CHUNK,
+    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [tokens] in fp32 (fp64 for fp64).
 
     hidden is [tokens, width], temperature a number or [tokens]. The entropy carries a gradient only when asked to.
-    No tensor larger than `chunk` logits (or one token's) is made.
+    No tensor larger than `chunk` logits (or one token's) is made. `compiled` makes two narrow copies of the logits
+    where the plain way makes four wide ones, so its chunks are larger by as much.
     """
     rows = max(1, chunk // head.weight.shape[0])
+    if compiled:
+        rows *= max(1, 8 // hidden.element_size())
+        if not isinstance(temperature, Tensor):  # a number would be compiled in
+            temperature = torch.full((1,), temperature, dtype=_wide(hidden), device=hidden.device)
+        lp, entropy = _Compiled.apply(hidden, head.weight, head.bias, head, targets, temperature, rows, entropy_grad)
+        return lp, entropy
     if hidden.shape[0] <= rows:
         product = nn.functional.linear(hidden, head.weight, head.bias)
         return _score(head.finish(product, temperature), targets, entropy_grad)
@@ -199,20 +207,129 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
-        of_hidden = torch.empty_like(hidden)
-        of_weight = torch.zeros_like(weight, dtype=_wide(weight)) if ctx.needs_input_grad[1] else None
-        of_bias = torch.zeros_like(bias, dtype=_wide(bias)) if ctx.needs_input_grad[2] else None
+        add = _Gradients(ctx, hidden, weight, bias)
         for part in _parts(hidden, ctx.rows):
             of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
             product, heat = nn.functional.linear(hidden[part], weight, bias), _of(ctx.temperature, part)
-            of_product = _product_gradient(ctx.head, product, ctx.targets[part], heat, of_lp, of_entropy)
-            of_hidden[part] = of_product @ weight
-            if of_weight is not None:
-                of_weight += of_product.T @ hidden[part]
-            if of_bias is not None:
-                of_bias += of_product.sum(0)
-        narrow = (None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias))
-        return of_hidden, *narrow, None, None, None, None, None
+            add(part, _product_gradient(ctx.head, product, ctx.targets[part], heat, of_lp, of_entropy))
+        return (*add.narrow(), None, None, None, None, None)
+
+
+class _Compiled(torch.autograd.Function):
+    """`_Chunked` with the work after the matrix product compiled; it also keeps log(sum of exp) a token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        head: Head,
+        targets: Tensor,
+        temperature: Tensor,
+        rows: int,
+        entropy_grad: bool,
+    ) -> tuple[Tensor, Tensor]:
+        work, scores = _compile(score_chunk), []
+        for part in _parts(hidden, rows):
+            product = _static_width(nn.functional.linear(hidden[part], weight, bias))
+            scores.append(work(product, targets[part], _of(temperature, part), head.scale, head.softcap))
+        lp, entropy, log_sum = (torch.cat(values) for values in zip(*scores, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, temperature, log_sum, entropy)
+        ctx.head, ctx.rows, ctx.entropy_grad = head, rows, entropy_grad
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return lp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperature, log_sum, entropy = ctx.saved_tensors
+        work, add = _compile(gradient_chunk), _Gradients(ctx, hidden, weight, bias)
+        for part in _parts(hidden, ctx.rows):
+            product = _static_width(nn.functional.linear(hidden[part], weight, bias))
+            of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
+            known = targets[part], _of(temperature, part), log_sum[part], entropy[part]
+            add(part, work(product, *known, of_lp, of_entropy, ctx.head.scale, ctx.head.softcap))
+        return (*add.narrow(), None, None, None, None, None)
+
+
+class _Gradients:
+    """Of hidden states, weight and bias, from the chunks' gradients of the matrix product; summed in fp32."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+        self.inputs, self.of_hidden = (hidden, weight), torch.empty_like(hidden)
+        wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
+        self.of_weight, self.of_bias = (None if t is None else torch.zeros_like(t, dtype=_wide(t)) for t in wanted)
+
+    def __call__(self, part: slice, of_product: Tensor) -> None:
+        hidden, weight = self.inputs
+        self.of_hidden[part] = of_product @ weight
+        if self.of_weight is not None:
+            self.of_weight += of_product.T @ hidden[part]
+        if self.of_bias is not None:
+            self.of_bias += of_product.sum(0)
+
+    def narrow(self) -> tuple[Tensor | None, ...]:
+        parts = (self.of_weight, self.of_bias)
+        return self.of_hidden, *(None if g is None else g.to(self.of_hidden.dtype) for g in parts)
+
+
+def score_chunk(
+    product: Tensor, targets: Tensor, temperature: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-prob, entropy, log sum exp) of a chunk's matrix product: `_score`, written to be compiled."""
+    logits = _finish(product, temperature, scale, softcap)
+    log_sum = torch.logsumexp(logits, dim=-1)
+    log_p = logits - log_sum[:, None]
+    return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), log_sum
+
+
+def gradient_chunk(
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    log_sum: Tensor,
+    entropy: Tensor,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """`_product_gradient`, written to be compiled: elementwise, the target found by comparison and not by scatter."""
+    logits = _finish(product, temperature, scale, softcap)
+    log_p = logits - log_sum[:, None]
+    p = log_p.exp()
+    hit = torch.arange(product.shape[1], device=product.device) == targets[:, None]
+    gradient = torch.where(hit, of_lp[:, None], 0.0) - p * of_lp[:, None]
+    if of_entropy is not None:
+        gradient = gradient - p * of_entropy[:, None] * (log_p + entropy[:, None])
+    gradient = gradient / temperature.to(gradient.dtype)[:, None]
+    if softcap is not None:  # d c tanh(x / c) = 1 - tanh^2
+        tanh = torch.tanh(product.to(gradient.dtype) * scale / softcap)
+        gradient = gradient * (1.0 - tanh * tanh)
+    return (gradient * scale).to(product.dtype)
+
+
+@functools.cache
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+def _static_width(product: Tensor) -> Tensor:
+    """Tokens differ from chunk to chunk, the vocabulary never."""
+    torch._dynamo.mark_static(product, 1)
+    return product
+
+
+def _finish(product: Tensor, temperature: Tensor | float, scale: float, softcap: float | None) -> Tensor:
+    logits = product if product.dtype == torch.float64 else product.float()
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if isinstance(temperature, Tensor):
+        return logits / temperature.to(logits.dtype).unsqueeze(-1)
+    return logits if temperature == 1.0 else logits / temperature
 
 
 def _parts(hidden: Tensor, rows: int) -> list[slice]:
@@ -220,7 +337,7 @@ def _parts(hidden: Tensor, rows: int) -> list[slice]:
 
 
 def _of(temperature: Tensor | float, part: slice) -> Tensor | float:
-    return temperature[part] if isinstance(temperature, Tensor) else temperature
+    return temperature[part] if isinstance(temperature, Tensor) and len(temperature) > 1 else temperature
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -1,14 +1,15 @@
 """How much memory a training takes: counted from the network's shape and the recipe, before any weight is loaded.
 
-`whet doctor` calls `measure` (a network without weights -> Shape), `plan` (Shape and recipe -> bytes by kind) and
-`ways_to_fit`. Weights, masters, moments and the KV cache are exact; activations, logits and decoding are estimates
-whose formula their function states. It asks no device anything: what is free is the caller's to know.
+`whet doctor` and the start of a run call `measure` (a network without weights -> Shape), `plan` (Shape and recipe ->
+bytes by kind) and `lay_out` (what of it is there at the same time); `doctor` alone `ways_to_fit`. Weights, masters,
+moments and the KV cache are exact; graphs, activations, logits and decoding are estimates whose formula their function
+states. It asks no device anything: what is free is the caller's to know.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,10 @@ from whet.model.head import CHUNK
 from whet.model.twin import kv_shapes
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+SPARE = 0.1
+"""Of the memory to be had, left to the allocator and whatever else runs: a plan that takes more does not fit."""
+PREFILL = 16_384
+"""Tokens of prompts that go through the network at once where rollouts run by graphs, as the scheduler packs them."""
 RANK = 16
 """Of the adapters that are proposed where a full training does not fit."""
 
@@ -56,6 +61,7 @@ class Plan:
     moments: int
     reference: int
     cache: int
+    graphs: int = 0
     gradients: int
     activations: int
     logits: int
@@ -63,18 +69,42 @@ class Plan:
 
     @property
     def resident(self) -> int:
-        return self.weights + self.masters + self.moments + self.reference + self.cache
+        return self.weights + self.masters + self.moments + self.reference + self.cache + self.graphs
+
+    @property
+    def learning(self) -> int:
+        return self.gradients + self.activations + self.logits
 
     @property
     def total(self) -> int:
-        return self.resident + max(self.gradients + self.activations + self.logits, self.decoding)
+        return self.resident + max(self.learning, self.decoding)
+
+    @property
+    def lent(self) -> int:
+        """The total where the cache's memory is lent to the learner during its step."""
+        return self.resident - self.cache + max(self.learning, self.cache + self.decoding)
 
     def parts(self) -> list[tuple[str, int]]:
         """Name and bytes of what is there at the peak, largest first."""
-        learning = self.gradients + self.activations + self.logits
-        left_out = {"decoding"} if learning >= self.decoding else {"gradients", "activations", "logits"}
+        left_out = {"decoding"} if self.learning >= self.decoding else {"gradients", "activations", "logits"}
         sizes = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in left_out]
         return sorted(((name, size) for name, size in sizes if size), key=lambda item: -item[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How a plan is laid out on one card."""
+
+    plan: Plan
+    """With the cache as it will be."""
+    pages: int
+    """Of the pool, as in rollout.pages: fewer than the recipe would have, where those do not fit."""
+    release: bool
+    """The cache's memory is lent to the learner during its step."""
+
+    @property
+    def total(self) -> int:
+        return self.plan.lent if self.release else self.plan.total
 
 
 def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
@@ -121,11 +151,46 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
         moments=2 * trained * wide,
         reference=trained * size if settings.learn.kl_coef else 0,
         cache=cache_bytes(shape.cached, settings.rollout, size),
+        graphs=graph_bytes(shape.vocab, settings.rollout),
         gradients=trained * (wide + size if half else wide),
         activations=activation_bytes(shape, settings, flash=flash),
         logits=logit_bytes(shape.vocab, pack_tokens(settings), size),
         decoding=decoding_bytes(shape, settings.rollout, size),
     )
+
+
+def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) -> Room:
+    """The plan within `room` bytes, by the first of these that fits (a resident cache costs no time):
+
+    all of it at once; the cache lent to the learner, unless rollouts may run on over an update (`keep`); a pool with
+    fewer pages, as many as fit, at least one context. Whole slots cannot be fewer: they are left as they are.
+    """
+    whole, r = plan(shape, settings, flash=flash), settings.rollout
+    lendable = not (r.mode == "stream" and r.on_update == "keep")
+    if whole.total <= room:
+        return Room(plan=whole, pages=r.pages, release=False)
+    if not (r.page or r.graphs) or (lendable and whole.lent <= room):
+        return Room(plan=whole, pages=r.pages, release=lendable)
+    page, size = page_tokens(r), BYTES[settings.model.dtype]
+    beside = whole.decoding if lendable else max(whole.decoding, whole.learning)
+    fitting = (room - (whole.resident - whole.cache) - beside) // (page * shape.cached * size) - 1
+    pages = max(-(-r.context // page), min(fitting, pool_pages(r)))
+    cache = cache_bytes(shape.cached, r.model_copy(update={"pages": pages}), size)
+    fewer = replace(whole, cache=cache)
+    return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room)
+
+
+def page_tokens(rollout: config.Rollout) -> int:
+    return rollout.page or (PAGE if rollout.graphs else rollout.context)
+
+
+def pool_pages(rollout: config.Rollout) -> int:
+    """
+    >>> pool_pages(config.Rollout(slots=4, context=300, page=128))
+    12
+    """
+    small = rollout.page or rollout.graphs
+    return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page_tokens(rollout))
 
 
 def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
@@ -136,10 +201,12 @@ def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
     >>> cache_bytes(100, config.Rollout(slots=4, context=2048), size=2) == (4 + 1) * 2048 * 100 * 2
     True
     """
-    small = rollout.page or (PAGE if rollout.graphs else 0)
-    page = small or rollout.context
-    pages = (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page)
-    return (pages + 1) * page * cached * size
+    return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
+
+
+def graph_bytes(vocab: int, rollout: config.Rollout) -> int:
+    """An estimate: 18 bytes a logit of the largest batch (measured: 226 MiB for 256 x 49,152, 686 for 151,936)."""
+    return 18 * rollout.slots * vocab if rollout.graphs else 0
 
 
 def pack_tokens(settings: config.Config) -> int:
@@ -178,18 +245,29 @@ def logit_bytes(vocab: int, tokens: int, size: int) -> int:
 
 
 def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int) -> int:
-    """An estimate: one layer's keys and values in fp32 and the scores twice; six fp32 copies of the logits (noise)."""
+    """An estimate. Plain calls: one layer's keys and values in fp32, the scores twice, six fp32 copies of the logits
+    (noise). Graphs: one layer's tensors for the prompts of one prefill."""
+    if rollout.graphs:
+        return PREFILL * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
     wide = max(4, size)
     attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
     return rollout.slots * wide * (attention + 6 * shape.vocab)
 
 
-def ways_to_fit(shape: Shape, settings: config.Config, free: int, *, flash: bool) -> list[tuple[str, int]]:
-    """(setting, bytes it leaves the plan at): first those that fit by themselves, gentlest first, else by effect."""
-    before = plan(shape, settings, flash=flash).total
-    found = []
+def ways_to_fit(
+    shape: Shape, settings: config.Config, free: int, *, flash: bool, lend: bool = False
+) -> list[tuple[str, int]]:
+    """(setting, bytes it leaves the plan at): first those that fit by themselves, gentlest first, else by effect.
+
+    lend: the plan is laid out as on a GPU, where the cache's memory can be lent.
+    """
+
+    def total(settings: config.Config) -> int:
+        return (lay_out(shape, settings, free, flash=flash) if lend else plan(shape, settings, flash=flash)).total
+
+    before, found = total(settings), []
     for series in _knobs(settings):
-        tried = [(text, plan(shape, changed, flash=flash).total) for text, changed in series]
+        tried = [(text, total(changed)) for text, changed in series]
         found += [next((way for way in tried if way[1] <= free), way) for way in tried[-1:] if way[1] < before]
     enough = [way for way in found if way[1] <= free]
     return enough or sorted(found, key=lambda way: way[1])

@@ -54,7 +54,7 @@ class PlainNetwork:
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.logits(hidden)
+        return self.head.narrow_logits(hidden)
 
 
 @dataclass(slots=True)

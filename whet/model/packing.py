@@ -54,6 +54,8 @@ class Boundaries:
     starts: Tensor
     """int32 [sequences + 1]."""
     longest: int
+    flash: bool
+    """The device has the flash kernel. Asked here, since a compiled layer cannot ask."""
     buckets: tuple[Bucket, ...]
 
 
@@ -110,21 +112,38 @@ def _make_pack(pairs: Sequence[Pair], members: list[int], device: torch.device |
     lengths = prompts + counts - 1
     starts = np.concatenate([[0], np.cumsum(lengths)])
     ids = np.concatenate([part for i in members for part in (pairs[i][0], pairs[i][1][:-1])])
-    predict = np.repeat(starts[:-1] + prompts - 1, counts) + _ranges(counts)
-
-    def put(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.as_tensor(array, dtype=dtype).to(device)
-
+    arrays = {
+        "ids": ids,
+        "position": _ranges(lengths),
+        "starts": starts,
+        "predict": np.repeat(starts[:-1] + prompts - 1, counts) + _ranges(counts),
+        "targets": np.concatenate([pairs[i][1] for i in members]),
+        "owner": np.repeat(np.arange(len(members)), counts),
+    }
+    runs = _runs(lengths.tolist())
+    rows = [_ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
+    there = put([*arrays.values(), *rows], device)
+    at = dict(zip(arrays, there, strict=False))
+    buckets = [Bucket(len(run), run[0], r) for run, r in zip(runs, there[len(arrays) :], strict=True)]
     return Pack(
         members=tuple(members),
         counts=tuple(counts.tolist()),
-        input_ids=put(ids)[None],
-        position_ids=put(_ranges(lengths))[None],
-        boundaries=Boundaries(put(starts, torch.int32), int(lengths.max()), _buckets(lengths.tolist(), device)),
-        predict=put(predict),
-        targets=put(np.concatenate([pairs[i][1] for i in members])),
-        owner=put(np.repeat(np.arange(len(members)), counts)),
+        input_ids=at["ids"][None],
+        position_ids=at["position"][None],
+        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), _has_flash(device), tuple(buckets)),
+        predict=at["predict"],
+        targets=at["targets"],
+        owner=at["owner"],
     )
+
+
+def put(arrays: Sequence[np.ndarray], device: torch.device | str, dtype: torch.dtype = torch.int64) -> list[Tensor]:
+    """On the device by one copy that waits for nothing: each would cost a launch, and stop until the GPU is idle."""
+    device = torch.device(device)
+    whole = torch.as_tensor(np.concatenate(arrays), dtype=dtype)
+    if device.type == "cuda":
+        whole = whole.pin_memory().to(device, non_blocking=True)
+    return list(whole.to(device).split([len(array) for array in arrays]))
 
 
 def hidden_states(model: Any, pack: Pack) -> Tensor:
@@ -204,7 +223,7 @@ def attention(
         what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
         raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    kernel = _varlen if _can_varlen(q, v, softcap) else _reference
+    kernel = _varlen if packed.flash and _can_varlen(q, v, softcap) else _reference
     return kernel(q, k, v, packed, scaling, sliding_window, softcap)[None], None
 
 
@@ -212,10 +231,14 @@ AttentionInterface.register(NAME, attention)
 
 
 def _can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
-    if not q.is_cuda or q.dtype not in (torch.bfloat16, torch.float16) or softcap is not None:
-        return False
     d = q.shape[-1]
-    return d == v.shape[-1] and d <= 256 and d % 8 == 0 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    fits = d == v.shape[-1] and d <= 256 and d % 8 == 0
+    return fits and softcap is None and q.dtype in (torch.bfloat16, torch.float16)
+
+
+def _has_flash(device: torch.device | str) -> bool:
+    device = torch.device(device)
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _varlen(
@@ -229,6 +252,7 @@ def _varlen(
     return out
 
 
+@torch.compiler.disable
 def _reference(
     q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, scale: float | None, window: int | None, softcap: float | None
 ) -> Tensor:
@@ -276,18 +300,14 @@ def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
     return (back >= 0) & (back < (length if window is None else window))
 
 
-def _buckets(lengths: list[int], device: torch.device | str) -> tuple[Bucket, ...]:
+def _runs(lengths: list[int]) -> list[list[int]]:
     """Lengths fall from left to right (`divide` sorts), so a bucket is a run and its first sequence the longest."""
     runs: list[list[int]] = []
     for n in lengths:
         if not runs or n < _FULLNESS * runs[-1][0]:
             runs.append([])
         runs[-1].append(n)
-    out = []
-    for run in runs:
-        rows = _ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run)
-        out.append(Bucket(len(run), run[0], torch.as_tensor(rows).to(device)))
-    return tuple(out)
+    return runs
 
 
 def _ranges(lengths: np.ndarray) -> np.ndarray:

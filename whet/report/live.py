@@ -91,7 +91,10 @@ class RunProgress:
             return
         left = self._status.pace.left()
         if redraws(self._console):
-            self._draw(progress_table([(self._status, left)], self._console.width))
+            table = progress_table([(self._status, left)], self._console.width)
+            table.caption = Text(self._status.split, style="dim") if self._status.split else None
+            table.caption_justify = "left"
+            self._draw(table)
         else:
             self._console.print(Text(plain_line(self._status, left)), soft_wrap=True)
 

@@ -16,12 +16,14 @@ from whet.report.curves import number
 from whet.report.excerpts import MARKS, Excerpt, shorten
 from whet.report.levels import LAST
 from whet.report.markup import Html, escape, join, tag
+from whet.report.status import TIMES
 
 TEXT_SHOWN = 1200
 """Characters of a prompt or response on a page."""
 WORD_SHOWN = 120
 """And of a word about it."""
-TIMES = ("generate", "judge", "train", "idle", "eval", "save")
+NOT_SPENT = ("total", "gpu_idle")
+"""Of the time/* metrics, those that are no part of the whole."""
 
 
 def section(title: str, *parts: str, note: str = "") -> Html:
@@ -119,7 +121,7 @@ def time_budget(arms: Sequence[Arm], labels: Sequence[Html]) -> Html:
     if not names:
         return tag("p", "No times were recorded.", class_="empty")
     longest = max(sum(seconds.values()) for seconds in spent) or 1.0
-    colours = {name: f"t{i % COLOURS}" for i, name in enumerate(names)}
+    colours = {name: f"t{i % len(TIMES)}" for i, name in enumerate(names)}
     bars = []
     for seconds in spent:
         pieces = [
@@ -154,7 +156,7 @@ def _seconds(arm: Arm) -> dict[str, float]:
         for row in run.rows:
             for key in row:
                 name = key.removeprefix("time/")
-                if name not in (key, "total") and (value := number(row, key)) is not None:
+                if name not in (key, *NOT_SPENT) and (value := number(row, key)) is not None:
                     total[name] = total.get(name, 0.0) + value / len(arm.runs)
     return total
 

@@ -13,6 +13,8 @@ from typing import Any
 from whet.report import formats
 from whet.report.curves import evaluation_names, number
 
+TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs")
+"""Where the time of a row may go, by the name after "time/"; what else is there is no part of the total."""
 PACE_WINDOW = 32
 """Rows over which the pace is measured: responses grow, so old steps mislead."""
 
@@ -45,6 +47,22 @@ class Pace:
         return max(0.0, (1.0 - last) * (last_s - first_s) / (last - first) - waited)
 
 
+def time_split(row: Mapping[str, Any]) -> str:
+    """Where the time of a row went, the most first; and, on a GPU, how much of the step it idled. "" if not told.
+
+    >>> time_split({"time/generate": 7.0, "time/train": 2.5, "time/idle": 0.5, "time/gpu_idle": 0.08})
+    'generate 70%, train 25%, idle 5%, GPU idle 8%'
+    """
+    spent = {name: number(row, f"time/{name}") or 0.0 for name in TIMES}
+    total = sum(spent.values())
+    if total <= 0:
+        return ""
+    shares = [(seconds / total, name.replace("_", "-")) for name, seconds in spent.items()]
+    words = [f"{name} {formats.share(share)}" for share, name in sorted(shares, reverse=True) if share >= 0.005]
+    idle = number(row, "time/gpu_idle")
+    return ", ".join(words + ([f"GPU idle {formats.share(idle)}"] if idle is not None else []))
+
+
 class Status:
     """What is known of one run."""
 
@@ -60,6 +78,8 @@ class Status:
         self.signal: float | None = None
         self.speed: float | None = None
         """Tokens generated a second."""
+        self.split = ""
+        """Where the time of the latest row went."""
         self.pace = Pace()
         self._evaluation: str | None = None
         self._seconds = 0.0
@@ -77,6 +97,7 @@ class Status:
         self.tokens = self._latest(row, "tokens_generated", self.tokens)
         self.signal = self._latest(row, "curriculum/signal_share", self.signal)
         self.speed = self._latest(row, "rollout/tokens_per_s", self.speed)
+        self.split = time_split(row) or self.split
         self._seconds = self._seconds + (number(row, "time/total") or 0.0) if seconds is None else seconds
         self.progress = self._derived() if progress is None else min(1.0, max(0.0, progress))
         self.pace.add(self._seconds, self.progress)
@@ -123,6 +144,8 @@ def plain_line(status: Status, left: float | None) -> str:
     True
     >>> plain_line(status, 200.0)
     'speed: step 10, 25%, 3m20s left, accuracy 0.598, signal 40%, 21.4k tokens/s, 85k tokens'
+
+    Where the row says where its time went, it ends so: "; generate 70%, train 25%, idle 5%".
     """
     words = [f"step {status.step if status.step is not None else 0}", formats.percent(status.progress)]
     if status.progress < 1.0 and left is not None:
@@ -135,4 +158,5 @@ def plain_line(status: Status, left: float | None) -> str:
     ):
         if text != formats.MISSING:
             words.append(name.format(text))
-    return f"{status.name}: " * bool(status.name) + ", ".join(words)
+    split = f"; {status.split}" if status.split else ""
+    return f"{status.name}: " * bool(status.name) + ", ".join(words) + split

@@ -13,10 +13,13 @@ class Engine(Protocol):
     """Of keyed_noise, token_versions, stream, cut, recompute, keep, draft. A recipe that needs more is refused."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue; the order is kept."""
+        """Queue. Which of them start first is the engine's choice; rollouts of one request start in order."""
 
-    def collect(self) -> list[Rollout]:
+    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         """Finished rollouts, unjudged, with traces, in the order they finished.
+
+        `early` is called at the start and after each step with those that are new (often none): in the end it has
+        had all that is returned, in that order.
 
         barrier: runs until all is finished. stream: runs until at least one rollout finished.
         Never waits when idle. Evaluation rollouts are handed out by `generate` alone.
@@ -38,6 +41,11 @@ class Engine(Protocol):
 
     def update(self, version: int) -> None:
         """The weights are now those of `version`; running rollouts are cut, recomputed or kept."""
+
+    def release(self) -> None:
+        """The learner's step comes next: what memory it can do without until `take_back` may go back to the card."""
+
+    def take_back(self) -> None: ...
 
     def stats(self) -> dict[str, float]:
         """Counters since the last call, named "rollout/..."."""

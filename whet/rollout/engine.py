@@ -22,11 +22,12 @@ from whet.model.network import graphs_lack, network_of
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
 from whet.rollout.flight import Flight, empty_trace, request_from_json
+from whet.rollout.forecast import Lengths, Room
 from whet.rollout.graphs import GraphRunner
-from whet.rollout.pages import Cache, PagedCache, SlotCache
+from whet.rollout.pages import PagedCache, make_cache
 from whet.rollout.rows import Rows
 from whet.rollout.runner import EagerRunner, Runner
-from whet.rollout.scheduler import Scheduler
+from whet.rollout.scheduler import Scheduler, Wave
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
 
 
@@ -48,8 +49,10 @@ class LocalEngine:
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
         graphs: bool = False,
+        releasable: bool = False,
     ) -> None:
-        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules."""
+        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules.
+        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
             raise WhetError(
@@ -62,7 +65,9 @@ class LocalEngine:
         self.device = model.device
         if graphs and self.device.type == "cuda" and (why := graphs_lack(self.twin)):
             raise WhetError(f"{type(model).__name__} cannot run by graphs: {why}.")
-        self.cache = _make_cache(self.twin, slots, context, page or (PAGE if graphs else 0), pages)
+        self.cache = make_cache(
+            kv_shapes(self.twin), slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
+        )
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
@@ -71,6 +76,7 @@ class LocalEngine:
             assert isinstance(self.cache, PagedCache), "graphs read pages"
             self.runner = GraphRunner(network_of(self.twin, self.cache.keys, self.cache.values), self.cache, self.rows)
         self.scheduler = Scheduler(packed=graphs)
+        self.lengths = Lengths()
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
         self._tickets: dict[int, dict[int, Rollout]] = {}
@@ -82,13 +88,20 @@ class LocalEngine:
     # ---- what callers use
 
     def submit(self, requests: Sequence[Request]) -> None:
-        self.scheduler.add(self._flights(requests))
+        """Those that are expected to be long go first, so that none is left over at the end; equal ones keep order."""
+        running = int(self.rows.count[: self.rows.size].sum())
+        self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
 
-    def collect(self) -> list[Rollout]:
-        while self._busy and not (self.mode == "stream" and self.done):
+    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
+        told = 0
+        while True:
+            if early is not None:
+                early(self.done[told:])
+                told = len(self.done)
+            if not self._busy or (self.mode == "stream" and self.done):
+                done, self.done = self.done, []
+                return done
             self.step()
-        done, self.done = self.done, []
-        return done
 
     def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
         ticket = self._arrivals
@@ -118,10 +131,25 @@ class LocalEngine:
         elif self.on_update == "cut":
             self._evict_all()
             cut = self.scheduler.cut()
+            for flight in cut:
+                self.lengths.cut(flight.trace.ids.size)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
         self.scheduler.forget()
+        self.runner.forget()
         self.version = version
+
+    def release(self) -> None:
+        """Before the learner's step: lends it the cache's memory, unless rollouts run on that need what is in it."""
+        if not self.cache.arena.releasable:
+            return
+        if self.on_update != "keep":
+            self._evict_all()  # `update` would do it after the step, with the same outcome
+        if not self.rows.size:
+            self.cache.arena.release()
+
+    def take_back(self) -> None:
+        self.cache.arena.take_back()
 
     def stats(self) -> dict[str, float]:
         names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
@@ -149,12 +177,14 @@ class LocalEngine:
             "ids": np.concatenate([np.zeros(0, np.int32), *(t.ids for t in traces)]),
             "log_probs": np.concatenate([np.zeros(0, self.dtype), *(t.log_probs for t in traces)]),
             "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
+            **self.lengths.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.idle, "state is loaded into an engine that has not begun"
         self.version, self._arrivals = int(state["version"]), int(state["arrivals"])
         self.scheduler.begun = set(state["begun"].tolist())
+        self.lengths.load_state_dict(state)
         at = 0
 
         def trace(n: int) -> Trace:
@@ -174,38 +204,48 @@ class LocalEngine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what fits, then one more token for every row: the running ones and the new ones."""
+        """Admit what fits, then one more token for every row that is fed: the running ones and the new ones."""
         begin = time.perf_counter()
         rows = self.rows
         self._make_room()
-        running = rows.size
-        wave = self.scheduler.next_wave(running, self.slots, self.cache)
-        if running or wave:
-            leaders, source = self._admit(wave)
-            token, log_prob = self.runner.advance(running, leaders, source)
+        running = rows.ready
+        half = (rows.flights[-1], rows.fed) if rows.fed else None
+        room = Room(self.cache, rows, self.lengths)
+        wave = self.scheduler.next_wave(self.slots - rows.size, room, half)
+        if running or wave.chunks:
+            source = self._admit(running, wave)
+            token, log_prob = self.runner.advance(running, wave.chunks, source)
             rows.length[:running] += 1
             rows.record(token, log_prob, self.version)
             self._stats["steps"] += 1
-            self._stats["prefill_tokens"] += sum(f.known for f in leaders)
-            self._stats["tokens"] += rows.size
+            self._stats["prefill_tokens"] += wave.tokens
+            self._stats["tokens"] += rows.ready
             self._retire(rows.finished(self.decode))
         self._seconds += time.perf_counter() - begin
 
-    def _admit(self, wave: Sequence[tuple[Flight, int]]) -> tuple[list[Flight], list[int]]:
-        """Rows for a wave: first those to prefill, then their forks; and for each fork the row it copies."""
-        leaders = [i for i, (_, leader) in enumerate(wave) if leader == i]
-        forks = [i for i, (_, leader) in enumerate(wave) if leader != i]
-        place = {i: self.rows.add(wave[i][0]) for i in (*leaders, *forks)}
-        for i in leaders:
-            self.cache.open(place[i], wave[i][0].known)
-        return [wave[i][0] for i in leaders], [place[wave[i][1]] for i in forks]
+    def _admit(self, running: int, wave: Wave) -> list[int]:
+        """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
+        rows = self.rows
+        for chunk in wave.chunks:
+            if chunk.start == 0:
+                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
+        source = [running + leader for _, leader in wave.forks]
+        for leader, (flight, _) in zip(source, wave.forks, strict=True):
+            rows.shared[[leader, rows.add(flight)]] = flight.known
+        if wave.chunks:
+            rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
+        return source
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
+        if not ended:
+            return
         self._stats["finished"] += len(ended)
+        self.scheduler.full = False
         finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
         flights = [self._evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
         for flight in sorted(flights, key=lambda f: f.arrival):
             rollout = flight.rollout(finishes[id(flight)], self.version)
+            self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
             if flight.ticket is None:
                 self.done.append(rollout)
             else:
@@ -214,24 +254,25 @@ class LocalEngine:
     def _make_room(self) -> None:
         """Preempt the youngest until every row has a page for its next token. One row alone always fits."""
         rows = self.rows
-        while self.cache.lacking(rows.length[: rows.size]) > self.cache.free:
+        while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:
             youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
             self.scheduler.give_back([self._evict(youngest)])
+            self.scheduler.full = True
             self._stats["preempted"] += 1
-        self.cache.grow(rows.length[: rows.size])
+        self.cache.grow(rows.length[: rows.ready])
 
     def _evict(self, row: int) -> Flight:
         """The flight leaves its row and takes its tokens along."""
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
         self.cache.close(row)
-        last = self.rows.remove(row)
-        if last != row:
-            self.cache.move(last, row, int(self.rows.length[row]))
+        for source, target in self.rows.remove(row):
+            self.cache.move(source, target, int(self.rows.length[target]))
         return flight
 
     def _evict_all(self) -> None:
         self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
+        self.scheduler.full = False
 
     @property
     def _busy(self) -> bool:
@@ -262,15 +303,3 @@ class LocalEngine:
             raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
         key = row_key(self.seed, request.phase == "eval", request.group_id, index)
         return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
-
-
-def _make_cache(twin: PreTrainedModel, slots: int, context: int, page: int, pages: int) -> Cache:
-    shapes = kv_shapes(twin)
-    if page == 0:
-        return SlotCache(shapes, slots, context, twin.device)
-    full = -(-context // page)
-    if 0 < pages < full:
-        raise WhetError(
-            f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
-        )
-    return PagedCache(shapes, slots, context, page, pages or slots * full, twin.device)

@@ -74,6 +74,27 @@ class Flight:
         return {**dataclasses.asdict(self.request), "index": self.index, "arrival": self.arrival}
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Known tokens `start` .. `stop` of a flight, which one step feeds; those before them are cached."""
+
+    flight: Flight
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def last(self) -> bool:
+        """After it the flight draws a token."""
+        return self.stop == self.flight.known
+
+    def ids(self) -> np.ndarray:
+        return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
+
+
 def request_from_json(data: Mapping[str, Any]) -> Request:
     fields = {f.name: data[f.name] for f in dataclasses.fields(Request)}
     return Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})

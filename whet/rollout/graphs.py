@@ -1,8 +1,10 @@
 """The step on CUDA: state on the device, decoding as one captured graph for each size of batch.
 
-A decode step is forward, draw and bookkeeping in one graph replay; the host uploads rows only when one came, went or
-got a page, and reads two numbers a row when the step is done. Prompts are prefilled apart, packed without padding, by
-the same network. On a CPU everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
+A decode step is forward, draw and bookkeeping in one graph replay; the host tells the device of rows only when one
+came, went or got a page, and reads two numbers a row when the step is done. Where nothing stands against it the next
+step is launched before these are read, so that the device does not wait for the host: rows that turn out to have ended
+are left out of what it gives. Prompts are prefilled apart, packed without padding, by the same network. On a CPU
+everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
 
 Graphs are made for sizes up to the number of slots, the largest first, and share one memory pool: a smaller one
 fits into what the largest took. Rows beyond the batch are padding: length -1, written to the page that is nobody's.
@@ -10,22 +12,27 @@ fits into what the largest took. Rows beyond the batch are padding: length -1, w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whet.model.kernels.race import race
-from whet.rollout.flight import Flight
+from whet.model.meter import Meter
+from whet.rollout import device_rows as on_device
+from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, TOKEN, DeviceRows
+from whet.rollout.flight import Chunk, Flight
 from whet.rollout.pages import PagedCache
 from whet.rollout.rows import Rows
 from whet.rollout.runner import fork_rows
 from whet.rollout.sampling import sample
 
-TOKEN, LENGTH, COUNT, KEY0, KEY1, HEAT = range(6)
-"""Lines of the device's state: newest token, cached tokens, generated tokens, noise keys, temperature (its bits)."""
+MOST_DRAFTS = 47
+"""Tokens a row may be ahead of the target: with the newest, 48 to verify."""
 STALE = (-1, -1)
 """No number of edits: what the device has is not what the host has."""
 
@@ -52,144 +59,232 @@ def buckets(slots: int) -> list[int]:
     return [*(size for size in sizes if size < slots), max(2, slots)]
 
 
+@dataclass(slots=True)
+class Launch:
+    """A decode step under way."""
+
+    flights: list[Flight]
+    """Whose rows it decodes, in order."""
+    logits: Tensor
+    drawn: Tensor
+    """[2, B] on the host, once `done`."""
+    done: torch.cuda.Event | None
+
+
 class GraphRunner:
     def __init__(self, network: Network, cache: PagedCache, rows: Rows) -> None:
         self.network, self.cache, self.rows = network, cache, rows
         self.device = rows.device
         self.sizes = buckets(len(rows.token))
-        most, width = self.sizes[-1], cache.table.shape[1]
-        self.state = torch.zeros(6, most, dtype=torch.int32, device=self.device)
-        self.table = torch.zeros(most, width, dtype=torch.int32, device=self.device)
+        most = self.sizes[-1]
+        self.device_rows = DeviceRows(most, cache.table.shape[1] + 1, self.device)  # padded drafts lie beyond the last
+        self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
+        self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
+        self.verified = torch.zeros(2 * MOST_DRAFTS + 3, most, dtype=torch.int32, device=self.device)
+        """How many of a row's draws count, the draws, and their log-probs as bits."""
         self.drawn = torch.zeros(2, most, dtype=torch.int32, device=self.device)
         """Token and, as bits, log-prob of each row."""
-        self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
-        pinned = self.device.type == "cuda"
-        self._state = torch.zeros(6, most, dtype=torch.int32, pin_memory=pinned)
-        self._table = torch.zeros(most, width, dtype=torch.int32, pin_memory=pinned)
-        self._drawn = torch.zeros(2, most, dtype=torch.int32, pin_memory=pinned)
-        self._host = self._drawn.numpy()
+        on_gpu = self.device.type == "cuda"
+        self._drawn = [torch.zeros(2, most, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
+        self._verified = torch.zeros_like(self.verified, device="cpu", pin_memory=on_gpu)
+        self._fed, self._advanced = _fast(on_device.fed, on_gpu), _fast(on_device.advanced, on_gpu)
+        self._fed_with_drafts = _fast(on_device.fed_with_drafts, on_gpu)
+        self._accepted = _fast(on_device.accepted, on_gpu)
         self._uploaded = STALE
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._next: Launch | None = None
+        """Launched before its turn."""
+        self._launches = 0
+        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """By rows, and tokens that each feeds."""
+        self._pool: Any = None
+        """What all graphs share; it lives as long as one of them."""
         self._bytes = 0
+        self.meter = Meter(self.device)
 
-    def advance(self, running: int, leaders: Sequence[Flight], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         drawn = []
         with torch.inference_mode(False), torch.no_grad():
             if running:
-                drawn.append(self._decode(running))
-            if leaders:
-                drawn.append(self._prefill(running, leaders, source))
+                drawn.append(self._decode(running, alone=not chunks))
+            else:
+                self.forget()
+            if chunks:
+                with self.meter.span():
+                    drawn.append(self._prefill(running, chunks, source))
         if len(drawn) == 1:
             return drawn[0]
         tokens, log_probs = zip(*drawn, strict=True)
         return np.concatenate(tokens), np.concatenate(log_probs)
 
     def stats(self) -> dict[str, float]:
-        return {"rollout/graphs": float(len(self._graphs)), "rollout/graph_bytes": float(self._bytes)}
+        """Graphs there are; and, since the last call, how long the GPU worked."""
+        out = {"rollout/graphs": float(len(self._graphs)), "rollout/graph_bytes": float(self._bytes)}
+        seconds = self.meter.seconds()
+        return out if seconds is None else {**out, "rollout/gpu_seconds": seconds}
+
+    def forget(self) -> None:
+        """What was launched ahead is of no use: the weights change, or its rows are gone."""
+        self._next, self._uploaded = None, STALE
 
     # ---- decoding
 
-    def _decode(self, running: int) -> tuple[np.ndarray, np.ndarray]:
-        self._upload(running)
-        logits = self._replay(next(size for size in self.sizes if size >= running))
-        if self.rows.picky[:running].any():  # only evaluations may be; their tokens are drawn outside of the graph
+    def _decode(self, running: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
+        """`alone`: no prompts are fed in this step, whose rows would be missing from one launched now."""
+        order = None if self._next is None else _places(self.rows.flights[:running], self._next.flights)
+        step = self._next
+        if step is None or order is None:
+            self._upload(running)
+            step, order = self._launch(running), np.arange(running)
+        self._next = None
+        if alone and self._may_run_ahead(running):
+            if self._uploaded != (self.rows.edits, self.cache.edits):
+                self.device_rows.arrange(order, self.cache.table)
+                self._uploaded = (self.rows.edits, self.cache.edits)
+            self._next = self._launch(running)
+        return self._read(step, order)
+
+    def _read(self, step: Launch, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self.rows.picky[: len(order)].any():  # only evaluations may be; their tokens are drawn outside of the graph
             self._uploaded = STALE
-            return self._draw(logits[:running], slice(0, running))
-        self._drawn.copy_(self.drawn, non_blocking=True)
+            index = self._tensor(order, np.int64)
+            return self._draw(step.logits[index], slice(0, len(order)))
+        if step.done is not None:
+            step.done.synchronize()
+        token, log_prob = step.drawn.numpy()[:, order]
+        return token, log_prob.view(np.float32)
+
+    def _may_run_ahead(self, running: int) -> bool:
+        """Whether the rows' next step needs nothing that the host learns from this one; gives them their pages."""
+        rows = self.rows
+        if rows.picky[:running].any():
+            return False
+        length = np.where(rows.count[:running] + 1 < rows.limit[:running], rows.length[:running] + 1, -1)
+        if length.max() < 0 or self.cache.lacking(length) > self.cache.free:
+            return False
+        self.cache.grow(length)
+        return True
+
+    def _launch(self, running: int) -> Launch:
+        drawn = self._drawn[self._launches % 2]
+        self._launches += 1
+        logits = self._replay(self._size(running), 1)
+        drawn.copy_(self.drawn, non_blocking=True)
+        done = None
+        if self.device.type == "cuda":
+            done = torch.cuda.Event()
+            done.record()
+        return Launch(self.rows.flights[:running], logits, drawn, done)
+
+    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The rows' newest tokens and their drafts [running, K], -1 for none, in one forward: draws [running, K + 1],
+        their log-probs, and how many of each row's draws count. Pages for them must be there."""
+        assert self._next is None, "a step under way knows nothing of drafts"
+        (running, most), size = drafts.shape, self._size(len(drafts))
+        self._drafts.numpy()[:running, :most] = drafts
+        with torch.inference_mode(False), torch.no_grad():
+            self._upload(running)
+            self.drafts[:running, :most].copy_(self._drafts[:running, :most], non_blocking=True)
+            self._replay(size, most + 1)
+            self._verified.copy_(self.verified, non_blocking=True)
         if self.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
-        return self._host[0, :running].copy(), self._host[1, :running].view(np.float32).copy()
+        counted, *lines = self._verified.numpy()[: 2 * most + 3, :running]
+        token, bits = np.array(lines[: most + 1]).T, np.ascontiguousarray(np.array(lines[most + 1 :]).T)
+        return token, bits.view(np.float32), counted.copy()
 
-    def _replay(self, size: int) -> Tensor:
+    def _size(self, running: int) -> int:
+        return next(size for size in self.sizes if size >= running)
+
+    def _replay(self, size: int, new: int) -> Tensor:
+        """`new` tokens a row: the newest and, if more, drafts."""
+        step = self._step if new == 1 else self._verify_step
         if self.device.type != "cuda":
-            return self._step(size)
-        if not self._graphs:
-            state = self.state.clone()
-            self._capture()
-            self.state.copy_(state)
-        graph, logits = self._graphs[size]
-        graph.replay()
+            return step(size, new)
+        if (size, new) not in self._graphs:
+            wanted = [(each, 1) for each in reversed(self.sizes)] if new == 1 else [(size, new)]
+            self._capture(wanted)
+        graph, logits = self._graphs[size, new]
+        with self.meter.span():
+            graph.replay()
         return logits
 
     def _upload(self, running: int) -> None:
         """Rows and tables as the host has them, if they are not what the device has."""
-        rows = self.rows
-        if self._uploaded == (rows.edits, self.cache.edits):
+        if self._uploaded == (self.rows.edits, self.cache.edits):
             return
-        state = self._state.numpy()
-        state[LENGTH] = -1
-        for line, column in ((TOKEN, rows.token), (LENGTH, rows.length), (COUNT, rows.count)):
-            state[line, :running] = column[:running]
-        state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
-        state[HEAT, :running] = rows.temperature[:running].astype(np.float32).view(np.int32)
-        self._table.numpy()[:running] = self.cache.table[:running]
-        self.state.copy_(self._state, non_blocking=True)
-        self.table.copy_(self._table, non_blocking=True)
-        self._uploaded = (rows.edits, self.cache.edits)
+        self.device_rows.upload(self.rows, self.cache.table, running)
+        self._uploaded = (self.rows.edits, self.cache.edits)
 
-    def _step(self, size: int) -> Tensor:
+    def _step(self, size: int, new: int = 1) -> Tensor:
         """One token for rows 0..size-1, on the device alone; the logits it was drawn from."""
-        state = self.state[:, :size]
-        active = (state[LENGTH] >= 0).to(torch.int32)
-        row = self.numbers[:size] * active + (active - 1)  # -1 for padding
-        hidden = self.network.forward(
-            state[TOKEN],
-            state[LENGTH] * active,
-            row,
-            self.table[:size],
-            state[LENGTH] + 1,
-            self.numbers[: size + 1],
-            1,
-        )
+        state = self.device_rows.state[:, :size]
+        row, position, length = self._fed(state, self.numbers[:size])
+        table, starts = self.device_rows.table[:size], self.numbers[: size + 1]
+        hidden = self.network.forward(state[TOKEN], position, row, table, length, starts, 1)
         logits = self.network.logits(hidden)
         token, log_prob = race(logits, state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32))
-        self.drawn[0, :size] = token
-        self.drawn[1, :size] = log_prob.view(torch.int32)
-        state[TOKEN] = token
-        state[LENGTH : COUNT + 1] += active
+        state[: COUNT + 1], self.drawn[:, :size] = self._advanced(state, token, log_prob)
         return logits
 
-    def _capture(self) -> None:
-        """Every size, the largest first; each is run before, so that no kernel is compiled within a capture."""
-        self.state[LENGTH] = -1
+    def _verify_step(self, size: int, new: int) -> Tensor:
+        """As `_step`, with new - 1 drafts a row."""
+        state, drafts = self.device_rows.state[:, :size], self.drafts[:size, : new - 1]
+        ids, row, position, length = self._fed_with_drafts(state, drafts, self.numbers[:size])
+        table, starts = self.device_rows.table[:size], self.numbers[: size + 1] * new
+        hidden = self.network.forward(ids, position, row, table, length, starts, new)
+        logits = self.network.logits(hidden)
+        keys = state[KEY0 : KEY1 + 1].repeat_interleave(new, 1)
+        count = (state[COUNT][:, None] + self.numbers[:new]).flatten()
+        heat = state[HEAT].view(torch.float32).repeat_interleave(new)
+        token, log_prob = race(logits, keys, count, heat)
+        state[: COUNT + 1], self.verified[: 2 * new + 1, :size] = self._accepted(state, drafts, token, log_prob)
+        return logits
+
+    def _capture(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Graphs of (rows, tokens a row); each is run before, so that no kernel is compiled within a capture."""
+        before = self.device_rows.state.clone()
+        self.device_rows.state[LENGTH] = -1
         torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
-        before = torch.cuda.memory_reserved(self.device)
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-        for size in reversed(self.sizes):
+        reserved = torch.cuda.memory_reserved(self.device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        for size, new in wanted:
+            step = self._step if new == 1 else self._verify_step
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
-                    self._step(size)
+                    step(size, new)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                logits = self._step(size)
-            self._graphs[size] = (graph, logits)
-        self._bytes = torch.cuda.memory_reserved(self.device) - before
+            with torch.cuda.graph(graph, pool=self._pool):
+                logits = step(size, new)
+            self._graphs[size, new] = (graph, logits)
+        self._bytes += torch.cuda.memory_reserved(self.device) - reserved
+        self.device_rows.state.copy_(before)
 
     # ---- prompts
 
-    def _prefill(self, running: int, leaders: Sequence[Flight], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """All tokens of the leaders in one forward, packed; their forks draw from the same logits."""
-        known = np.array([f.known for f in leaders])
-        ids = np.concatenate([part for f in leaders for part in (f.prompt, f.trace.ids)])
-        ends = np.cumsum(known)
-        position = np.arange(ids.size) - np.repeat(ends - known, known)
+    def _prefill(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of the chunks in one forward, packed; their forks draw from the same logits."""
+        sizes, n = np.array([chunk.size for chunk in chunks]), len(chunks)
+        ends = np.cumsum(sizes)
         hidden = self.network.forward(
-            self._tensor(ids, np.int32),
-            self._tensor(position, np.int32),
-            self._tensor(np.repeat(np.arange(known.size), known), np.int32),
-            self._tensor(self.cache.table[running : running + known.size], np.int32),
-            self._tensor(known, np.int32),
+            self._tensor(np.concatenate([chunk.ids() for chunk in chunks]), np.int32),
+            self._tensor(np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks]), np.int32),
+            self._tensor(np.repeat(np.arange(n), sizes), np.int32),
+            self._tensor(self.cache.table[running : running + n], np.int32),
+            self._tensor(np.array([chunk.stop for chunk in chunks]), np.int32),
             self._tensor(np.concatenate(([0], ends)), np.int32),
-            int(known.max()),
+            int(sizes.max()),
         )
+        self._uploaded = STALE
+        if not chunks[-1].last:
+            return np.zeros(0, np.int64), np.zeros(0, np.float32)
         logits = self.network.logits(hidden[self._tensor(ends - 1, np.int64)])
         if source:
-            fork_rows(self.cache, self.rows, running + known.size, source)
-            own = np.arange(known.size)
-            logits = logits[self._tensor(np.concatenate((own, np.array(source) - running)), np.int64)]
-        self._uploaded = STALE
+            fork_rows(self.cache, self.rows, running + n, source)
+            logits = logits[self._tensor(np.array([*range(n), *(row - running for row in source)]), np.int64)]
         return self._draw(logits, slice(running, self.rows.size))
 
     def _draw(self, logits: Tensor, part: slice) -> tuple[np.ndarray, np.ndarray]:
@@ -206,3 +301,16 @@ class GraphRunner:
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)
+
+
+def _fast(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True) if on_gpu else function
+
+
+def _places(flights: Sequence[Flight], among: Sequence[Flight]) -> np.ndarray | None:
+    """Where each of `flights` is among others; None if one is not there."""
+    if len(flights) == len(among) and all(map(operator.is_, flights, among)):
+        return np.arange(len(flights))
+    place = {id(flight): i for i, flight in enumerate(among)}
+    found = [place.get(id(flight), -1) for flight in flights]
+    return None if -1 in found else np.array(found)

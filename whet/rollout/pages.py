@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.errors import WhetError
 from whet.model.attention import Block, PageContext
 from whet.model.twin import KVShape
+from whet.rollout.arena import Arena, Piece
 
 
 class PagePool:
@@ -60,6 +62,9 @@ class PagePool:
 
 
 class Cache(Protocol):
+    arena: Arena
+    """Of the tensors: what lends their memory to the learner."""
+
     @property
     def free(self) -> int:
         """Pages to be had."""
@@ -90,13 +95,16 @@ class Cache(Protocol):
 class PageStore(ABC):
     """The tensors of all layers, and how a forward finds its way in them."""
 
-    def __init__(self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device) -> None:
-        def zeros(shape: KVShape, dim: int) -> Tensor:
-            # Not empty: a masked key still meets its value, and 0 times a stray nan is nan.
-            return torch.zeros(pages + 1, shape.heads, page, dim, dtype=shape.dtype, device=device)
+    def __init__(
+        self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device, releasable: bool = False
+    ) -> None:
+        def piece(shape: KVShape, dim: int) -> Piece:
+            return (pages + 1, shape.heads, page, dim), shape.dtype
 
-        self.keys = [zeros(s, s.key_dim) for s in shapes]
-        self.values = [zeros(s, s.value_dim) for s in shapes]
+        pieces = [piece(s, s.key_dim) for s in shapes] + [piece(s, s.value_dim) for s in shapes]
+        # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
+        self.arena = Arena(pieces, device, releasable=releasable)
+        self.keys, self.values = self.arena.tensors[: len(shapes)], self.arena.tensors[len(shapes) :]
         self.trash = pages
         """The page that padding is written to."""
         self.device = device
@@ -138,8 +146,10 @@ class PageStore(ABC):
 
 
 class SlotCache(PageStore):
-    def __init__(self, shapes: Sequence[KVShape], slots: int, context: int, device: torch.device) -> None:
-        super().__init__(shapes, slots, context, device)
+    def __init__(
+        self, shapes: Sequence[KVShape], slots: int, context: int, device: torch.device, releasable: bool = False
+    ) -> None:
+        super().__init__(shapes, slots, context, device, releasable)
 
     @property
     def free(self) -> int:
@@ -176,10 +186,19 @@ class SlotCache(PageStore):
 
 class PagedCache(PageStore):
     def __init__(
-        self, shapes: Sequence[KVShape], slots: int, context: int, page: int, pages: int, device: torch.device
+        self,
+        shapes: Sequence[KVShape],
+        slots: int,
+        context: int,
+        page: int,
+        pages: int,
+        device: torch.device,
+        releasable: bool = False,
     ) -> None:
-        super().__init__(shapes, pages, page, device)
+        super().__init__(shapes, pages, page, device, releasable)
         self.page = page
+        self.wanted = pages
+        """Pages asked for, where the card had no room for so many."""
         self.pool = PagePool(pages)
         self.table = np.zeros((slots, -(-context // page)), np.int32)
         self.edits = 0
@@ -245,3 +264,53 @@ class PagedCache(PageStore):
         self.table[row, : len(pages)] = pages
         self.edits += 1
         self.held[row] = len(pages)
+
+
+def make_cache(
+    shapes: Sequence[KVShape],
+    slots: int,
+    context: int,
+    page: int,
+    pages: int,
+    device: torch.device,
+    releasable: bool = False,
+) -> SlotCache | PagedCache:
+    """Whole slots where `page` is 0. On a full card the pool of pages is halved until it fits, at least one context."""
+    if page == 0:
+        try:
+            return SlotCache(shapes, slots, context, device, releasable)
+        except torch.OutOfMemoryError as error:
+            raise WhetError(
+                f"The KV cache of rollout.slots = {slots} x rollout.context = {context} does not fit in memory; "
+                "lower one of them, or set rollout.page = 128 and rollout.pages."
+            ) from error
+    full = -(-context // page)
+    if 0 < pages < full:
+        raise WhetError(
+            f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
+        )
+    pages = wanted = pages or slots * full
+    while True:
+        try:
+            cache = PagedCache(shapes, slots, context, page, pages, device, releasable)
+            cache.wanted = wanted
+            return cache
+        except torch.OutOfMemoryError as error:
+            if pages == full:
+                raise WhetError(
+                    f"Not even one rollout of rollout.context = {context} fits into memory beside the model; "
+                    "lower rollout.context, or take a smaller model."
+                ) from error
+        pages = max(full, pages // 2)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def pool_lines(cache: Cache) -> list[str]:
+    """What the user should hear of a pool that had to be made smaller."""
+    if not isinstance(cache, PagedCache) or cache.trash == cache.wanted:
+        return []
+    return [
+        f"The card has no room for {cache.wanted} KV pages: the pool has {cache.trash}; when they are full, "
+        "the youngest rollouts wait."
+    ]

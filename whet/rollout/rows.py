@@ -8,6 +8,7 @@ Used by the engine alone; it knows nothing of the model or of pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from whet.types import Finish, Trace
 class Rows:
     def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
         self.size = 0
+        self.fed = 0
+        """Known tokens of the last row that are cached, while there are more to feed and it draws none; else 0."""
         self.edits = 0
         """Times a row came or went; a copy of the columns kept elsewhere is stale by then."""
         self.device = device
@@ -28,7 +31,9 @@ class Rows:
         self.token = np.zeros(slots, np.int64)
         """The newest token, which the next decode step feeds."""
         self.length = np.zeros(slots, np.int64)
-        """Tokens whose K and V are cached."""
+        """Tokens whose K and V are cached (of a row that is half fed: will be)."""
+        self.shared = np.zeros(slots, np.int64)
+        """Of these, tokens of a prompt that was forked: other rows hold their pages, too."""
         self.count = np.zeros(slots, np.int32)
         """Tokens generated."""
         self.limit = np.zeros(slots, np.int32)
@@ -47,6 +52,17 @@ class Rows:
         self._numbers = np.arange(slots)
         self._draws: Draws | None = None
 
+    @property
+    def ready(self) -> int:
+        """Rows 0..ready-1 draw a token at each step: all, or all but the last."""
+        return self.size - (self.fed > 0)
+
+    def feed(self, fed: int) -> None:
+        """So much of the last row's known tokens will be cached after this step; 0: all of them."""
+        if fed != self.fed:
+            self.fed, self._draws = fed, None
+            self.edits += 1
+
     def add(self, flight: Flight) -> int:
         row, self.size = self.size, self.size + 1
         self.edits += 1
@@ -54,7 +70,7 @@ class Rows:
         sampling, trace = flight.request.sampling, flight.trace
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
-        self.length[row] = flight.known
+        self.length[row], self.shared[row] = flight.known, 0
         self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -64,30 +80,40 @@ class Rows:
         self._draws = None
         return row
 
-    def remove(self, row: int) -> int:
-        """The flight in `row` leaves, the last row takes its place; returns the row that moved."""
-        last = self.size = self.size - 1
+    def remove(self, row: int) -> list[tuple[int, int]]:
+        """The flight in `row` leaves and the last row takes its place; if that is half fed and stays the last, the last
+        but one does, and leaves its own to it. Returns the moves, in order."""
+        last = self.size - 1
+        way = [row, last] if row >= self.ready - 1 or self.ready == self.size else [row, self.ready - 1, last]
+        moves = [(source, target) for target, source in pairwise(way) if source != target]
+        for source, target in moves:
+            self._move(source, target)
+        if row == last:
+            self.fed = 0
+        self.size = last
         self.edits += 1
-        if row != last:
-            n = self.count[last]
-            columns: tuple[np.ndarray, ...] = (
-                self.token,
-                self.length,
-                self.count,
-                self.limit,
-                self.stops,
-                self.watches,
-                self.picky,
-            )
-            for column in (*columns, self.temperature, self.top_k, self.top_p):
-                column[row] = column[last]
-            self.keys[:, row] = self.keys[:, last]
-            for matrix in (self.ids, self.log_probs, self.versions):
-                matrix[row, :n] = matrix[last, :n]
-            self.flights[row] = self.flights[last]
         self.flights.pop()
         self._draws = None
-        return last
+        return moves
+
+    def _move(self, source: int, target: int) -> None:
+        n = self.count[source]
+        columns: tuple[np.ndarray, ...] = (
+            self.token,
+            self.length,
+            self.shared,
+            self.count,
+            self.limit,
+            self.stops,
+            self.watches,
+            self.picky,
+        )
+        for column in (*columns, self.temperature, self.top_k, self.top_p):
+            column[target] = column[source]
+        self.keys[:, target] = self.keys[:, source]
+        for matrix in (self.ids, self.log_probs, self.versions):
+            matrix[target, :n] = matrix[source, :n]
+        self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
@@ -98,8 +124,8 @@ class Rows:
         )
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
-        """One more token for each row."""
-        n = self.size
+        """One more token for each row that is ready."""
+        n = self.ready
         rows, count = self._numbers[:n], self.count[:n]
         self.token[:n] = token
         self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
@@ -107,7 +133,7 @@ class Rows:
 
     def finished(self, decode: Callable[[Sequence[int]], str]) -> list[tuple[int, Finish]]:
         """Rows that their newest token ended, and how; a stop goes before the limit."""
-        n = self.size
+        n = self.ready
         stop = (self.stops[:n] == self.token[:n, None]).any(1)
         if self.watches[:n].any():
             for row in np.flatnonzero(self.watches[:n] & ~stop):
@@ -117,9 +143,9 @@ class Rows:
         return [(int(row), "stop" if stop[row] else "length") for row in ended]
 
     def draws(self) -> Draws:
-        """How the rows draw their next token; kept until one comes or goes."""
+        """How the ready rows draw their next token; kept until one comes or goes."""
         if self._draws is None:
-            self._draws = self.draws_of(slice(0, self.size))
+            self._draws = self.draws_of(slice(0, self.ready))
         return self._draws
 
     def draws_of(self, part: slice) -> Draws:
@@ -136,7 +162,7 @@ class Rows:
 
     def positions(self) -> torch.Tensor:
         """Index of the token each row draws next."""
-        return self._tensor(self.count[: self.size])
+        return self._tensor(self.count[: self.ready])
 
     def _tensor(self, column: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(column).to(self.device)

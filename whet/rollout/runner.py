@@ -14,19 +14,23 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from whet.rollout.flight import Flight
+from whet.rollout.flight import Chunk
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
 from whet.rollout.sampling import sample
 
 
 class Runner(Protocol):
-    def advance(self, running: int, leaders: Sequence[Flight], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The next token of every row, and its log-prob.
+    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The next token of every row that is ready, and its log-prob.
 
-        Rows 0..running-1 feed their newest token; then come the rows of `leaders`, all of whose tokens are fed; then
-        rows that fork from the rows `source`, prompts and all.
+        Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then
+        rows that fork from the rows `source`, prompts and all. A chunk that is not its flight's last stands alone and
+        draws no token.
         """
+
+    def forget(self) -> None:
+        """The weights have changed: nothing computed but not handed out may be used."""
 
     def stats(self) -> dict[str, float]:
         """Of its own, since the start, named "rollout/..."."""
@@ -37,20 +41,22 @@ class EagerRunner:
         self.twin, self.cache, self.rows = twin, cache, rows
         self.device = twin.device
 
-    def advance(self, running: int, leaders: Sequence[Flight], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
-        if leaders:
-            blocks.append((slice(running, running + len(leaders)), *right_aligned(leaders)))
-        logits = self._forward(blocks)
+        if chunks:
+            blocks.append((slice(running, running + len(chunks)), *right_aligned(chunks)))
+        logits = self._forward(blocks)[: rows.ready]
         if source:
-            first = running + len(leaders)
+            first = running + len(chunks)
             fork_rows(self.cache, rows, first, source)
             logits = logits[torch.tensor([*range(first), *source], device=self.device)]
         token, log_prob = sample(logits, rows.draws(), rows.positions())
         if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
             token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
         return token.numpy(), log_prob.numpy()
+
+    def forget(self) -> None: ...
 
     def stats(self) -> dict[str, float]:
         return {}
@@ -80,11 +86,12 @@ def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> No
     cache.fork(source, target, rows.length[target].tolist())
 
 
-def right_aligned(flights: Sequence[Flight]) -> tuple[np.ndarray, np.ndarray]:
+def right_aligned(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
     """Token ids and positions [B, longest], padded on the left: every row's newest token is in the last column."""
-    width = max(f.known for f in flights)
-    ids = np.zeros((len(flights), width), np.int64)
-    position = np.arange(width) - width + np.array([[f.known] for f in flights])
-    for row, f in enumerate(flights):
-        ids[row, width - f.known :] = np.concatenate((f.prompt, f.trace.ids))
-    return ids, np.maximum(position, -1)
+    width = max(chunk.size for chunk in chunks)
+    ids = np.zeros((len(chunks), width), np.int64)
+    position = np.full((len(chunks), width), -1)
+    for row, chunk in enumerate(chunks):
+        ids[row, width - chunk.size :] = chunk.ids()
+        position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
+    return ids, position

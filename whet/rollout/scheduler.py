@@ -1,4 +1,4 @@
-"""Who waits: a queue in order of arrival, admission while slots and pages suffice, and which groups have begun.
+"""Who waits: the queue, admission while slots and pages suffice, and which groups have begun.
 
 The engine asks it for the next wave, gives back what was preempted, and at a weight update asks which
 waiting flights belong to a group that has begun. It holds no tokens on the device and runs nothing.
@@ -7,13 +7,29 @@ waiting flights belong to a group that has begun. It holds no tokens on the devi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from whet.rollout.flight import Flight
-from whet.rollout.pages import Cache
+from whet.rollout.flight import Chunk, Flight
 
-PADDED, PACKED = 8192, 16384
-"""Tokens of one prefill at most (or one flight), padding included where there is any: bounds its memory."""
+PREFILL = 16_384
+"""Known tokens that one step feeds at most, half of it where they are padded: bounds its memory, and its time, for
+which running rows wait. A flight with more is fed over several steps."""
+
+Room = Callable[[Flight, bool], bool]
+"""Takes a flight, forked or not, if the pages for it can be had (`forecast.Room`)."""
+
+
+@dataclass(slots=True)
+class Wave:
+    """What one step admits: flights to feed, and those that fork from one of them."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    """Each of another flight. All end with the flight's last token, or there is one alone that does not."""
+    forks: list[tuple[Flight, int]] = field(default_factory=list)
+    """Each with the place among the chunks of the one whose prompt it shares."""
+    tokens: int = 0
+    longest: int = 0
 
 
 class Scheduler:
@@ -23,6 +39,8 @@ class Scheduler:
         self.waiting: deque[Flight] = deque()
         self.begun: set[int] = set()
         """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
+        self.full = False
+        """Pages ran short: nobody is admitted until a row has ended. What was preempted would soon be so again."""
 
     def add(self, flights: Iterable[Flight]) -> None:
         self.waiting.extend(flights)
@@ -31,31 +49,41 @@ class Scheduler:
         """Flights that lost their row go first again; they arrived before all that wait."""
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
-    def next_wave(self, running: int, slots: int, cache: Cache) -> list[tuple[Flight, int]]:
-        """The flights to start now, each with the place in the wave of the one it forks from (its own: prefilled).
-
-        One page stays free for each row that will run, else what is admitted now is preempted a few tokens later.
-        """
-        wave: list[tuple[Flight, int]] = []
+    def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None) -> Wave:
+        """For so many free slots. `half`: a flight in a row, of which so many tokens are fed, comes first."""
+        wave = Wave()
         leaders: dict[str, int] = {}
-        pages, fed, longest, tokens = cache.free, 0, 0, 0
-        while self.waiting and running + len(wave) < slots:
+        if half is not None:
+            self._feed(wave, leaders, *half)
+        while self.waiting and slots > 0 and not (self.full or _part(wave)):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
-            pages -= cache.need(flight.known, forked=leader is not None)
-            if 0 < running + len(wave) >= pages:
+            if leader is None and not self._affords(wave, flight):
                 break
-            if leader is None:
-                fed, longest, tokens = fed + 1, max(longest, flight.known), tokens + flight.known
-                if fed > 1 and (tokens > PACKED if self.packed else fed * longest > PADDED):
-                    break
-                leader = len(wave)
-                if flight.fresh:
-                    leaders[flight.request.prompt_id] = leader
-            wave.append((flight, leader))
+            if not room(flight, leader is not None):
+                self.full = True
+                break
             self.waiting.popleft()
-        self.begun.update(f.request.group_id for f, _ in wave if f.request.phase != "eval")
+            slots -= 1
+            if leader is None:
+                self._feed(wave, leaders, flight)
+            else:
+                wave.forks.append((flight, leader))
+            if flight.request.phase != "eval":
+                self.begun.add(flight.request.group_id)
         return wave
+
+    def _feed(self, wave: Wave, leaders: dict[str, int], flight: Flight, fed: int = 0) -> None:
+        if flight.fresh:
+            leaders[flight.request.prompt_id] = len(wave.chunks)
+        chunk = Chunk(flight, fed, min(flight.known, fed + PREFILL))
+        wave.chunks.append(chunk)
+        wave.tokens, wave.longest = wave.tokens + chunk.size, max(wave.longest, chunk.size)
+
+    def _affords(self, wave: Wave, flight: Flight) -> bool:
+        """Within the tokens of one step; one that has more than that begins alone."""
+        padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
+        return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= PREFILL
 
     def cut(self) -> list[Flight]:
         """Take out the waiting flights of groups that have begun, in order."""
@@ -67,3 +95,8 @@ class Scheduler:
     def forget(self) -> None:
         """After an update, of the groups that have begun only those with a rollout still to start matter."""
         self.begun &= {f.request.group_id for f in self.waiting}
+
+
+def _part(wave: Wave) -> bool:
+    """Whether the wave is a part of one flight, beside which nothing is fed."""
+    return bool(wave.chunks) and not wave.chunks[-1].last

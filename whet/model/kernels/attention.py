@@ -27,8 +27,8 @@ from torch import Tensor
 
 from whet.model.kernels.dispatch import DTYPES, has_triton, takes_triton
 
-PROCESSORS = 132
-"""Streaming multiprocessors of an H100 or H200: how many programs it takes to keep the memory bus busy."""
+PROCESSORS = 128
+"""Programs that keep the memory bus busy: about one for each multiprocessor of an H100 or H200, which have 132."""
 TREE = 64
 """Most new tokens of a row with a tree: the bits of one integer. Rows with more are prompts."""
 LARGEST_HEAD = 256
@@ -55,18 +55,15 @@ def paged_attention(
 
     A row with more than `most` queries has those beyond it left undefined. `softcap` c makes a score c tanh(s / c).
     """
-    return torch.ops.whet.paged_attention(
+    # An operator is for the compiler alone: called directly, it costs the host more than the kernel the GPU.
+    call = torch.ops.whet.paged_attention if torch.compiler.is_compiling() else _attend
+    out: Tensor = call(
         query, keys, values, table, length, starts, most, scaling, window or 0, softcap or 0.0, splits, tree
     )
+    return out
 
 
-@torch.library.custom_op(
-    "whet::paged_attention",
-    mutates_args=(),
-    schema="(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor length, Tensor starts, SymInt most,"
-    " float scaling, SymInt window, float softcap, SymInt splits, Tensor? tree) -> Tensor",
-)
-def _operator(
+def _attend(
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -101,6 +98,15 @@ def _operator(
         splits=splits,
         tree=tree,
     )
+
+
+_operator = torch.library.custom_op(
+    "whet::paged_attention",
+    _attend,
+    mutates_args=(),
+    schema="(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor length, Tensor starts, SymInt most,"
+    " float scaling, SymInt window, float softcap, SymInt splits, Tensor? tree) -> Tensor",
+)
 
 
 @_operator.register_fake
@@ -164,8 +170,8 @@ class Tile:
 def plan_tile(most: int, group: int, dim: int, value_dim: int, itemsize: int) -> Tile:
     """Enough rows for all queries of a row, up to what registers hold, so that short q read each key once.
 
-    Measured on an H200 for bf16: 64 keys, 2 warps and 3 stages while rows * d < 8192, 4 warps above; 128 keys or
-    more warps lose. Ours, untried: 8 warps from 16384 on (prompts at d 128). float32 has no tensor cores at full
+    Measured on an H200 for bf16 and one query: 64 keys, 3 stages, 2 warps at d 64 and 4 at d 128 (2 lose 14% at 512
+    keys); 128 keys lose 40%. Untried: 8 warps from 16384 on (prompts at d 128). float32 has no tensor cores at full
     precision: small tiles keep it in registers, and its compile time at a few seconds.
 
     >>> plan_tile(most=1, group=7, dim=64, value_dim=64, itemsize=2)
@@ -177,7 +183,7 @@ def plan_tile(most: int, group: int, dim: int, value_dim: int, itemsize: int) ->
     if itemsize == 4:
         return Tile(rows=16, keys=32 if wide <= 64 else 16, warps=4 if wide <= 128 else 8, stages=2)
     rows = min(padded(most * group), 128 if wide <= 128 else 64)
-    warps = 2 if rows * wide < 8192 else 4 if rows * wide < 16384 else 8
+    warps = 8 if rows * wide >= 16384 else 4 if wide > 64 or rows > 64 else 2
     return Tile(rows, 64, warps, stages=3 if wide <= 128 else 2)
 
 
@@ -186,11 +192,11 @@ def plan_splits(
 ) -> int:
     """Parts to read each row's keys in, so that few rows still fill the device; a power of two.
 
-    S = factor * 132 / (B * Hkv), rounded up, at most the pages of a row and `limit`; factor 2 up to d 64 and 1
-    above, the best on an H200 for q of 1 and 5 at 512 and 4k keys; twice that from q 9 on. Rounding goes up since one
-    long row among short ones is common: too many parts cost 20%, too few several times the call. So batches that
-    fill the device by rows alone are still cut in two while rows may be long and programs are under eight a processor.
-    Prompts (more than 64 queries) have tiles enough and are not split.
+    S = factor * 128 / (B * Hkv), rounded up, at most the pages of a row and `limit`; factor 2 where rows may be long
+    and 1 where not, the best on an H200 at 4k and 512 keys for heads of 64 and 128; twice that from q 9 on. Rounding
+    goes up since one long row among short ones is common: too many parts cost 20%, too few several times the call. So
+    batches that fill the device by rows alone are still cut in two while rows may be long and programs are under
+    eight a processor. Prompts (more than 64 queries) have tiles enough and are not split.
 
     >>> plan_splits(batch=64, kv_heads=3, dim=64, most=1, width=64)
     2
@@ -199,10 +205,11 @@ def plan_splits(
     """
     if most > TREE:
         return 1
-    factor = factor or (2 if dim <= 64 else 1) * (2 if most > 8 else 1)
+    long = width >= LONG
+    factor = factor or (2 if long else 1) * (2 if most > 8 else 1)
     programs = max(batch * kv_heads, 1)
     wanted = -(-factor * PROCESSORS // programs)
-    if width >= LONG and programs < 8 * PROCESSORS:
+    if long and programs < 8 * PROCESSORS:
         wanted = max(wanted, 2)
     pages = 1 << max(width, 1).bit_length() - 1
     return min(1 << (wanted - 1).bit_length(), pages, limit)

@@ -46,9 +46,9 @@ def rope_write(
 
     `q_norm` and `k_norm` [d], both or none: the weights of an RMSNorm over each head before the rotation (Qwen3).
     """
-    query: Tensor = torch.ops.whet.rope_write(
-        qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps
-    )
+    # An operator is for the compiler alone: called directly, it costs the host more than the kernel the GPU.
+    call = torch.ops.whet.rope_write if torch.compiler.is_compiling() else _rope_write
+    query: Tensor = call(qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps)
     return query
 
 
@@ -56,15 +56,10 @@ def write_kv(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
 ) -> None:
     """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
-    torch.ops.whet.write_kv(key, value, keys, values, table, row, position)
+    call = torch.ops.whet.write_kv if torch.compiler.is_compiling() else _write_kv
+    call(key, value, keys, values, table, row, position)
 
 
-@torch.library.custom_op(
-    "whet::rope_write",
-    mutates_args=("keys", "values"),
-    schema="(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
-    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
-)
 def _rope_write(
     qkv: Tensor,
     cos: Tensor,
@@ -119,7 +114,16 @@ def _rope_write(
     )
 
 
-@_rope_write.register_fake
+_rope_operator = torch.library.custom_op(
+    "whet::rope_write",
+    _rope_write,
+    mutates_args=("keys", "values"),
+    schema="(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
+    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
+)
+
+
+@_rope_operator.register_fake
 def _queries(
     qkv: Tensor,
     cos: Tensor,
@@ -135,12 +139,6 @@ def _queries(
     return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
 
 
-@torch.library.custom_op(
-    "whet::write_kv",
-    mutates_args=("keys", "values"),
-    schema="(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position)"
-    " -> ()",
-)
 def _write_kv(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
 ) -> None:
@@ -160,7 +158,16 @@ def _write_kv(
     chosen(key, value, keys, values, table, row, position)
 
 
-@_write_kv.register_fake
+_write_operator = torch.library.custom_op(
+    "whet::write_kv",
+    _write_kv,
+    mutates_args=("keys", "values"),
+    schema="(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position)"
+    " -> ()",
+)
+
+
+@_write_operator.register_fake
 def _nothing(*args: object) -> None:
     return None
 

@@ -1,0 +1,217 @@
+"""The learner's step on a GPU: compiled against plain, in one process, in turn.
+
+    python benchmarks/learner.py --shape 1.5b --tokens 16384 --out DIR [--eager] [--checkpoint] [--profile]
+    python benchmarks/learner.py --shape 1.5b --long 24576 --out DIR
+
+Random weights, random responses after a prompt of one token, so that every packed token is also predicted and 6 N is
+the work of each: MFU = 6 N tokens/s / 790 TFLOP/s (N parameters, a tied embedding once, since it is used once as a
+matrix). A measurement is whole steps (packs, forward, backward, optimiser) of one and the same learner, whose switch
+is turned between rounds. `--long` is one response of so many tokens, with activations computed again. Without a GPU
+only `--shape tiny` is of use, to see that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._autograd import DeviceType
+from torch._dynamo.utils import counters
+
+from whet.bench.circumstances import circumstances
+from whet.bench.shapes import shape_model
+from whet.config import Config, Learn
+from whet.config import Rollout as RolloutSettings
+from whet.learn.learner import Learner
+from whet.model.memory import measure, plan
+from whet.types import Batch, Group, Rollout, Sampling, Trace
+
+PEAK = 790e12
+"""Dense bf16 of one H200, as its matrix products are measured to reach it; not the brochure's 989."""
+ROUNDS = 3
+CUDA = torch.cuda.is_available()
+
+
+def batch_of(responses: int, length: int, vocab: int, seed: int) -> Batch:
+    """Groups of one rollout each; REINFORCE needs no second one."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for i in range(responses):
+        trace = Trace(
+            ids=rng.integers(1, vocab, length).astype(np.int32),
+            log_probs=np.full(length, -np.log(vocab), np.float32),
+            versions=np.zeros(length, np.int32),
+        )
+        rollout = Rollout(
+            prompt_id=f"p{i}",
+            group_id=i,
+            index=0,
+            phase="train",
+            sampling=Sampling(max_tokens=length, temperature=1.0),
+            length=length,
+            finish="stop",
+            first_version=0,
+            last_version=0,
+            verdict="right",
+            score=1.0,
+            reward=1.0 if i % 2 else -1.0,
+            trace=trace,
+        )
+        groups.append(Group(prompt_id=f"p{i}", group_id=i, rollouts=(rollout,), weight=None))
+    return Batch(groups=tuple(groups))
+
+
+def now() -> float:
+    if CUDA:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(learner: Learner, batch: Batch, steps: int) -> dict[str, float]:
+    """Seconds a step, and of it those of the optimiser (one more step, with the GPU waited for on both sides)."""
+    if CUDA:
+        torch.cuda.reset_peak_memory_stats()
+    begun = now()
+    for _ in range(steps):
+        learner.step(batch)
+    seconds = (now() - begun) / steps
+    peak = torch.cuda.max_memory_allocated() / 2**30 if CUDA else 0.0
+    return {"step_s": seconds, "optimizer_s": optimizer_seconds(learner, batch), "peak_gib": peak}
+
+
+def optimizer_seconds(learner: Learner, batch: Batch) -> float:
+    spent, step = [0.0], learner.optimizer.step
+
+    def watched(lr: float, norm: float) -> None:
+        begun = now()
+        step(lr, norm)
+        spent[0] += now() - begun
+
+    learner.optimizer.step = watched  # type: ignore[method-assign]
+    learner.step(batch)
+    del learner.optimizer.step
+    return spent[0]
+
+
+def kernels(learner: Learner, batch: Batch, top: int = 25) -> list[tuple[str, float, int]]:
+    """(kernel, ms, calls) of one step, most time first, and "all" before them."""
+    with torch.autograd.profiler.profile(use_device="cuda", use_cpu=False, use_kineto=True) as profile:
+        learner.step(batch)
+        torch.cuda.synchronize()
+    spent, calls = Counter[str](), Counter[str]()
+    for event in profile.kineto_results.events():
+        if event.device_type() == DeviceType.CUDA:
+            spent[event.name()] += event.duration_ns()
+            calls[event.name()] += 1
+    every = ("all", sum(spent.values()) / 1e6, sum(calls.values()))
+    return [every, *((name, ns / 1e6, calls[name]) for name, ns in spent.most_common(top))]
+
+
+def summary(name: str, runs: list[dict[str, float]], tokens: int, parameters: int) -> dict[str, Any]:
+    step = statistics.median(run["step_s"] for run in runs)
+    optimizer = statistics.median(run["optimizer_s"] for run in runs)
+    rates = sorted(tokens / run["step_s"] for run in runs)
+    found = {
+        "tokens_per_s": tokens / step,
+        "range": [rates[0], rates[-1]],
+        "mfu": 6 * parameters * tokens / step / PEAK,
+        "step_ms": 1e3 * step,
+        "gradient_ms": 1e3 * (step - optimizer),
+        "optimizer_ms": 1e3 * optimizer,
+        "peak_gib": max(run["peak_gib"] for run in runs),
+    }
+    print(
+        f"{name:9} {found['tokens_per_s']:10,.0f} tok/s ({rates[0]:,.0f}..{rates[-1]:,.0f})  MFU {found['mfu']:.3f}  "
+        f"{found['step_ms']:.1f} ms = gradient {found['gradient_ms']:.1f} + optimiser {found['optimizer_ms']:.1f}  "
+        f"peak {found['peak_gib']:.1f} GiB",
+        flush=True,
+    )
+    return found
+
+
+def planned(shape: str, settings: Learn, tokens: int) -> dict[str, float]:
+    """What the memory plan says of it, in GiB."""
+    with torch.device("meta"):
+        size = measure(shape_model(shape, "meta"))
+    recipe = Config(learn=settings, rollout=RolloutSettings(slots=1, context=tokens + 1, max_tokens=tokens))
+    recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "bfloat16"})})
+    return {name: size / 2**30 for name, size in plan(size, recipe, flash=True).parts()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="135m", choices=["135m", "1.5b", "tiny"])
+    parser.add_argument("--tokens", type=int, default=16_384)
+    parser.add_argument("--responses", type=int, default=16)
+    parser.add_argument("--long", type=int, default=0, help="one response of so many tokens instead")
+    parser.add_argument("--steps", type=int, default=5, help="a round")
+    parser.add_argument("--eager", action="store_true", help="only the plain learner")
+    parser.add_argument("--checkpoint", action="store_true", help="compute activations again")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that took most")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    responses, tokens = (1, args.long) if args.long else (args.responses, args.tokens)
+    settings = Learn(
+        estimator="reinforce",
+        pack_tokens=max(16, tokens),
+        lr=1e-6,
+        checkpoint_activations=args.checkpoint or bool(args.long),
+        compile=not args.eager,
+    )
+    model = shape_model(args.shape, "cuda" if CUDA else "cpu").requires_grad_(True)
+    parameters = sum(p.numel() for p in model.parameters())
+    begun = now()
+    learner = Learner(model, settings, encode=lambda prompt: [1])
+    result: dict[str, Any] = {
+        "arguments": {name: str(value) for name, value in vars(args).items() if name != "out"},
+        "circumstances": circumstances(),
+        "parameters": parameters,
+        "tokens": tokens,
+        "ready_s": now() - begun,
+        "compiled": learner.compiled,
+        "runs": {},
+        "summary": {},
+        "kernels": {},
+    }
+    if args.long:
+        result["planned_gib"] = planned(args.shape, settings, tokens)
+        print("planned GiB:", {name: round(size, 1) for name, size in result["planned_gib"].items()})
+    print(f"{args.shape}: {parameters / 1e6:.0f}M parameters; ready (trial, compile) in {result['ready_s']:.1f} s")
+    kind = "_long" if args.long else "_checkpoint" if args.checkpoint else ""
+    where = args.out / f"learner_{args.shape}_{tokens}{kind}.json"
+    args.out.mkdir(parents=True, exist_ok=True)
+    ways = {"plain": False, "compiled": True} if learner.compiled else {"plain": False}
+    batch = batch_of(responses, tokens // responses, model.config.vocab_size, seed=0)
+    for turn in range(ROUNDS + 1):
+        for name, learner.compiled in ways.items():
+            taken = timed(learner, batch, args.steps if turn else 1)
+            if turn == 0:
+                print(f"{name}: first step {taken['step_s']:.2f} s")
+                result[f"first_step_{name}_s"] = taken["step_s"]
+                continue
+            result["runs"].setdefault(name, []).append(taken)
+            result["summary"][name] = summary(name, result["runs"][name], tokens, parameters)
+            where.write_text(json.dumps(result, indent=1))
+    if args.profile and CUDA:
+        for name, learner.compiled in ways.items():
+            result["kernels"][name] = kernels(learner, batch)
+            print(
+                name, *(f"{ms:9.2f} ms {n:6} x {kernel[:110]}" for kernel, ms, n in result["kernels"][name]), sep="\n"
+            )
+    if len(ways) == 2:
+        both = result["summary"]
+        result["speedup"] = both["compiled"]["tokens_per_s"] / both["plain"]["tokens_per_s"]
+        result["graphs"] = counters["stats"]["unique_graphs"]
+        print(f"compiled / plain: {result['speedup']:.2f}x, {result['graphs']} graphs compiled (3 are meant)")
+    where.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

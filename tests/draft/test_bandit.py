@@ -1,0 +1,72 @@
+"""TLT's tuner as published: groups by tokens to verify, medians over a window, an elastic switch that latches."""
+
+import json
+
+import numpy as np
+
+from whet.draft.bandit import Bandit
+from whet.draft.base import OFF, Arm
+
+SHIPPED = [Arm("eagle", 8, 4, v) for v in (48, 32, 16, 8)]
+
+
+def on(arms: list[Arm], **settings: float) -> Bandit:
+    bandit = Bandit(arms, patience=0, **settings)  # type: ignore[arg-type]
+    return bandit
+
+
+def test_the_switch_waits_ten_steps_then_latches_until_the_step_ends() -> None:
+    bandit = Bandit(SHIPPED)
+    assert [bandit.choose(n) for n in (33, *[32] * 9)] == [OFF] * 10
+    assert bandit.choose(33) == OFF  # not in a row
+    assert [bandit.choose(32) for _ in range(9)] == [OFF] * 9
+    assert bandit.choose(32).tokens == 8
+    assert bandit.choose(64).tokens == 8  # latched
+    bandit.updated()
+    assert bandit.choose(1) == OFF
+
+
+def test_one_arm_a_group_is_a_lookup_table() -> None:
+    bandit = on(SHIPPED, epsilon=1.0)
+    assert [bandit.choose(n).tokens for n in (1, 2, 4, 5, 20, 21, 32)] == [48, 32, 32, 16, 16, 8, 8]
+
+
+def test_reward_and_median() -> None:
+    arms = [Arm("ngram", 4), Arm("eagle", 4)]
+    bandit = on(arms, epsilon=0.0, window=3)
+    for seconds in (0.1, 0.2, 0.4):
+        bandit.record(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2]))  # a = 3: rewards 120, 60, 30
+    assert bandit.score(arms[0]) == 60
+    assert bandit.score(arms[1]) == float("inf") and bandit.choose(1) == arms[1]
+    bandit.record(arms[1], 4, 0.1, accepted=np.zeros(4, int))  # 40
+    assert bandit.choose(1) == arms[0]
+    for _ in range(2):
+        bandit.record(arms[0], 4, 1.2, accepted=np.array([4, 2, 0, 2]))  # 10: the window is 30, 10, 10
+    assert bandit.choose(1) == arms[1]
+
+
+def test_finds_the_better_arm_and_explores() -> None:
+    arms = [Arm("ngram", 4), Arm("suffix", 4), Arm("eagle", 4)]
+    bandit, rng = on(arms, epsilon=0.1, seed=0), np.random.default_rng(0)
+    picks = []
+    for _ in range(1000):
+        arm = bandit.choose(2)
+        picks.append(arms.index(arm))
+        accepted = rng.binomial(4, (0.2, 0.7, 0.5)[picks[-1]], 2)
+        bandit.record(arm, 2, 0.01, accepted=accepted)
+    assert picks.count(1) > 850 and min(picks.count(0), picks.count(2)) > 10
+
+
+def test_no_arm_without_graphs_and_none_at_all() -> None:
+    assert on(SHIPPED).__class__(SHIPPED, patience=0, serves=lambda arm, batch: arm.tokens < 16).choose(1) == OFF
+    assert Bandit([], patience=0).choose(1) == OFF
+
+
+def test_saved_as_json() -> None:
+    bandit = on(SHIPPED, seed=4)
+    bandit.record(SHIPPED[0], 1, 0.5, accepted=np.array([3]))
+    other = on(SHIPPED, seed=5)
+    other.load_state_dict(json.loads(json.dumps(bandit.state_dict())))
+    assert other.state_dict() == bandit.state_dict()
+    assert bandit.metrics() == {"draft/share_eagle_8_4_48": 1.0, "draft/accept_length": 4.0, "draft/saved": 3.0}
+    assert bandit.metrics() == {}

@@ -1,0 +1,135 @@
+"""The controller finds the best arm, loses little by looking, lets go of a drafter that fails, saves what it knows."""
+
+import json
+
+import numpy as np
+import pytest
+from simulated import Fixed, Stepped, World, lengths, write
+
+from whet.draft.base import OFF, Arm
+from whet.draft.controller import Acceptance, Controller
+
+ARMS = [Arm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("accept", "token"),
+    [
+        ({"ngram": 0.4, "suffix": 0.8}, 4e-6),  # long drafts pay
+        ({"ngram": 0.5, "suffix": 0.45}, 2e-5),  # short ones, in the tail
+        ({"ngram": 0.05, "suffix": 0.1}, 4e-5),  # none
+        ({"ngram": 0.9, "suffix": 0.2}, 1e-6),
+    ],
+)
+@pytest.mark.parametrize(("kind", "seed"), [(World, 0), (Stepped, 1)])
+def test_as_good_as_the_best_fixed_arm_and_off(
+    accept: dict[str, float], token: float, kind: type[World], seed: int
+) -> None:
+    """Over four batches with a tail and an update after each, trials and the first tries of all arms included."""
+    batches = [lengths(seed=seed * 10 + i) for i in range(4)]
+    fixed = {
+        arm.name: sum(write(Fixed(arm), kind(accept, token=token, seed=seed), b)[0] for b in batches)
+        for arm in (OFF, *ARMS)
+    }
+    ours, world = Controller(ARMS, seed=seed), kind(accept, token=token, seed=seed)
+    took = 0.0
+    for batch in batches:
+        took += write(ours, world, batch)[0]
+        ours.updated()
+    assert took * 0.97 <= min(fixed.values()), (took, fixed)
+
+
+def test_converges_within_two_hundred_steps() -> None:
+    world = World({"ngram": 0.3, "suffix": 0.8}, token=1e-6)
+    ours = Controller(ARMS, seed=1)
+    for step in range(400):
+        arm = ours.choose(8)
+        ours.record(arm, 8, world.seconds(arm, 8), accepted=world.accepted(arm, 8))
+        if step == 200:
+            assert ours.current == Arm("suffix", 8)
+    assert ours.metrics()["draft/share_suffix_8_1_9"] > 0.6
+
+
+def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None:
+    world, ours = World({"suffix": 0.9}, token=1e-5), Controller([Arm("suffix", 4)], seed=0)
+
+    def play(steps: int) -> float:
+        ours.metrics()
+        for _ in range(steps):
+            arm = ours.choose(32)
+            ours.record(arm, 32, world.seconds(arm, 32), accepted=world.accepted(arm, 32))
+        return ours.metrics().get("draft/share_off", 0.0)
+
+    play(200)
+    assert play(200) < 0.1
+    world.accept["suffix"] = 0.02
+    play(200)
+    assert ours.current == OFF and play(500) > 0.95
+    world.accept["suffix"] = 0.9
+    for _ in range(8):  # a few updates without a trial that could tell
+        ours.updated()
+    play(200)
+    assert play(200) < 0.1
+
+
+def test_never_an_arm_without_graphs() -> None:
+    def serves(arm: Arm, batch: int) -> bool:
+        return arm.tokens * batch <= 40
+
+    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves, epsilon=0.5, spend=1.0)
+    rng = np.random.default_rng(0)
+    chosen = set()
+    for _ in range(3000):
+        batch = int(rng.integers(1, 64))
+        arm = ours.choose(batch)
+        assert arm == OFF or serves(arm, batch)
+        chosen.add(arm)
+        ours.record(arm, batch, world.seconds(arm, batch), accepted=world.accepted(arm, batch))
+    assert len(chosen) > 5
+
+
+def test_trials_stay_within_what_they_may_lose() -> None:
+    """Half of all steps would begin a trial of an arm ten times as slow."""
+    ours = Controller([Arm("ngram", 1)], epsilon=0.5, spend=0.01)
+    lost = total = 0.0
+    for _ in range(5000):
+        arm = ours.choose(4)
+        seconds = 0.001 if arm == OFF else 0.01
+        ours.record(arm, 4, seconds, accepted=np.zeros(4, int))
+        total += seconds
+        lost += seconds - 0.001
+    assert 0 < lost < 0.02 * total
+
+
+def test_acceptance_by_position() -> None:
+    a = Acceptance(3, memory=1.0)
+    a.record(np.array([3, 2, 0, 1]), np.array([3, 3, 3, 1]))
+    assert (a.hits / a.tries).tolist() == [3 / 4, 2 / 2, 1 / 2]  # the last row was asked for one token alone
+    assert a.lengths[3] == pytest.approx(1 + 0.75 + 0.75 + 0.375)
+    shallow = Acceptance(3, memory=1.0)
+    shallow.record(np.array([1, 0]), np.array([1, 1]))
+    assert shallow.lengths[3] == pytest.approx(1 + 0.5 + 0.25 + 0.125)  # places not tried go like the last
+
+
+def test_old_acceptance_fades() -> None:
+    a = Acceptance(1)
+    for _ in range(300):
+        a.record(np.ones(8, int), np.ones(8, int))
+    for _ in range(150):
+        a.record(np.zeros(8, int), np.ones(8, int))
+    assert a.lengths[1] < 1.06
+
+
+def test_what_is_known_is_saved_as_json() -> None:
+    world, ours = World({"ngram": 0.5, "suffix": 0.7}), Controller(ARMS, seed=3)
+    write(ours, world, lengths(32))
+    state = json.loads(json.dumps(ours.state_dict()))
+    other = Controller(ARMS, seed=99)
+    other.load_state_dict(state)
+    assert other.state_dict() == ours.state_dict()
+    known = [ours.rate(a, 8, (8, 0)) for a in ARMS]
+    assert [other.rate(a, 8, (8, 0)) for a in ARMS] == pytest.approx(known, rel=0.02)  # guesses are made anew
+    fewer = Controller(ARMS[:2], seed=99)
+    fewer.load_state_dict(state)  # a recipe that has changed keeps what it can
+    assert fewer.latency.times == {name: ours.latency.times[name] for name in ("off", "ngram_1_1_2", "ngram_2_1_3")}
+    assert fewer.acceptance["ngram"].lengths == ours.acceptance["ngram"].lengths[:3]

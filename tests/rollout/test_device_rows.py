@@ -1,0 +1,131 @@
+"""The device's rows, and steps launched before the host has read the one before."""
+
+import numpy as np
+import pytest
+import torch
+from slow_engine import ask, make_engine, sharp_model
+
+from whet.model.storage import share_storage
+from whet.rollout.device_rows import (
+    COUNT,
+    LENGTH,
+    LIMIT,
+    STOPS,
+    TOKEN,
+    DeviceRows,
+    accepted,
+    advanced,
+    fed,
+    fed_with_drafts,
+)
+from whet.rollout.engine import LocalEngine
+from whet.rollout.graphs import GraphRunner
+from whet.types import Request, Rollout
+
+
+def state(*rows: tuple[int, int, int, int]) -> torch.Tensor:
+    """Token, length, count and limit of each; all stop at 9."""
+    out = torch.zeros(STOPS + 2, len(rows), dtype=torch.int32)
+    out[[TOKEN, LENGTH, COUNT, LIMIT]] = torch.tensor(rows, dtype=torch.int32).T
+    out[STOPS:] = torch.tensor([[9], [-1]])
+    return out
+
+
+def test_what_a_row_feeds() -> None:
+    row, position, keys = fed(state((4, 7, 2, 5), (0, -1, 0, 0)), torch.arange(2, dtype=torch.int32))
+    assert (row.tolist(), position.tolist(), keys.tolist()) == ([0, -1], [7, 0], [8, 0])
+
+
+def test_a_row_ends_at_its_limit_or_a_stop_and_stays_nobody() -> None:
+    before = state((4, 7, 2, 5), (4, 7, 4, 5), (4, 7, 2, 5), (0, -1, 0, 0))
+    log_prob = torch.tensor([-0.5, -1.0, -2.0, -3.0])
+    after, read = advanced(before, torch.tensor([3, 3, 9, 3]), log_prob)
+    assert after.tolist() == [[3, 3, 9, 3], [8, -1, -1, -1], [3, 5, 3, 1]]
+    assert read[0].tolist() == [3, 3, 9, 3] and torch.equal(read[1].view(torch.float32), log_prob)
+
+
+def test_drafts_are_fed_after_the_newest_token() -> None:
+    before = state((4, 7, 2, 5), (6, 3, 1, 9), (0, -1, 0, 0))
+    drafts = torch.tensor([[5, 8], [2, -1], [-1, -1]], dtype=torch.int32)
+    ids, row, position, keys = fed_with_drafts(before, drafts, torch.arange(3, dtype=torch.int32))
+    assert ids.view(3, 3)[:2].tolist() == [[4, 5, 8], [6, 2, 0]]
+    assert row.view(3, 3).tolist() == [[0, 0, 0], [1, 1, -1], [-1, -1, -1]]
+    assert position.view(3, 3).tolist() == [[7, 8, 9], [3, 4, 0], [0, 0, 0]]
+    assert keys.tolist() == [10, 6, 0]
+
+
+@pytest.mark.parametrize(
+    ("row", "drafts", "drawn", "counted", "after"),
+    [
+        ((4, 7, 2, 9), (5, 8), (5, 8, 3), 3, (3, 10, 5)),  # all drafts were right, and one more came for free
+        ((4, 7, 2, 9), (5, 8), (5, 7, 3), 2, (7, 9, 4)),  # the second was wrong: the target's own draw stands there
+        ((4, 7, 2, 9), (5, 8), (6, 8, 3), 1, (6, 8, 3)),  # a right draft after a wrong one is none
+        ((4, 7, 2, 9), (-1, -1), (6, 8, 3), 1, (6, 8, 3)),
+        ((4, 7, 2, 9), (5, 9), (5, 9, 3), 2, (9, -1, 4)),  # 9 stops, in the midst of what was accepted
+        ((4, 7, 2, 9), (9, 5), (6, 5, 3), 1, (6, 8, 3)),  # a stop that was drafted but not drawn is none
+        ((4, 7, 2, 4), (5, 8), (5, 8, 3), 2, (8, -1, 4)),  # the limit
+        ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # nobody
+    ],
+)
+def test_what_counts_of_a_verified_draft(row: tuple, drafts: tuple, drawn: tuple, counted: int, after: tuple) -> None:
+    log_prob = torch.tensor([-1.0, -2.0, -3.0])
+    draft = torch.tensor([drafts], dtype=torch.int32)
+    new, read = accepted(state(row), draft, torch.tensor(drawn), log_prob)
+    assert int(read[0, 0]) == counted and tuple(new[:, 0].tolist()) == after
+    assert read[1:4, 0].tolist() == list(drawn)
+    assert torch.equal(read[4:, 0].contiguous().view(torch.float32), log_prob)
+
+
+def test_rows_move_with_what_only_the_device_knows() -> None:
+    rows = DeviceRows(4, 2, torch.device("cpu"))
+    rows.state[TOKEN] = torch.tensor([5, 6, 7, 8])
+    rows.state[LENGTH] = torch.tensor([1, 2, 3, 4])
+    rows.arrange(np.array([3, 1]), np.array([[9, 9], [8, 8], [7, 7]]))
+    assert rows.state[TOKEN, :2].tolist() == [8, 6]
+    assert rows.state[LENGTH].tolist() == [4, 2, -1, -1], "nobody beyond"
+    assert rows.table[:2].tolist() == [[9, 9], [8, 8]], "pages are the host's to tell"
+
+
+def engines() -> tuple[LocalEngine, LocalEngine]:
+    out = []
+    for graphs in (False, True):
+        model = sharp_model(heads=6, kv_heads=2)
+        share_storage(model)
+        out.append(make_engine(model, graphs=graphs, slots=5, page=16, pages=30))
+    return out[0], out[1]
+
+
+def tokens(rollouts: list[Rollout]) -> list[list[int]]:
+    return [r.trace.ids.tolist() for r in sorted(rollouts, key=lambda r: r.key) if r.trace is not None]
+
+
+@pytest.mark.parametrize("stops", [(), (3,), (3, 5, 7, 11, 13, 17)], ids=["no stop", "a stop", "more than it knows"])
+def test_steps_ahead_give_the_same_tokens(stops: tuple[int, ...]) -> None:
+    """Rows of many lengths, more of them than slots, pages that do not suffice for all."""
+    requests: list[Request] = [ask(i, n=2, max_tokens=3 + 7 * (i % 5), stop_ids=stops) for i in range(9)]
+    plain, graph = engines()
+    ahead = 0
+    for engine in (plain, graph):
+        engine.submit(requests)
+        while engine._busy:
+            engine.step()
+            if isinstance(engine.runner, GraphRunner):
+                ahead += engine.runner._next is not None
+    assert tokens(plain.collect()) == tokens(graph.collect())
+    assert ahead > 3, "steps were launched ahead"
+
+
+def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
+    plain, graph = engines()
+    out = []
+    for engine in (plain, graph):
+        engine.on_update = "keep"
+        engine.submit([ask(i, max_tokens=20) for i in range(4)])
+        for _ in range(5):
+            engine.step()
+        with torch.no_grad():
+            for weight in engine.twin.parameters():
+                weight.mul_(0.9)
+        engine.update(1)
+        out.append(tokens(engine.collect()))
+    assert out[0] == out[1]

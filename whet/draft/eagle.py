@@ -1,0 +1,302 @@
+"""The EAGLE-style drafter: one decoder layer that guesses the target's next hidden state, and so its next tokens.
+
+`eagle_head` makes one for a target. A pair is (h_t, x_{t+1}): the target's last hidden state after token t, past its
+final norm, and the token that came next; the layer's output stands for h_{t+1}, and the target's own head turns it
+into a guess of x_{t+2}. The pair of t lies at position t: a row whose target caches L tokens, the newest token x_L
+not among them, has exactly L pairs, so keys and values lie in pages parallel to the target's, under its own table.
+
+    x = fc [embedding(x_{t+1}), h_t];  x = x + attention(x);  x = x + mlp(norm(x));  logits = head(x)
+
+That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias.
+The layer is a Llama layer in the target's sizes whatever the family (OURS): it is the one that both vLLM and SGLang
+load for an EAGLE-1 drafter. Embedding, head and rotary angles are the target's very tensors: read, never trained.
+
+Training runs `forward` over packed documents, drafting runs `extend` and `draft` over pages; both are these lines.
+No host reads, sizes from shapes alone: they can be captured as a graph. What is drafted may be wrong, never harmful:
+verification is the target's. Rows, pages and versions of rollouts are not known here; training is in `training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from whet.errors import WhetError
+from whet.model.fused import FAMILIES
+from whet.model.head import Head, head_of
+from whet.model.kernels.attention import paged_attention
+from whet.model.kernels.rope import rope_write
+from whet.model.packing import Boundaries, attention
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    dim: int
+    """Of one head."""
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """What the drafter reads of its target. Never trained, saved or published."""
+
+    embedding: Tensor
+    head: Head
+    rotary: nn.Module
+
+
+class EagleHead(nn.Module):
+    """Its parameters are what is trained, and all there is in its state dict."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        target: Borrowed,
+        *,
+        draft_ids: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.shape, self.dtype = shape, dtype or target.embedding.dtype
+        self._borrowed = [target]  # in a list, or the rotary module would count as one of ours
+        device = target.embedding.device
+        width, inner, attended = shape.hidden, shape.inner, shape.heads * shape.dim
+        random = torch.Generator().manual_seed(seed)
+
+        def fresh(*size: int) -> nn.Parameter:
+            """Outputs as large as inputs: from there a drafter learns in a fraction of the tokens it takes from the
+            0.02 of most configs (OURS)."""
+            return nn.Parameter((torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype))
+
+        self.fc = fresh(width, 2 * width)
+        self.qkv = fresh(attended + 2 * shape.kv_heads * shape.dim, width)
+        self.out = fresh(width, attended)
+        self.norm = nn.Parameter(torch.ones(width, device=device, dtype=self.dtype))
+        self.gate_up = fresh(2 * inner, width)
+        self.down = fresh(width, inner)
+        self.draft_ids = None if draft_ids is None else draft_ids.to(device, torch.int64)
+        """The target's ids of the draft vocabulary, or None where it is all of them."""
+        self.draft_head = _rows_of(target.head, self.draft_ids)
+        self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
+        self.version = 0
+        """Counts publications."""
+
+    @property
+    def target(self) -> Borrowed:
+        return self._borrowed[0]
+
+    def copy(self, dtype: torch.dtype | None = None) -> EagleHead:
+        """With parameters of its own and the same target and draft vocabulary: what a trainer works on."""
+        twin = EagleHead(self.shape, self.target, dtype=dtype or self.dtype)
+        twin.draft_ids, twin.draft_head = self.draft_ids, self.draft_head
+        twin.take(self)
+        return twin
+
+    @torch.no_grad()
+    def take(self, other: EagleHead) -> None:
+        """The parameters of `other`, written in place: graphs that were captured with ours stay valid."""
+        for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
+            mine.copy_(theirs)
+        self.version += 1
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The draft vocabulary's rows of the target's head, gathered anew in place: call it when the target moved."""
+        if self.draft_ids is None:
+            return
+        for ours, theirs in (
+            (self.draft_head.weight, self.target.head.weight),
+            (self.draft_head.bias, self.target.head.bias),
+        ):
+            if ours is not None and theirs is not None:
+                torch.index_select(theirs.detach(), 0, self.draft_ids, out=ours)
+
+    # ---- training
+
+    def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
+        """[T, width], guesses of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
+        shape = self.shape
+        x = self._fuse(hidden, ids)
+        parts = F.linear(x, self.qkv).unflatten(1, (-1, shape.dim)).transpose(0, 1)[None]
+        query, key, value = parts.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
+        query, key = apply_rotary_pos_emb(query, key, *self.target.rotary(x[None], position[None]))
+        mixed, _ = attention(self, query, key, value, None, packed=packed, scaling=shape.dim**-0.5)
+        return self._finish(mixed[0].flatten(1), x)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Over the draft vocabulary, in fp32 (fp64 for fp64)."""
+        return self.draft_head.logits(features.to(self.draft_head.weight.dtype))
+
+    # ---- drafting
+
+    @torch.no_grad()
+    def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
+        """The pages that `extend` writes to and reads, [pages, kv heads, page, d]; the last page is nobody's.
+
+        Angles of positions below `context` are looked up; positions from there on would share the last one's.
+        """
+        self.keys, self.values = keys, values
+        places = torch.arange(context, device=self.fc.device)
+        self.angles = torch.cat(self.target.rotary(self.fc[None, :1], places[None]), -1)[0]
+
+    def attach_slots(self, slots: int, context: int) -> None:
+        """Pages of its own, each a whole row, for use apart from an engine: the table of row i is [i]."""
+        size = (slots + 1, self.shape.kv_heads, context, self.shape.dim)
+        keys, values = (torch.zeros(size, dtype=self.dtype, device=self.fc.device) for _ in range(2))
+        self.attach(keys, values, context)
+
+    @torch.no_grad()
+    def extend(
+        self,
+        hidden: Tensor,
+        ids: Tensor,
+        position: Tensor,
+        row: Tensor,
+        table: Tensor,
+        length: Tensor,
+        starts: Tensor,
+        most: int,
+        *,
+        splits: int = 0,
+    ) -> Tensor:
+        """[T, width], guesses of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
+
+        hidden [T, width] of t; ids [T], the tokens t + 1; position [T], t; the rest as for the target's forward, with
+        length the pairs of each row, the new ones included. Turning speculation on in mid-rollout is one call over
+        all pairs of all rows. After a verification, call it over all verified places: pairs past the accepted ones
+        write what is overwritten before it is read, since lengths do not count them.
+        """
+        shape = self.shape
+        x = self._fuse(hidden, ids)
+        cos, sin = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1)).chunk(2, -1)
+        query = rope_write(
+            F.linear(x, self.qkv),
+            cos,
+            sin,
+            self.keys,
+            self.values,
+            table,
+            row,
+            position,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+        )
+        mixed = paged_attention(
+            query,
+            self.keys,
+            self.values,
+            table,
+            length,
+            starts,
+            most=most,
+            scaling=shape.dim**-0.5,
+            splits=splits,
+        )
+        return self._finish(mixed.flatten(1), x)
+
+    @torch.no_grad()
+    def draft(self, feature: Tensor, position: Tensor, row: Tensor, table: Tensor, steps: int) -> Tensor:
+        """int32 [B, steps]: the tokens thought likeliest after the newest, each fed back for the next.
+
+        feature [B, width]: what `extend` gave for each row's last pair; position int32 [B]: the place after it, which
+        is the number of its pairs; row int32 [B]: its own number, or -1 for padding. Places up to
+        position + steps - 2 are written, so the table must hold pages of the row's own for them, as it must for
+        verifying; places past the table are left out, and what is drafted from there on is of no use.
+        """
+        rows, room = len(row), min(table.shape[1] * self.keys.shape[2], len(self.angles))
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=row.device)
+        drafted = [self.choose(feature)]
+        for _ in range(steps - 1):
+            out = (row < 0) | (position >= room)
+            place = position.masked_fill(out, 0)
+            length = (place + 1).masked_fill(out, 0)
+            feature = self.extend(feature, drafted[-1], place, row.masked_fill(out, -1), table, length, starts, 1)
+            drafted.append(self.choose(feature))
+            position = position + 1
+        return torch.stack(drafted, 1)
+
+    def choose(self, feature: Tensor) -> Tensor:
+        """int32 [B]: the likeliest token of the draft vocabulary, by its id in the target's."""
+        head = self.draft_head  # scale and soft-cap do not change which logit is the largest
+        best = F.linear(feature.to(head.weight.dtype), head.weight, head.bias).argmax(-1)
+        return (best if self.draft_ids is None else self.draft_ids[best]).to(torch.int32)
+
+    # ---- the layer
+
+    def _fuse(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        embedded = F.embedding(ids, self.target.embedding)
+        return F.linear(torch.cat((embedded.to(self.dtype), hidden.to(self.dtype)), -1), self.fc)
+
+    def _finish(self, mixed: Tensor, x: Tensor) -> Tensor:
+        x = x + F.linear(mixed, self.out)
+        normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.shape.eps)
+        gate, up = F.linear(normed, self.gate_up).chunk(2, -1)
+        return x + F.linear(F.silu(gate) * up, self.down)
+
+
+def eagle_head(
+    model: Any, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
+) -> EagleHead:
+    """A drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
+
+    `draft_ids`: the tokens it may propose (`draft_vocabulary`), all of them where None.
+    """
+    if reason := undraftable(model):
+        raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
+    config = model.config
+    shape = Shape(
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        eps=config.rms_norm_eps,
+    )
+    head = head_of(model)
+    head = Head(head.weight.detach(), None if head.bias is None else head.bias.detach(), head.scale, head.softcap)
+    target = Borrowed(model.get_input_embeddings().weight.detach(), head, model.model.rotary_emb)
+    return EagleHead(shape, target, draft_ids=draft_ids, dtype=dtype, seed=seed)
+
+
+def undraftable(model: Any) -> str | None:
+    """Why a model can have no EAGLE drafter, in a few words; its weights may be on the meta device."""
+    name = type(model).__name__
+    if name not in FAMILIES:
+        return f"{name} is not one of {', '.join(sorted(FAMILIES))}"
+    activation = model.config.hidden_act
+    return None if activation in ("silu", "swish") else f"its activation is {activation}, not silu"
+
+
+def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int] = ()) -> Tensor | None:
+    """The `size` most frequent ids, ascending, int64; those of `always` (stop ids) count as the most frequent.
+
+    Ties go to the smaller id. None where `size` covers the vocabulary: no rows of the head need then be copied.
+
+    >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3, always=[4]).tolist()
+    [2, 3, 4]
+    """
+    frequency = np.array(counts, dtype=np.float64)
+    if size >= frequency.size:
+        return None
+    frequency[list(always)] = np.inf
+    return torch.from_numpy(np.sort(np.argsort(-frequency, kind="stable")[:size])).to(torch.int64)
+
+
+def _rows_of(head: Head, ids: Tensor | None) -> Head:
+    """The head over the draft vocabulary; without one, the target's own tensors."""
+    if ids is None:
+        return head
+    weight, bias = head.weight.detach()[ids], None if head.bias is None else head.bias.detach()[ids]
+    return Head(weight, bias, head.scale, head.softcap)

@@ -1,0 +1,193 @@
+"""The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
+
+`write_drafter` is called where a checkpoint or an export is written; `check_layout` holds a folder against the table
+below, `read_drafter` takes the weights back. The table follows the loaders:
+
+  vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
+          before the attention; a name it does not know is an error. The class is "Eagle" + architectures[0], so the
+          config says LlamaForCausalLM. Embedding and head are the target's. It proposes from the whole vocabulary.
+  SGLang  python/sglang/srt/models/llama_eagle.py, speculative/eagle_worker.py. fc with a bias, which keeps random
+          numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
+          off: a reduced head would else replace the embedding. `--speculative-token-map` names a file of torch.save
+          with the draft vocabulary, so hot_token_id.pt is written, a plain list; it is the only such file of whet's,
+          and is read back with weights_only.
+
+Both prepend "model." to every name. Embedding and head are never written.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.draft.eagle import EagleHead
+from whet.errors import WhetError
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
+TOKEN_MAP = "hot_token_id.pt"
+ARCHITECTURES = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
+LAYER = "layers.0."
+
+
+def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes that the loader of the config's architecture wants, no more and no less."""
+    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    query, key = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    table: dict[str, tuple[int, ...]] = {
+        "fc.weight": (width, 2 * width),
+        LAYER + "self_attn.q_proj.weight": (query, width),
+        LAYER + "self_attn.k_proj.weight": (key, width),
+        LAYER + "self_attn.v_proj.weight": (key, width),
+        LAYER + "self_attn.o_proj.weight": (width, query),
+        LAYER + "post_attention_layernorm.weight": (width,),
+        LAYER + "mlp.gate_proj.weight": (inner, width),
+        LAYER + "mlp.up_proj.weight": (inner, width),
+        LAYER + "mlp.down_proj.weight": (width, inner),
+    }
+    if config["architectures"] == [ARCHITECTURES["sglang"]]:
+        table["fc.bias"] = (width,)
+    return table
+
+
+def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
+    """Weights in the type of `head`, and the config, for "vllm" or "sglang"."""
+    if engine not in ARCHITECTURES:
+        raise WhetError(f"A drafter can be written for {' or '.join(ARCHITECTURES)}, not for {engine!r}.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = named_weights(head)
+    if engine == "sglang":
+        tensors["fc.bias"] = torch.zeros(head.shape.hidden, dtype=head.dtype)
+        if head.draft_ids is not None:
+            torch.save(head.draft_ids.tolist(), folder / TOKEN_MAP)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    described = drafter_config(head, target_config, engine)
+    (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
+
+
+def named_weights(head: EagleHead) -> dict[str, Tensor]:
+    """Copies on the host, by the loaders' names."""
+    shape = head.shape
+    sizes = [shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2]
+    query, key, value = head.qkv.detach().split(sizes)
+    gate, up = head.gate_up.detach().chunk(2)
+    tensors = {
+        "fc.weight": head.fc,
+        LAYER + "self_attn.q_proj.weight": query,
+        LAYER + "self_attn.k_proj.weight": key,
+        LAYER + "self_attn.v_proj.weight": value,
+        LAYER + "self_attn.o_proj.weight": head.out,
+        LAYER + "post_attention_layernorm.weight": head.norm,
+        LAYER + "mlp.gate_proj.weight": gate,
+        LAYER + "mlp.up_proj.weight": up,
+        LAYER + "mlp.down_proj.weight": head.down,
+    }
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def drafter_config(head: EagleHead, target: Any, engine: str) -> dict[str, Any]:
+    """A Llama config of one layer. Rotary settings stand in the old and the new form of transformers."""
+    shape, rope = head.shape, dict(target.rope_parameters)
+    scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
+    config = {
+        "architectures": [ARCHITECTURES[engine]],
+        "model_type": "llama",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.eps,
+        "max_position_embeddings": target.max_position_embeddings,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "vocab_size": target.vocab_size,
+        "bos_token_id": target.bos_token_id,
+        "eos_token_id": target.eos_token_id,
+        "pad_token_id": target.pad_token_id,
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    if head.draft_ids is not None and engine == "sglang":
+        config["hot_vocab_size"] = len(head.draft_ids)
+    return config
+
+
+def check_layout(folder: Path | str) -> None:
+    """One sentence about the first thing in the folder that its engine would not load."""
+    folder = Path(folder)
+    config, shapes = _read_config(folder), _read_shapes(folder)
+    wanted = layout(config)
+    wrong = {
+        "lacks": [name for name in wanted if name not in shapes],
+        "has, which the loader does not know,": [name for name in shapes if name not in wanted],
+        "has in another shape": [n for n, s in shapes.items() if n in wanted and s != wanted[n]],
+    }
+    for what, names in wrong.items():
+        if names:
+            raise WhetError(f"The drafter in {folder} {what} {names[0]}; write it again.")
+    if "hot_vocab_size" in config:
+        ids = draft_ids_of(folder)
+        if len(ids) != config["hot_vocab_size"] or not 0 <= int(ids.min()) <= int(ids.max()) < config["vocab_size"]:
+            raise WhetError(f"The draft vocabulary in {folder / TOKEN_MAP} is not that of its config; write it again.")
+
+
+def draft_ids_of(folder: Path | str) -> Tensor:
+    """int64: the draft vocabulary written for SGLang, read as SGLang reads it."""
+    path = Path(folder) / TOKEN_MAP
+    if not path.is_file():
+        raise WhetError(f"The drafter's config names a draft vocabulary, but {path} is missing; write it again.")
+    return torch.tensor(torch.load(path, weights_only=True), dtype=torch.int64)
+
+
+@torch.no_grad()
+def read_drafter(folder: Path | str, head: EagleHead) -> None:
+    """The weights of a written drafter into `head`, in place."""
+    folder = Path(folder)
+    check_layout(folder)
+    saved, mine = load_file(folder / WEIGHTS), named_weights(head)
+    for name, tensor in mine.items():
+        if saved[name].shape != tensor.shape:
+            raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
+    attn, mlp = LAYER + "self_attn.", LAYER + "mlp."
+    head.fc.copy_(saved["fc.weight"])
+    head.qkv.copy_(torch.cat([saved[f"{attn}{part}_proj.weight"] for part in "qkv"]))
+    head.out.copy_(saved[attn + "o_proj.weight"])
+    head.norm.copy_(saved[LAYER + "post_attention_layernorm.weight"])
+    head.gate_up.copy_(torch.cat([saved[f"{mlp}{part}_proj.weight"] for part in ("gate", "up")]))
+    head.down.copy_(saved[mlp + "down_proj.weight"])
+    head.version += 1
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        known = config["architectures"] in [[name] for name in ARCHITECTURES.values()]
+        sizes = ("hidden_size", "intermediate_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+        whole = known and config["num_hidden_layers"] == 1 and all(isinstance(config[name], int) for name in sizes)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WhetError(f"{folder / CONFIG} is not the config of a drafter: {error!r}.") from error
+    if not whole or config.get("tie_word_embeddings") is not False:
+        raise WhetError(f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load.")
+    assert isinstance(config, dict)
+    return config
+
+
+def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WhetError(f"{folder / WEIGHTS} cannot be read: {error}.") from error

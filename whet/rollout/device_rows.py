@@ -1,0 +1,130 @@
+"""The rows as the device has them: what a decode step reads, and moves on by itself.
+
+Used by `graphs.py` alone. The host writes rows here when one came, went or got a page; between, the device keeps count
+of its own, and ends rows at their limit or a stop id, so that a step may be launched before the host has seen the one
+before. What the host writes goes through two pinned buffers in turn: a copy may be under way when the next is made.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.rollout.rows import Rows
+
+TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, STOPS = range(8)
+"""Lines of the state: newest token, cached tokens (-1: nobody), generated tokens and their limit, noise keys,
+temperature (its bits), and from here on stop ids."""
+MOST_STOPS = 4
+"""A row with more of them is ended by the host, one step later."""
+
+
+class DeviceRows:
+    def __init__(self, most: int, width: int, device: torch.device) -> None:
+        lines = STOPS + MOST_STOPS
+        self.device = device
+        self.state = torch.zeros(lines, most, dtype=torch.int32, device=device)
+        self.table = torch.zeros(most, width, dtype=torch.int32, device=device)
+        """Pages of each row."""
+        pinned = device.type == "cuda"
+        self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._tables = [torch.zeros(most, width, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+        self._turn = 0
+
+    def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
+        """Rows 0..running-1 as the host has them; nobody beyond."""
+        staged = self._next(self._states)
+        state = staged.numpy()
+        state[LENGTH] = -1
+        columns = ((TOKEN, rows.token), (LENGTH, rows.length), (COUNT, rows.count), (LIMIT, rows.limit))
+        for line, column in columns:
+            state[line, :running] = column[:running]
+        state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
+        state[HEAT, :running] = rows.temperature[:running].astype(np.float32).view(np.int32)
+        stops = rows.stops[:running, :MOST_STOPS].T
+        state[STOPS:, :running] = -1
+        state[STOPS : STOPS + len(stops), :running] = stops
+        self.state.copy_(staged, non_blocking=True)
+        self._upload_table(table, running)
+
+    def arrange(self, order: np.ndarray, table: np.ndarray) -> None:
+        """Row i becomes what row order[i] is, however far the device has come with it; nobody beyond. Pages are the
+        host's to tell."""
+        staged = self._next(self._orders)
+        running = len(order)
+        staged.numpy()[:running] = order
+        index = staged[:running].to(self.device, non_blocking=True)
+        moved = self.state.index_select(1, index)
+        self.state[LENGTH] = -1
+        self.state[:, :running] = moved
+        self._upload_table(table, running)
+
+    def _upload_table(self, table: np.ndarray, running: int) -> None:
+        staged = self._next(self._tables)
+        staged.numpy()[:running, : table.shape[1]] = table[:running]
+        self.table[:running].copy_(staged[:running], non_blocking=True)
+        self._turn += 1
+
+    def _next(self, buffers: list[Tensor]) -> Tensor:
+        return buffers[self._turn % 2]
+
+
+def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row (-1: nobody), position and keys of the token each row feeds: all int32 [B]."""
+    length = state[LENGTH]
+    active = length >= 0
+    row = torch.where(active, numbers, -1)
+    return row, torch.where(active, length, 0), length + 1
+
+
+def advanced(state: Tensor, token: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+    """Token, length and count [3, B] after a draw, and what the host reads [2, B]: the token and its log-prob's bits.
+
+    A row that ends by its limit or a stop id is nobody from then on.
+    """
+    drawn = token.to(torch.int32)
+    count = state[COUNT] + 1
+    ended = (state[STOPS:] == drawn).any(0) | (count >= state[LIMIT])
+    length = torch.where((state[LENGTH] >= 0) & ~ended, state[LENGTH] + 1, -1)
+    return torch.stack((drawn, length, count)), torch.stack((drawn, log_prob.view(torch.int32)))
+
+
+def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `fed`, for the newest token and K drafts [B, K] (-1: none): ids, row and position [B (K + 1)], keys [B].
+
+    What is no draft is fed as padding, so that a row may have fewer than the others.
+    """
+    new = drafts.shape[1] + 1
+    ids = torch.cat((state[TOKEN][:, None], drafts), 1)
+    place = torch.arange(new, dtype=torch.int32, device=state.device)
+    length = state[LENGTH][:, None]
+    real = (length >= 0) & (ids >= 0)
+    row = torch.where(real, numbers[:, None], -1)
+    position = torch.where(real, length + place, 0)
+    keys = torch.where(length >= 0, length + new, 0)[:, 0]
+    return ids.clamp(min=0).flatten(), row.flatten(), position.flatten(), keys
+
+
+def accepted(state: Tensor, drafts: Tensor, token: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
+    """As `advanced`, for the target's draws [B (K + 1)] after each of the fed tokens; read [1 + 2 (K + 1), B]: how many
+    of the draws count, the draws, and the bits of their log-probs.
+
+    A draw counts as long as all draws before it are what was drafted: the target would have come this way by itself.
+    The first that ends the row is the last that counts.
+    """
+    batch, new = state.shape[1], drafts.shape[1] + 1
+    drawn = token.to(torch.int32).view(batch, new)
+    agreed = (drawn[:, :-1] == drafts).to(torch.int32).cumprod(1).sum(1).to(torch.int32)
+    place = torch.arange(new, dtype=torch.int32, device=state.device)
+    stops = (state[STOPS:, :, None] == drawn).any(0)
+    ends = (stops | (state[COUNT][:, None] + place + 1 >= state[LIMIT][:, None])) & (place <= agreed[:, None])
+    first = torch.where(ends, place, new).amin(1)
+    counted = torch.minimum(first, agreed) + 1
+    newest = drawn.gather(1, (counted - 1)[:, None].long())[:, 0]
+    going = (state[LENGTH] >= 0) & (first == new)
+    length = torch.where(going, state[LENGTH] + counted, -1)
+    bits = log_prob.view(torch.int32).view(batch, new)
+    read = torch.cat((counted[:, None], drawn, bits), 1).T
+    return torch.stack((newest, length, state[COUNT] + counted)), read
