@@ -152,8 +152,8 @@ class Rollout(Section):
     """Tokens a KV page; 0 makes a page a whole slot, the fast form on a CPU."""
     pages: int = Field(0, ge=0)
     """KV pages in the pool; 0 is enough for every slot at full context."""
-    graphs: bool = False
-    """On a GPU: decode by captured graphs over Triton kernels. Not measured yet."""
+    graphs: bool = True
+    """On a GPU: decode by captured graphs over Triton kernels, where they can serve the model; else by plain calls."""
     context: int = Field(0, ge=0)
     """Tokens of prompt and response together; 0 is the longest prompt and the largest response limit."""
     max_tokens: int = Field(1024, ge=1)

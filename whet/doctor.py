@@ -103,11 +103,14 @@ def _model(settings: config.Config) -> list[Finding]:
 
 
 def shape_of(settings: config.Config) -> tuple[Any, Shape, config.Config]:
-    """The model without weights, its measures, and the recipe with context and adapters filled in."""
+    """The model without weights, its measures, and the recipe with context, adapters and the way to decode filled in."""
+    from whet.model.load import pick_device
     from whet.model.memory import measure
 
     network, settings = _network(settings)
     settings = _with_context(network, settings)
+    if pick_device(settings.model).type != "cuda" or _kernels_lack(network, settings):
+        settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"graphs": False})})
     return network, measure(network, settings.model.lora.targets), settings
 
 
@@ -242,20 +245,28 @@ def path_of(shape: Shape, settings: config.Config, device: torch.device) -> str:
 
 def decoding_of(network: Any, settings: config.Config, device: torch.device) -> Finding:
     """How rollouts are decoded, and why not faster."""
-    import torch
-
     from whet.model.fused import unfusable
-    from whet.model.kernels.attention import kernel_lacks
 
-    if device.type == "cpu" or not settings.rollout.graphs:
-        hint = "" if device.type == "cpu" else "; rollout.graphs = true captures them as graphs over kernels"
-        return ("rollouts", f"plain calls of the model's own layers{hint}", True)
-    shape = network.config
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    if why := kernel_lacks(getattr(torch, settings.model.dtype), size, size):
-        return ("rollouts", f"refused: {why}; set rollout.graphs = false", False)
+    plain = "plain calls of the model's own layers"
+    if device.type == "cpu":
+        return ("rollouts", plain, True)
+    if why := _kernels_lack(network, settings):
+        return ("rollouts", f"{plain}, since {why}", True)
+    if not settings.rollout.graphs:
+        return ("rollouts", f"{plain}; rollout.graphs = true captures them as graphs over kernels", True)
     why = "adapters are not merged" if settings.model.lora.rank else unfusable(network)
     return ("rollouts", "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers"), True)
+
+
+def _kernels_lack(network: Any, settings: config.Config) -> str | None:
+    """Why rollouts cannot run by graphs, in a few words."""
+    import torch
+
+    from whet.model.kernels.attention import kernel_lacks
+
+    shape = network.config
+    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    return kernel_lacks(getattr(torch, settings.model.dtype), size, size)
 
 
 def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> bool:

@@ -33,7 +33,9 @@ SHAPE = Shape(
 
 
 def recipe(*sets: str) -> config.Config:
-    return load_config(sets=["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", *sets])
+    """By plain calls, unless it says otherwise."""
+    own = ["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", "rollout.graphs=false"]
+    return load_config(sets=[*own, *sets])
 
 
 def meta(settings: Any) -> Any:
@@ -77,7 +79,9 @@ def test_adapters_alone_are_trained() -> None:
 def test_pages_and_a_pool() -> None:
     assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16), 4) == (3 * 3 + 1) * 16 * 10 * 4
     assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16, pages=5), 4) == (5 + 1) * 16 * 10 * 4
-    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=0, pages=5), 4) == (3 + 1) * 33 * 10 * 4
+    assert (
+        cache_bytes(10, config.Rollout(slots=3, context=33, page=0, pages=5, graphs=False), 4) == (3 + 1) * 33 * 10 * 4
+    )
 
 
 def test_long_sequences_and_checkpoints() -> None:

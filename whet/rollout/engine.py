@@ -51,7 +51,8 @@ class LocalEngine:
         graphs: bool = False,
         releasable: bool = False,
     ) -> None:
-        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules.
+        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules, where
+        the kernels can serve the model.
         releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
@@ -63,8 +64,8 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        if graphs and self.device.type == "cuda" and (why := graphs_lack(self.twin)):
-            raise WhetError(f"{type(model).__name__} cannot run by graphs: {why}.")
+        if self.device.type == "cuda":
+            graphs = graphs and graphs_lack(self.twin) is None
         self.cache = make_cache(
             kv_shapes(self.twin), slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
         )
