@@ -103,7 +103,7 @@ def _model(settings: config.Config) -> list[Finding]:
 
 
 def shape_of(settings: config.Config) -> tuple[Any, Shape, config.Config]:
-    """The model without weights, its measures, and the recipe with context, adapters and the way to decode filled in."""
+    """The model without weights, its measures, and the recipe with context, adapters and way to decode filled in."""
     from whet.model.load import pick_device
     from whet.model.memory import measure
 
