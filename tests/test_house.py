@@ -24,7 +24,7 @@ ALLOWED = {
     "tasks": {"tasks", "types", "errors", "config", "text"},
     "curriculum": {"curriculum", "types", "errors", "config"},
     "model": {"model", "types", "errors", "config", "files"},
-    "rollout": {"rollout", "model", "types", "errors", "config"},
+    "rollout": {"rollout", "draft", "model", "types", "errors", "config"},
     "learn": {"learn", "model", "types", "errors", "config", "files"},
     "draft": {"draft", "model", "types", "errors", "config"},
     "text": {"types", "errors", "config"},

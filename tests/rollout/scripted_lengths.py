@@ -27,7 +27,9 @@ class ScriptedRunner:
         self.widest = 0
         """Tokens fed in one step at most, those of running rows apart."""
 
-    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         rows = self.engine.rows
         self.widest = max(self.widest, sum(chunk.size for chunk in chunks))
         if source:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from whet.draft.base import OFF, Arm
+from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.attention import PAGE
 from whet.model.network import graphs_lack, network_of
@@ -50,6 +52,7 @@ class LocalEngine:
         version: int = 0,
         graphs: bool = False,
         releasable: bool = False,
+        speculation: Speculation | None = None,
     ) -> None:
         """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules, where
         the kernels can serve the model.
@@ -78,6 +81,7 @@ class LocalEngine:
             self.runner = GraphRunner(network_of(self.twin, self.cache.keys, self.cache.values), self.cache, self.rows)
         self.scheduler = Scheduler(packed=graphs)
         self.lengths = Lengths()
+        self.speculation = speculation
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
         self._tickets: dict[int, dict[int, Rollout]] = {}
@@ -134,10 +138,14 @@ class LocalEngine:
             cut = self.scheduler.cut()
             for flight in cut:
                 self.lengths.cut(flight.trace.ids.size)
+                if self.speculation is not None:
+                    self.speculation.ended(flight, flight.trace.ids)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
         self.scheduler.forget()
         self.runner.forget()
+        if self.speculation is not None:
+            self.speculation.updated(version)
         self.version = version
 
     def release(self) -> None:
@@ -157,7 +165,7 @@ class LocalEngine:
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
         out["rollout/seconds"] = self._seconds
-        out |= self.runner.stats()
+        out |= self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
         self._stats.clear()
         self._seconds = 0.0
         return out
@@ -179,6 +187,7 @@ class LocalEngine:
             "log_probs": np.concatenate([np.zeros(0, self.dtype), *(t.log_probs for t in traces)]),
             "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
             **self.lengths.state_dict(),
+            "draft": self.speculation.state_dict() if self.speculation is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -186,6 +195,8 @@ class LocalEngine:
         self.version, self._arrivals = int(state["version"]), int(state["arrivals"])
         self.scheduler.begun = set(state["begun"].tolist())
         self.lengths.load_state_dict(state)
+        if self.speculation is not None and state["draft"] is not None:
+            self.speculation.load_state_dict(state["draft"])
         at = 0
 
         def trace(n: int) -> Trace:
@@ -215,14 +226,36 @@ class LocalEngine:
         wave = self.scheduler.next_wave(self.slots - rows.size, room, half)
         if running or wave.chunks:
             source = self._admit(running, wave)
-            token, log_prob = self.runner.advance(running, wave.chunks, source)
-            rows.length[:running] += 1
-            rows.record(token, log_prob, self.version)
+            arm = OFF if self.speculation is None or wave.chunks else self.speculation.choose(rows, running)
+            if arm == OFF or not self._speculate(arm, running):
+                token, log_prob = self.runner.advance(running, wave.chunks, source, ahead=arm == OFF)
+                rows.length[:running] += 1
+                rows.record(token, log_prob, self.version)
+                self._stats["tokens"] += rows.ready
+                if self.speculation is not None and not wave.chunks:
+                    self.speculation.told(OFF, rows, running, time.perf_counter() - begin)
             self._stats["steps"] += 1
             self._stats["prefill_tokens"] += wave.tokens
-            self._stats["tokens"] += rows.ready
             self._retire(rows.finished(self.decode))
         self._seconds += time.perf_counter() - begin
+
+    def _speculate(self, arm: Arm, running: int) -> bool:
+        """A step with drafts; False where it must be a plain one."""
+        rows, speculation = self.rows, self.speculation
+        assert speculation is not None
+        if self.runner.ahead or rows.picky[:running].any():
+            return False
+        self.runner.prepare(running, arm.tokens)
+        begin = time.perf_counter()
+        drafts = speculation.draft(arm, rows, running)
+        reach = rows.length[:running] + (drafts >= 0).sum(1)
+        if self.cache.lacking(reach) > self.cache.free:
+            return False
+        self.cache.grow(reach)
+        token, log_prob, counted = self.runner.verify(drafts)
+        self._stats["tokens"] += rows.record_runs(token, log_prob, counted, self.version, self.decode)
+        speculation.told(arm, rows, running, time.perf_counter() - begin, token)
+        return True
 
     def _admit(self, running: int, wave: Wave) -> list[int]:
         """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
@@ -247,6 +280,8 @@ class LocalEngine:
         for flight in sorted(flights, key=lambda f: f.arrival):
             rollout = flight.rollout(finishes[id(flight)], self.version)
             self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
+            if self.speculation is not None:
+                self.speculation.ended(flight, flight.trace.ids)
             if flight.ticket is None:
                 self.done.append(rollout)
             else:

@@ -79,6 +79,7 @@ class GraphRunner:
         most = self.sizes[-1]
         self.device_rows = DeviceRows(most, cache.table.shape[1] + 1, self.device)  # padded drafts lie beyond the last
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
+        self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
         self.verified = torch.zeros(2 * MOST_DRAFTS + 3, most, dtype=torch.int32, device=self.device)
         """How many of a row's draws count, the draws, and their log-probs as bits."""
@@ -102,11 +103,13 @@ class GraphRunner:
         self._bytes = 0
         self.meter = Meter(self.device)
 
-    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         drawn = []
         with torch.inference_mode(False), torch.no_grad():
             if running:
-                drawn.append(self._decode(running, alone=not chunks))
+                drawn.append(self._decode(running, ahead=ahead and not chunks))
             else:
                 self.forget()
             if chunks:
@@ -129,15 +132,15 @@ class GraphRunner:
 
     # ---- decoding
 
-    def _decode(self, running: int, alone: bool) -> tuple[np.ndarray, np.ndarray]:
-        """`alone`: no prompts are fed in this step, whose rows would be missing from one launched now."""
+    def _decode(self, running: int, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
+        """`ahead`: the next step may be launched; not where prompts are fed in this, as their rows would be missing."""
         order = None if self._next is None else _places(self.rows.flights[:running], self._next.flights)
         step = self._next
         if step is None or order is None:
             self._upload(running)
             step, order = self._launch(running), np.arange(running)
         self._next = None
-        if alone and self._may_run_ahead(running):
+        if ahead and self._may_run_ahead(running):
             if self._uploaded != (self.rows.edits, self.cache.edits):
                 self.device_rows.arrange(order, self.cache.table)
                 self._uploaded = (self.rows.edits, self.cache.edits)
@@ -193,6 +196,15 @@ class GraphRunner:
         token, bits = np.array(lines[: most + 1]).T, np.ascontiguousarray(np.array(lines[most + 1 :]).T)
         return token, bits.view(np.float32), counted.copy()
 
+    def prepare(self, running: int, new: int) -> None:
+        if self.device.type == "cuda" and (self._size(running), new) not in self._graphs:
+            with torch.inference_mode(False), torch.no_grad():
+                self._capture([(self._size(running), new)])
+
+    @property
+    def ahead(self) -> bool:
+        return self._next is not None
+
     def _size(self, running: int) -> int:
         return next(size for size in self.sizes if size >= running)
 
@@ -235,7 +247,7 @@ class GraphRunner:
         hidden = self.network.forward(ids, position, row, table, length, starts, new)
         logits = self.network.logits(hidden)
         keys = state[KEY0 : KEY1 + 1].repeat_interleave(new, 1)
-        count = (state[COUNT][:, None] + self.numbers[:new]).flatten()
+        count = (state[COUNT][:, None] + self.places[:new]).flatten()
         heat = state[HEAT].view(torch.float32).repeat_interleave(new)
         token, log_prob = race(logits, keys, count, heat)
         state[: COUNT + 1], self.verified[: 2 * new + 1, :size] = self._accepted(state, drafts, token, log_prob)

@@ -79,7 +79,7 @@ class Cache(Protocol):
         """New rows `target` with the first `tokens` tokens of the rows `source`."""
 
     def lacking(self, length: np.ndarray) -> int:
-        """Pages missing to give each row 0..B-1 of these lengths room for one more token."""
+        """Pages missing to give each row 0..B-1 of these lengths room for one more token; a length of -1 wants none."""
 
     def grow(self, length: np.ndarray) -> None:
         """Give them that room."""
@@ -231,16 +231,20 @@ class PagedCache(PageStore):
                 pages[index[1]] = pages[index[0]]
 
     def lacking(self, length: np.ndarray) -> int:
-        return int((length == self.held[: length.size] * self.page).sum())
+        return int(self._missing(length).sum())
 
     def grow(self, length: np.ndarray) -> None:
-        full = length == self.held[: length.size] * self.page
-        if not full.any():
+        missing = self._missing(length)
+        if not missing.any():
             return
-        for row in np.flatnonzero(full):
-            self.table[row, self.held[row]] = self.pool.take(1)[0]
-            self.held[row] += 1
+        for row in np.flatnonzero(missing):
+            held, more = self.held[row], missing[row]
+            self.table[row, held : held + more] = self.pool.take(more)
+            self.held[row] += more
             self.edits += 1
+
+    def _missing(self, length: np.ndarray) -> np.ndarray:
+        return np.maximum(length // self.page + 1 - self.held[: length.size], 0)
 
     def move(self, source: int, target: int, tokens: int) -> None:
         self.table[target] = self.table[source]

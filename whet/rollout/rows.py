@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from whet.draft.verify import truncate
 from whet.rollout.flight import Flight
 from whet.rollout.sampling import Draws
 from whet.types import Finish, Trace
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class Rows:
@@ -131,7 +134,34 @@ class Rows:
         self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
         count += 1
 
-    def finished(self, decode: Callable[[Sequence[int]], str]) -> list[tuple[int, Finish]]:
+    def record_runs(
+        self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, version: int, decode: Decode
+    ) -> int:
+        """The first `counted` [B] of token [B, W] for each row, up to what ends it; how many tokens that were."""
+        counted = self._up_to_the_end(token, counted, decode)
+        rows, count = self._numbers[: counted.size], self.count[: counted.size]
+        for place in range(int(counted.max(initial=0))):
+            some = rows[counted > place]
+            at = count[some] + place
+            self.ids[some, at], self.log_probs[some, at] = token[some, place], log_prob[some, place]
+            self.versions[some, at] = version
+        self.token[: counted.size] = token[rows, counted - 1]
+        self.length[: counted.size] += counted
+        count += counted
+        return int(counted.sum())
+
+    def _up_to_the_end(self, token: np.ndarray, counted: np.ndarray, decode: Decode) -> np.ndarray:
+        n = counted.size
+        counted, _, _ = truncate(counted, token, self.stops[:n], self.limit[:n] - self.count[:n])
+        for row in np.flatnonzero(self.watches[:n]):
+            flight, written = self.flights[row], self.ids[row, : self.count[row]]
+            for end in range(1, int(counted[row])):
+                if flight.stops_in(np.concatenate((written, token[row, :end]))[-flight.tail() :], decode):
+                    counted[row] = end
+                    break
+        return counted
+
+    def finished(self, decode: Decode) -> list[tuple[int, Finish]]:
         """Rows that their newest token ended, and how; a stop goes before the limit."""
         n = self.ready
         stop = (self.stops[:n] == self.token[:n, None]).any(1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from whet.draft.verify import walk
 from whet.rollout.flight import Chunk
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
@@ -21,13 +22,29 @@ from whet.rollout.sampling import sample
 
 
 class Runner(Protocol):
-    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         """The next token of every row that is ready, and its log-prob.
 
         Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then
         rows that fork from the rows `source`, prompts and all. A chunk that is not its flight's last stands alone and
-        draws no token.
+        draws no token. `ahead`: the next step may be begun before it is asked for.
         """
+
+    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The newest token and a draft [running, K], -1 where there is none, of every row in one forward.
+
+        Draws [running, K + 1] after each of them, their log-probs, and how many of a row's draws count: those up to
+        and with the first that is not what was drafted. Rows' pages must reach as far.
+        """
+
+    def prepare(self, running: int, new: int) -> None:
+        """So many tokens a row may be fed soon: what that takes once is done now."""
+
+    @property
+    def ahead(self) -> bool:
+        """A step is under way that was not asked for yet: the next must be a plain one."""
 
     def forget(self) -> None:
         """The weights have changed: nothing computed but not handed out may be used."""
@@ -41,7 +58,9 @@ class EagerRunner:
         self.twin, self.cache, self.rows = twin, cache, rows
         self.device = twin.device
 
-    def advance(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    def advance(
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
         if chunks:
@@ -56,17 +75,40 @@ class EagerRunner:
             token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
         return token.numpy(), log_prob.numpy()
 
+    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows are padded on the left, as prompts are; a place that is no draft of a row's is drawn for nothing."""
+        rows, (running, most) = self.rows, drafts.shape
+        size = (drafts >= 0).sum(1)
+        shift = (most - size)[:, None]
+        place = np.arange(most + 1) - shift
+        fed = np.concatenate((rows.token[:running, None], drafts), 1)
+        ids = np.where(place >= 0, np.take_along_axis(fed, np.maximum(place, 0), 1), 0)
+        position = np.where(place >= 0, rows.length[:running, None] + place, -1)
+        logits = self._forward([(slice(0, running), ids, position)], every=True).unflatten(0, (running, most + 1))
+        columns = torch.from_numpy(np.minimum(np.arange(most + 1) + shift, most)).to(self.device)
+        numbers, draws, count = torch.arange(running, device=self.device), rows.draws(), rows.positions()
+        drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
+        token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
+        return token, log_prob, walk(drafts, size, token)
+
+    def prepare(self, running: int, new: int) -> None: ...
+
+    @property
+    def ahead(self) -> bool:
+        return False
+
     def forget(self) -> None: ...
 
     def stats(self) -> dict[str, float]:
         return {}
 
-    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]]) -> Tensor:
-        """Logits [rows, vocab] after each row's newest token; the model's own head, soft-cap and scale included."""
+    def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False) -> Tensor:
+        """Logits [rows, vocab] after each row's newest token, or after `every` one; the model's own head, soft-cap and
+        scale included."""
         context = self.cache.context([(rows, position) for rows, _, position in blocks])
         ids = np.concatenate([ids.ravel() for _, ids, _ in blocks])
-        keep: int | Tensor = 0  # all: every row has one new token
-        if sum(len(ids) for _, ids, _ in blocks) < ids.size:
+        keep: int | Tensor = 0  # all
+        if not every and sum(len(ids) for _, ids, _ in blocks) < ids.size:
             last = np.cumsum(np.concatenate([np.full(*ids.shape) for _, ids, _ in blocks])) - 1
             keep = torch.from_numpy(last).to(self.device)
         out = self.twin(

@@ -1,0 +1,200 @@
+"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whoever chooses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
+
+from whet.draft.base import OFF, Arm
+from whet.draft.controller import Controller
+from whet.draft.ngram import NGram
+from whet.draft.speculation import Speculation
+from whet.draft.suffix import Suffix
+from whet.model.storage import share_storage
+from whet.rollout.engine import LocalEngine
+from whet.types import Request, Rollout
+
+sys.path.append(str(Path(__file__).parent.parent / "draft"))
+from adversaries import adversaries
+
+EOS = 3
+
+
+class Whim:
+    """Another arm at every step, OFF among them: a chooser may do anything."""
+
+    def __init__(self, arms: Sequence[Arm], seed: int = 0) -> None:
+        self.arms, self.rng = arms, np.random.default_rng(seed)
+        self.used: dict[str, int] = {}
+        self.accepted = 0
+
+    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+        return self.arms[int(self.rng.integers(len(self.arms)))]
+
+    def record(self, arm: Arm, batch: int, seconds: float, **rest: Any) -> None:
+        self.used[arm.name] = self.used.get(arm.name, 0) + 1
+        if rest.get("accepted") is not None:
+            self.accepted += int(rest["accepted"].sum())
+
+    def updated(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+def requests(**sampling: Any) -> list[Request]:
+    heat = (1.0, 0.0, 0.6)
+    return [
+        ask(i, n=1 + i % 3, temperature=heat[i % 3], **{"max_tokens": 5 + 4 * i, "stop_ids": (EOS,), **sampling})
+        for i in range(8)
+    ]
+
+
+def run(engine: LocalEngine, asked: Sequence[Request]) -> list[Rollout]:
+    engine.submit(asked)
+    return engine.collect()
+
+
+def same(plain: Sequence[Rollout], other: Sequence[Rollout], atol: float = 1e-9) -> None:
+    here, there = {r.key: r for r in plain}, {r.key: r for r in other}
+    assert by_key(plain) == by_key(other)
+    for key, rollout in here.items():
+        assert rollout.finish == there[key].finish
+        assert rollout.trace is not None and there[key].trace is not None
+        np.testing.assert_allclose(rollout.trace.log_probs, there[key].trace.log_probs, rtol=0, atol=atol)
+        assert rollout.trace.versions.tolist() == there[key].trace.versions.tolist()
+
+
+def plain_tokens(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], np.ndarray]:
+    return {r.key: r.trace.ids for r in rollouts if r.trace is not None}
+
+
+def speculating(drafters: Sequence[Any], chooser: Any) -> Speculation:
+    return Speculation(drafters, chooser, vocab=VOCAB, token_bytes=100.0)
+
+
+FORMS = [{}, {"page": 4}, {"page": 4, "pages": 40, "slots": 6}, {"slots": 1}, {"graphs": True, "page": 4}]
+NAMES = ["empty", "random", "oracle", "half_wrong", "always_end", "invalid", "too_long", "bad_shape", "crashing"]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("name", [*NAMES, "ngram", "suffix"])
+def test_tokens_are_those_of_plain_decoding(name: str, form: dict[str, Any]) -> None:
+    """Every drafter, depths and OFF at random; stops and limits fall inside accepted runs; slots are used again."""
+    model = sharp_model(heads=6, kv_heads=2)
+    share_storage(model)
+    plain = run(make_engine(model, **form), requests())
+    known = {d.name: d for d in adversaries(VOCAB, EOS, plain_tokens(plain))} | {"ngram": NGram(), "suffix": Suffix()}
+    whim = Whim([OFF, *(Arm(name, depth) for depth in (1, 3, 7))])
+    engine = make_engine(model, speculation=speculating([known[name]], whim), **form)
+    same(plain, run(engine, requests()), atol=1e-5 if "graphs" in form else 1e-9)
+    if name == "oracle":
+        assert whim.accepted > 30, "what is always right is always accepted"
+
+
+def test_stop_strings_inside_an_accepted_run() -> None:
+    model = sharp_model()
+    asked = [ask(i, max_tokens=40, stop_strings=("ab", "fh")) for i in range(12)]
+    long = run(make_engine(model), [ask(i, max_tokens=40) for i in range(12)])
+    text = {r.key: decode(r.trace.ids.tolist()) for r in long if r.trace is not None}
+    asked = [ask(i, max_tokens=40, stop_strings=(text[100 + i, 0][6:8],)) for i in range(12)]
+    plain = run(make_engine(model), asked)
+    assert sum(r.finish == "stop" for r in plain) == 12
+    (oracle,) = [d for d in adversaries(VOCAB, EOS, plain_tokens(long)) if d.name == "oracle"]
+    engine = make_engine(model, speculation=speculating([oracle], Whim([Arm("oracle", 5)])))
+    same(plain, run(engine, asked))
+
+
+def test_the_oracle_saves_steps() -> None:
+    model = sharp_model()
+    asked = [ask(i, max_tokens=33) for i in range(4)]
+    plain_engine = make_engine(model)
+    plain = run(plain_engine, asked)
+    (oracle,) = [d for d in adversaries(VOCAB, EOS, plain_tokens(plain)) if d.name == "oracle"]
+    engine = make_engine(model, speculation=speculating([oracle], Whim([Arm("oracle", 7)])))
+    same(plain, run(engine, asked))
+    assert engine.stats()["rollout/steps"] == 1 + 4, "the first token with the prompt, then 8 + 8 + 8 + 8"
+
+
+@pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
+def test_weights_that_change(on_update: Any) -> None:
+    """In mid-rollout: with drafts a row is elsewhere by then, so each is stopped at the same number of tokens."""
+    results = []
+    for drafts in (False, True):
+        model = sharp_model()
+        speculation = speculating([NGram(), Suffix()], Whim([OFF, Arm("ngram", 3), Arm("suffix", 3)]))
+        engine = make_engine(model, mode="stream", on_update=on_update, speculation=speculation if drafts else None)
+        done: list[Rollout] = []
+        for version in range(1, 4):
+            asked = [ask(4 * version + i, group=10 * version + i, max_tokens=9) for i in range(4)]
+            engine.submit(asked)
+            while not engine.idle:
+                done += engine.collect()
+            with torch.no_grad():
+                for weight in engine.twin.parameters():
+                    weight.mul_(0.97)
+            engine.update(version)
+        results.append(done)
+    same(*results)
+
+
+def test_evaluation_with_top_p_beside_it() -> None:
+    model = sharp_model()
+    picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9)]
+    results = []
+    for drafts in (False, True):
+        speculation = speculating([NGram()], Whim([Arm("ngram", 3)])) if drafts else None
+        engine = make_engine(model, slots=6, speculation=speculation)
+        engine.submit(requests()[:3])
+        results.append((engine.generate(picky), engine.collect()))
+    (a, b), (c, d) = results
+    same(a, c)
+    same(b, d)
+
+
+def test_the_cache_is_that_of_a_fresh_prefill() -> None:
+    """After steps with drafts, keys and values are what feeding the same tokens at once gives."""
+    model = sharp_model()
+    long = run(make_engine(model), [ask(i, max_tokens=30) for i in range(3)])
+    half_wrong = next(d for d in adversaries(VOCAB, EOS, plain_tokens(long)) if d.name == "half_wrong")
+    engine = make_engine(model, speculation=speculating([half_wrong], Whim([OFF, Arm("half_wrong", 4)])))
+    engine.submit([ask(i, max_tokens=30) for i in range(3)])
+    while engine.rows.size < 3 or engine.rows.count[:3].min() < 15:
+        engine.step()
+    flights = list(engine.rows.flights)
+    lengths = engine.rows.length[:3].tolist()
+    before = [pages[row, :, :n].clone() for pages in engine.cache.keys for row, n in enumerate(lengths)]
+    engine._evict_all()
+    engine.step()
+    rows = [engine.rows.flights.index(flight) for flight in flights]
+    after = [pages[rows[i], :, :n] for pages in engine.cache.keys for i, n in enumerate(lengths)]
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_the_controller_in_the_engine() -> None:
+    """A real one, on real clocks: it may choose anything, and the tokens stay."""
+    model = sharp_model()
+    asked = [ask(i % 10, n=2, group=500 + i, max_tokens=40) for i in range(30)]
+    plain = run(make_engine(model, slots=8), asked)
+    arms = [Arm("ngram", 2), Arm("suffix", 2), Arm("suffix", 6)]
+    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms, epsilon=0.3)))
+    same(plain, run(engine, asked))
+    metrics = engine.stats()
+    assert metrics["draft/failures"] == 0
+    assert 0 < metrics["draft/share_off"] < 1, "it has tried others"
+    again = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms)))
+    again.load_state_dict(engine.state_dict())
+    assert again.speculation is not None and again.speculation.state_dict() == engine.speculation.state_dict()  # type: ignore[union-attr]

@@ -1,0 +1,118 @@
+"""Speculation as the engine holds it: asks the chooser for an arm, its drafter for guesses, and tells both what came.
+
+The engine calls `choose` and `draft` before a step, `told` after it, `ended` and `updated` as rollouts end and weights
+change. It looks at the engine's rows and never changes them: what is written is the target's own draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from whet.draft.base import OFF, Arm, Chooser, Drafter, RowView
+from whet.draft.guard import Guard
+from whet.draft.verify import walk
+
+
+class Flight(Protocol):
+    """A rollout in the making, as the engine has it."""
+
+    arrival: int
+    index: int
+    prompt: np.ndarray
+    request: Any
+
+
+class Columns(Protocol):
+    """The engine's rows (`whet.rollout.rows`); a column has an entry for each row."""
+
+    flights: list[Any]
+    ids: np.ndarray
+    count: np.ndarray
+    limit: np.ndarray
+    length: np.ndarray
+
+
+class Speculation:
+    def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, token_bytes: float = 0.0) -> None:
+        """token_bytes: of keys and values that a cached token takes."""
+        self.drafters = {drafter.name: Guard(drafter, vocab) for drafter in drafters}
+        self.chooser, self.token_bytes = chooser, token_bytes
+        self._views: dict[int, RowView] = {}
+        """By arrival, of rows that were drafted for."""
+        self._asked = np.zeros(0, np.int64)
+        self._drafts = np.zeros((0, 0), np.int32)
+
+    def choose(self, rows: Columns, running: int) -> Arm:
+        arm = self.chooser.choose(running, self._bytes(rows, running))
+        return OFF if arm.drafter and self.drafters[arm.drafter].retired else arm
+
+    def draft(self, arm: Arm, rows: Columns, running: int) -> np.ndarray:
+        """Guesses int32 [running, depth], -1 where there is none. The last token of a rollout is never guessed: the
+        target's own draw brings it."""
+        self._asked = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
+        views = [self._view(rows, row) for row in range(running)]
+        tokens, counts = self.drafters[arm.drafter].propose(views, self._asked)
+        drafts = np.full((running, arm.depth), -1, np.int32)
+        width = tokens.shape[1]
+        drafts[:, :width] = np.where(np.arange(width) < counts[:, None], tokens, -1)
+        self._drafts = drafts
+        return drafts
+
+    def told(self, arm: Arm, rows: Columns, running: int, seconds: float, drawn: np.ndarray | None = None) -> None:
+        """A step of `running` rows took so long; `drawn` [running, depth + 1] by the target where there were drafts."""
+        kv = self._bytes(rows, running)
+        if drawn is None or arm == OFF:
+            self.chooser.record(arm, running, seconds, kv_bytes=kv)
+            return
+        accepted = walk(self._drafts, (self._drafts >= 0).sum(1), drawn) - 1
+        self.chooser.record(arm, running, seconds, accepted=accepted, most=self._asked, kv_bytes=kv)
+
+    def ended(self, flight: Flight, ids: np.ndarray) -> None:
+        """The flight wrote `ids` and is done, or was cut."""
+        view = self._views.pop(flight.arrival, None) or _view(flight)
+        view.ids = ids
+        for drafter in self.drafters.values():
+            drafter.finish(view)
+
+    def updated(self, version: int) -> None:
+        for drafter in self.drafters.values():
+            drafter.updated(version)
+        self.chooser.updated()
+
+    def metrics(self) -> dict[str, float]:
+        failures = sum(drafter.failures for drafter in self.drafters.values())
+        return {**self.chooser.metrics(), "draft/failures": float(failures)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.chooser.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.chooser.load_state_dict(state)
+
+    def _view(self, rows: Columns, row: int) -> RowView:
+        flight = rows.flights[row]
+        view = self._views.get(flight.arrival)
+        if view is None:
+            view = self._views[flight.arrival] = _view(flight)
+            for drafter in self.drafters.values():
+                drafter.begin(view)
+        view.ids = rows.ids[row, : rows.count[row]]
+        return view
+
+    def _bytes(self, rows: Columns, running: int) -> float:
+        return self.token_bytes * float(rows.length[:running].sum())
+
+
+def _view(flight: Flight) -> RowView:
+    request = flight.request
+    return RowView(
+        uid=flight.arrival,
+        prompt_id=request.prompt_id,
+        group_id=request.group_id,
+        index=flight.index,
+        prompt=flight.prompt,
+        ids=np.zeros(0, np.int32),
+    )
