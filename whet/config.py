@@ -166,6 +166,15 @@ class Rollout(Section):
     """Wait for the judges in engine order, so that a stream run repeats exactly; false never waits."""
 
 
+class Draft(Section):
+    drafters: tuple[Literal["ngram", "suffix", "eagle"], ...] = ()
+    """Who guesses tokens ahead of the model, which then checks them at once; none: nobody. No token is changed by it."""
+    chooser: Literal["controller", "bandit"] = "controller"
+    """Picks drafter and depth of a step by measured time and acceptance, or as TLT does."""
+    train: float = Field(0.2, ge=0, le=1)
+    """Tokens eagle is trained on after a step, as a share of the step's."""
+
+
 class Speed(Section):
     n_init: int = Field(4, ge=2)
     """Rollouts that screen a prompt before the rest of its group is paid for."""
@@ -287,10 +296,8 @@ class Curriculum(Section):
 
 def merged(tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """`tree` with what `own` says, tables inside tables likewise."""
-    both = {
-        k: merged(tree[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(tree.get(k), Mapping)
-    }
-    return {**tree, **own, **both}
+    both = [k for k, v in own.items() if isinstance(v, Mapping) and isinstance(tree.get(k), Mapping)]
+    return {**tree, **own, **{k: merged(tree[k], own[k]) for k in both}}
 
 
 class Learn(Section):
@@ -360,6 +367,7 @@ class Config(Section):
     reward: tuple[Reward, ...] = ()
     warm_start: tuple[WarmStart, ...] = ()
     rollout: Rollout = Rollout()
+    draft: Draft = Draft()
     curriculum: Curriculum = Curriculum()
     learn: Learn = Learn()
     judge: Judge = Judge()

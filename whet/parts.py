@@ -19,6 +19,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum
 from whet.doctor import room_lines, room_on
+from whet.draft.build import build_speculation
 from whet.errors import WhetError
 from whet.eval import EvalSet
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
@@ -31,6 +32,7 @@ from whet.model.storage import share_storage
 from whet.problems import Problems
 from whet.rollout.base import Engine
 from whet.rollout.engine import LocalEngine
+from whet.rollout.graphs import buckets
 from whet.rollout.pages import pool_lines
 from whet.rollout.store import RolloutStore
 from whet.tasks.judge import Judge
@@ -211,6 +213,12 @@ def build_engine(
         on_update=rollout.on_update,
         graphs=graphs,
         releasable=room is not None and room.release,
+        speculation=build_speculation(
+            settings.draft,
+            vocab=model.config.get_text_config().vocab_size,
+            sizes=buckets(rollout.slots) if graphs else range(1, rollout.slots + 1),
+            seed=settings.seed,
+        ),
     )
 
 

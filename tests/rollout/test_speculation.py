@@ -82,7 +82,7 @@ def plain_tokens(rollouts: Sequence[Rollout]) -> dict[tuple[int, int], np.ndarra
 
 
 def speculating(drafters: Sequence[Any], chooser: Any) -> Speculation:
-    return Speculation(drafters, chooser, vocab=VOCAB, token_bytes=100.0)
+    return Speculation(drafters, chooser, vocab=VOCAB)
 
 
 FORMS = [{}, {"page": 4}, {"page": 4, "pages": 40, "slots": 6}, {"slots": 1}, {"graphs": True, "page": 4}]

@@ -36,10 +36,11 @@ class Columns(Protocol):
 
 
 class Speculation:
-    def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, token_bytes: float = 0.0) -> None:
-        """token_bytes: of keys and values that a cached token takes."""
+    def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int) -> None:
         self.drafters = {drafter.name: Guard(drafter, vocab) for drafter in drafters}
-        self.chooser, self.token_bytes = chooser, token_bytes
+        self.chooser = chooser
+        self.token_bytes = 0
+        """Of keys and values that a cached token takes; the engine's to set."""
         self._views: dict[int, RowView] = {}
         """By arrival, of rows that were drafted for."""
         self._asked = np.zeros(0, np.int64)

@@ -34,7 +34,7 @@ from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollo
 
 
 class LocalEngine:
-    can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep"})
+    can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
 
     def __init__(
         self,
@@ -69,9 +69,8 @@ class LocalEngine:
         self.device = model.device
         if self.device.type == "cuda":
             graphs = graphs and graphs_lack(self.twin) is None
-        self.cache = make_cache(
-            kv_shapes(self.twin), slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
-        )
+        shapes = kv_shapes(self.twin)
+        self.cache = make_cache(shapes, slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable)
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
@@ -82,6 +81,8 @@ class LocalEngine:
         self.scheduler = Scheduler(packed=graphs)
         self.lengths = Lengths()
         self.speculation = speculation
+        if speculation is not None:
+            speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
         self._tickets: dict[int, dict[int, Rollout]] = {}
