@@ -168,7 +168,7 @@ class Rollout(Section):
 
 class Draft(Section):
     drafters: tuple[Literal["ngram", "suffix", "eagle"], ...] = ()
-    """Who guesses tokens ahead of the model, which then checks them at once; none: nobody. No token is changed by it."""
+    """Who guesses tokens ahead, which the model then checks at once; none: nobody. No token is changed by it."""
     chooser: Literal["controller", "bandit"] = "controller"
     """Picks drafter and depth of a step by measured time and acceptance, or as TLT does."""
     train: float = Field(0.2, ge=0, le=1)
