@@ -23,7 +23,7 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     """None where the recipe wants none. `sizes`: rows that a step may be padded to, the largest last."""
     if not settings.drafters:
         return None
-    drafters = [DRAFTERS[name]() for name in settings.drafters]
+    drafters = [DRAFTERS[name]() for name in settings.drafters if name in DRAFTERS]  # eagle joins in the engine
     return Speculation(drafters, _chooser(settings, sizes, seed), vocab=vocab)
 
 

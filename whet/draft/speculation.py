@@ -37,8 +37,10 @@ class Columns(Protocol):
 
 class Speculation:
     def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int) -> None:
-        self.drafters = {drafter.name: Guard(drafter, vocab) for drafter in drafters}
-        self.chooser = chooser
+        self.drafters: dict[str, Guard] = {}
+        self.chooser, self.vocab = chooser, vocab
+        for drafter in drafters:
+            self.join(drafter)
         self.token_bytes = 0
         """Of keys and values that a cached token takes; the engine's to set."""
         self._views: dict[int, RowView] = {}
@@ -50,16 +52,19 @@ class Speculation:
         arm = self.chooser.choose(running, self._bytes(rows, running))
         return OFF if arm.drafter and self.drafters[arm.drafter].retired else arm
 
-    def draft(self, arm: Arm, rows: Columns, running: int) -> np.ndarray:
-        """Guesses int32 [running, depth], -1 where there is none. The last token of a rollout is never guessed: the
-        target's own draw brings it."""
-        self._asked = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
+    def join(self, drafter: Drafter) -> None:
+        """One more drafter: one that needs an engine to be made."""
+        self.drafters[drafter.name] = Guard(drafter, self.vocab)
+
+    def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
+        """Guesses int32 [running, depth], -1 where there is none; at most so many for each row."""
+        running = most.size
         views = [self._view(rows, row) for row in range(running)]
-        tokens, counts = self.drafters[arm.drafter].propose(views, self._asked)
+        tokens, counts = self.drafters[arm.drafter].propose(views, most)
         drafts = np.full((running, arm.depth), -1, np.int32)
         width = tokens.shape[1]
         drafts[:, :width] = np.where(np.arange(width) < counts[:, None], tokens, -1)
-        self._drafts = drafts
+        self._asked, self._drafts = most, drafts
         return drafts
 
     def told(self, arm: Arm, rows: Columns, running: int, seconds: float, drawn: np.ndarray | None = None) -> None:

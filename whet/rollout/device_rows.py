@@ -21,15 +21,16 @@ MOST_STOPS = 4
 
 
 class DeviceRows:
-    def __init__(self, most: int, width: int, device: torch.device) -> None:
+    def __init__(self, most: int, width: int, device: torch.device, nobody: int = 0) -> None:
+        """nobody: the page that pads tables."""
         lines = STOPS + MOST_STOPS
         self.device = device
         self.state = torch.zeros(lines, most, dtype=torch.int32, device=device)
-        self.table = torch.zeros(most, width, dtype=torch.int32, device=device)
+        self.table = torch.full((most, width), nobody, dtype=torch.int32, device=device)
         """Pages of each row."""
         pinned = device.type == "cuda"
         self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._tables = [torch.zeros(most, width, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._tables = [torch.full((most, width), nobody, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._turn = 0
 

@@ -17,6 +17,8 @@ import torch
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, Arm
+from whet.draft.buffer import DataBuffer
+from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.attention import PAGE
@@ -26,6 +28,7 @@ from whet.model.twin import kv_shapes, rollout_twin
 from whet.rollout.flight import Flight, empty_trace, request_from_json
 from whet.rollout.forecast import Lengths, Room
 from whet.rollout.graphs import GraphRunner
+from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import PagedCache, make_cache
 from whet.rollout.rows import Rows
 from whet.rollout.runner import EagerRunner, Runner
@@ -53,10 +56,13 @@ class LocalEngine:
         graphs: bool = False,
         releasable: bool = False,
         speculation: Speculation | None = None,
+        eagle: EagleHead | None = None,
+        buffer: DataBuffer | None = None,
     ) -> None:
         """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules, where
         the kernels can serve the model.
-        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`."""
+        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
+        reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
             raise WhetError(
@@ -70,18 +76,28 @@ class LocalEngine:
         if self.device.type == "cuda":
             graphs = graphs and graphs_lack(self.twin) is None
         shapes = kv_shapes(self.twin)
-        self.cache = make_cache(shapes, slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable)
+        extra = extra_shapes(eagle) if eagle is not None else []
+        self.cache = make_cache(
+            [*shapes, *extra], slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
+        )
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
-        self.runner: Runner = EagerRunner(self.twin, self.cache, self.rows)
+        self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
+        self.buffer = buffer
         if graphs:
             assert isinstance(self.cache, PagedCache), "graphs read pages"
-            self.runner = GraphRunner(network_of(self.twin, self.cache.keys, self.cache.values), self.cache, self.rows)
+            keys, values = self.cache.keys[: len(shapes)], self.cache.values[: len(shapes)]
+            network = network_of(self.twin, keys, values)
+            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser)
+        else:
+            self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
         self.scheduler = Scheduler(packed=graphs)
         self.lengths = Lengths()
         self.speculation = speculation
         if speculation is not None:
+            if self.guesser is not None:
+                speculation.join(self.guesser)
             speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
@@ -248,11 +264,12 @@ class LocalEngine:
             return False
         self.runner.prepare(running, arm.tokens)
         begin = time.perf_counter()
-        drafts = speculation.draft(arm, rows, running)
-        reach = rows.length[:running] + (drafts >= 0).sum(1)
-        if self.cache.lacking(reach) > self.cache.free:
+        # The last token of a rollout is never guessed: the target's own draw brings it.
+        most = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
+        if self.cache.lacking(rows.length[:running] + most) > self.cache.free:
             return False
-        self.cache.grow(reach)
+        self.cache.grow(rows.length[:running] + most)
+        drafts = speculation.draft(arm, rows, most)
         token, log_prob, counted = self.runner.verify(drafts)
         self._stats["tokens"] += rows.record_runs(token, log_prob, counted, self.version, self.decode)
         speculation.told(arm, rows, running, time.perf_counter() - begin, token)
@@ -276,6 +293,8 @@ class LocalEngine:
             return
         self._stats["finished"] += len(ended)
         self.scheduler.full = False
+        for row, _ in ended:
+            self._remember(row)
         finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
         flights = [self._evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
         for flight in sorted(flights, key=lambda f: f.arrival):
@@ -287,6 +306,14 @@ class LocalEngine:
                 self.done.append(rollout)
             else:
                 self._tickets[flight.ticket][flight.arrival] = rollout
+
+    def _remember(self, row: int) -> None:
+        """What the target thought while it wrote this: a drafter learns from it."""
+        flight = self.rows.flights[row]
+        if self.buffer is None or self.guesser is None or flight.request.phase == "eval":
+            return
+        ids = np.concatenate((flight.prompt, self.rows.ids[row, : self.rows.count[row]]))
+        self.buffer.add(str(flight.arrival), self.version, ids, self.guesser.read(row), flight.prompt.size)
 
     def _make_room(self) -> None:
         """Preempt the youngest until every row has a page for its next token. One row alone always fits."""

@@ -26,6 +26,7 @@ from whet.model.meter import Meter
 from whet.rollout import device_rows as on_device
 from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, TOKEN, DeviceRows
 from whet.rollout.flight import Chunk, Flight
+from whet.rollout.guesser import Guesser
 from whet.rollout.pages import PagedCache
 from whet.rollout.rows import Rows
 from whet.rollout.runner import fork_rows
@@ -72,22 +73,28 @@ class Launch:
 
 
 class GraphRunner:
-    def __init__(self, network: Network, cache: PagedCache, rows: Rows) -> None:
-        self.network, self.cache, self.rows = network, cache, rows
+    def __init__(self, network: Network, cache: PagedCache, rows: Rows, guesser: Guesser | None = None) -> None:
+        """guesser: the drafter that wants the hidden states, if there is one."""
+        self.network, self.cache, self.rows, self.guesser = network, cache, rows, guesser
+        if guesser is not None:
+            guesser.runner = self
         self.device = rows.device
         self.sizes = buckets(len(rows.token))
         most = self.sizes[-1]
-        self.device_rows = DeviceRows(most, cache.table.shape[1] + 1, self.device)  # padded drafts lie beyond the last
+        width = cache.table.shape[1] + 1  # padded drafts lie beyond the last page
+        self.device_rows = DeviceRows(most, width, self.device, cache.trash)
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
+        self.newest = torch.zeros(most, MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
+        """Of each row, for the drafter."""
         self.verified = torch.zeros(2 * MOST_DRAFTS + 3, most, dtype=torch.int32, device=self.device)
         """How many of a row's draws count, the draws, and their log-probs as bits."""
         self.drawn = torch.zeros(2, most, dtype=torch.int32, device=self.device)
         """Token and, as bits, log-prob of each row."""
         on_gpu = self.device.type == "cuda"
         self._drawn = [torch.zeros(2, most, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
-        self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
+        self._drafts = torch.zeros(most, MOST_DRAFTS + 1, dtype=torch.int32, pin_memory=on_gpu)
         self._verified = torch.zeros_like(self.verified, device="cpu", pin_memory=on_gpu)
         self._fed, self._advanced = _fast(on_device.fed, on_gpu), _fast(on_device.advanced, on_gpu)
         self._fed_with_drafts = _fast(on_device.fed_with_drafts, on_gpu)
@@ -97,7 +104,7 @@ class GraphRunner:
         """Launched before its turn."""
         self._launches = 0
         self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        """By rows, and tokens that each feeds."""
+        """By rows, and tokens that each feeds; drafts of so many where it is negative."""
         self._pool: Any = None
         """What all graphs share; it lives as long as one of them."""
         self._bytes = 0
@@ -196,6 +203,31 @@ class GraphRunner:
         token, bits = np.array(lines[: most + 1]).T, np.ascontiguousarray(np.array(lines[most + 1 :]).T)
         return token, bits.view(np.float32), counted.copy()
 
+    def guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
+        """`Guesser.round` for rows 0..B-1, whose newest tokens are ids [B, depth + 1]."""
+        assert self.guesser is not None and self._next is None
+        running, size = len(ids), self._size(len(ids))
+        self._drafts.numpy()[:running, : depth + 1] = ids
+        with torch.inference_mode(False), torch.no_grad():
+            self._upload(running)
+            self.newest[:running, : depth + 1].copy_(self._drafts[:running, : depth + 1], non_blocking=True)
+            self._replay(size, -depth)
+            drafts: np.ndarray = self.drafts[:running, :depth].cpu().numpy()
+        return drafts
+
+    def _guess_step(self, size: int, new: int) -> Tensor:
+        """Drafts of -new tokens for every row, left where `_verify_step` reads them."""
+        assert self.guesser is not None
+        length, table = self.device_rows.state[LENGTH, :size], self.device_rows.table[:size]
+        row = torch.where(length >= 0, self.numbers[:size], -1)
+        drafts = self.guesser.round(self.newest[:size, : 1 - new], length, row, table, -new)
+        self.drafts[:size, :-new] = drafts
+        return drafts
+
+    def _form(self, new: int) -> Callable[[int, int], Tensor]:
+        """What is captured under this number: a plain step, one that verifies, or (negative) one that drafts."""
+        return self._step if new == 1 else self._verify_step if new > 1 else self._guess_step
+
     def prepare(self, running: int, new: int) -> None:
         if self.device.type == "cuda" and (self._size(running), new) not in self._graphs:
             with torch.inference_mode(False), torch.no_grad():
@@ -210,7 +242,7 @@ class GraphRunner:
 
     def _replay(self, size: int, new: int) -> Tensor:
         """`new` tokens a row: the newest and, if more, drafts."""
-        step = self._step if new == 1 else self._verify_step
+        step = self._form(new)
         if self.device.type != "cuda":
             return step(size, new)
         if (size, new) not in self._graphs:
@@ -234,6 +266,8 @@ class GraphRunner:
         row, position, length = self._fed(state, self.numbers[:size])
         table, starts = self.device_rows.table[:size], self.numbers[: size + 1]
         hidden = self.network.forward(state[TOKEN], position, row, table, length, starts, 1)
+        if self.guesser is not None:
+            self.guesser.keep(hidden, table, row, position)
         logits = self.network.logits(hidden)
         token, log_prob = race(logits, state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32))
         state[: COUNT + 1], self.drawn[:, :size] = self._advanced(state, token, log_prob)
@@ -245,6 +279,8 @@ class GraphRunner:
         ids, row, position, length = self._fed_with_drafts(state, drafts, self.numbers[:size])
         table, starts = self.device_rows.table[:size], self.numbers[: size + 1] * new
         hidden = self.network.forward(ids, position, row, table, length, starts, new)
+        if self.guesser is not None:
+            self.guesser.keep(hidden, table, row, position)
         logits = self.network.logits(hidden)
         keys = state[KEY0 : KEY1 + 1].repeat_interleave(new, 1)
         count = (state[COUNT][:, None] + self.places[:new]).flatten()
@@ -262,7 +298,7 @@ class GraphRunner:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         for size, new in wanted:
-            step = self._step if new == 1 else self._verify_step
+            step = self._form(new)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(2):
@@ -281,15 +317,20 @@ class GraphRunner:
         """The tokens of the chunks in one forward, packed; their forks draw from the same logits."""
         sizes, n = np.array([chunk.size for chunk in chunks]), len(chunks)
         ends = np.cumsum(sizes)
+        position = self._tensor(np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks]), np.int32)
+        row = self._tensor(np.repeat(np.arange(n), sizes), np.int32)
+        table = self._tensor(self.cache.table[running : running + n], np.int32)
         hidden = self.network.forward(
             self._tensor(np.concatenate([chunk.ids() for chunk in chunks]), np.int32),
-            self._tensor(np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks]), np.int32),
-            self._tensor(np.repeat(np.arange(n), sizes), np.int32),
-            self._tensor(self.cache.table[running : running + n], np.int32),
+            position,
+            row,
+            table,
             self._tensor(np.array([chunk.stop for chunk in chunks]), np.int32),
             self._tensor(np.concatenate(([0], ends)), np.int32),
             int(sizes.max()),
         )
+        if self.guesser is not None:
+            self.guesser.keep(hidden, table, row, position)
         self._uploaded = STALE
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)

@@ -200,7 +200,8 @@ class PagedCache(PageStore):
         self.wanted = pages
         """Pages asked for, where the card had no room for so many."""
         self.pool = PagePool(pages)
-        self.table = np.zeros((slots, -(-context // page)), np.int32)
+        self.table = np.full((slots, -(-context // page)), self.trash, np.int32)
+        """Entries beyond what a row holds name the page that is nobody's: what a draft writes too far is lost there."""
         self.edits = 0
         """Times the table changed."""
         self.held = np.zeros(slots, np.int64)
@@ -248,12 +249,14 @@ class PagedCache(PageStore):
 
     def move(self, source: int, target: int, tokens: int) -> None:
         self.table[target] = self.table[source]
+        self.table[source] = self.trash
         self.edits += 1
         self.held[target] = self.held[source]
         self.held[source] = 0
 
     def close(self, row: int) -> None:
         self.pool.drop(self.table[row, : self.held[row]].tolist())
+        self.table[row] = self.trash
         self.held[row] = 0
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

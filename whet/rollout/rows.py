@@ -35,6 +35,8 @@ class Rows:
         """The newest token, which the next decode step feeds."""
         self.length = np.zeros(slots, np.int64)
         """Tokens whose K and V are cached (of a row that is half fed: will be)."""
+        self.paired = np.zeros(slots, np.int64)
+        """Of these, tokens that a drafter with a cache of its own has read."""
         self.shared = np.zeros(slots, np.int64)
         """Of these, tokens of a prompt that was forked: other rows hold their pages, too."""
         self.count = np.zeros(slots, np.int32)
@@ -73,7 +75,7 @@ class Rows:
         sampling, trace = flight.request.sampling, flight.trace
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
-        self.length[row], self.shared[row] = flight.known, 0
+        self.length[row], self.shared[row], self.paired[row] = flight.known, 0, 0
         self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -105,6 +107,7 @@ class Rows:
             self.token,
             self.length,
             self.shared,
+            self.paired,
             self.count,
             self.limit,
             self.stops,

@@ -7,15 +7,16 @@ that no faster path knows: one packed forward of the Hugging Face twin. `graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.draft.verify import walk
 from whet.rollout.flight import Chunk
+from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
 from whet.rollout.sampling import sample
@@ -54,9 +55,16 @@ class Runner(Protocol):
 
 
 class EagerRunner:
-    def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows) -> None:
-        self.twin, self.cache, self.rows = twin, cache, rows
+    def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
+        """guesser: the drafter that wants the hidden states, if there is one."""
+        self.twin, self.cache, self.rows, self.guesser = twin, cache, rows, guesser
         self.device = twin.device
+        self._hidden: Tensor | None = None
+        if guesser is not None:
+            twin.get_decoder().register_forward_hook(self._overhear)
+
+    def _overhear(self, decoder: nn.Module, given: Any, out: Any) -> None:
+        self._hidden = out.last_hidden_state[0]
 
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
@@ -118,6 +126,9 @@ class EagerRunner:
             logits_to_keep=keep,
             ctx=context,
         )
+        if self.guesser is not None:
+            assert self._hidden is not None
+            self.guesser.states[context.page, 0, context.offset] = self._hidden
         logits: Tensor = out.logits[0]
         return logits
 

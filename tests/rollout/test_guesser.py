@@ -1,0 +1,129 @@
+"""The EAGLE drafter in the engine: tokens stay what they are, and what it reads is what the target computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from slow_engine import PROMPTS, VOCAB, ask, make_engine, sharp_model
+from test_speculation import Whim, requests, run, same
+from transformers import PreTrainedModel
+
+from whet.draft.base import OFF, Arm
+from whet.draft.buffer import DataBuffer
+from whet.draft.eagle import EagleHead, eagle_head
+from whet.draft.speculation import Speculation
+from whet.draft.training import DrafterTrainer
+from whet.model.storage import share_storage
+from whet.rollout.engine import LocalEngine
+
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"page": 4},
+    {"page": 4, "pages": 40, "slots": 6},
+    {"slots": 1},
+    {"graphs": True, "page": 4},
+]
+
+
+def target() -> PreTrainedModel:
+    model = sharp_model(heads=6, kv_heads=2)
+    share_storage(model)
+    return model
+
+
+def drafting(
+    model: PreTrainedModel, head: EagleHead, arms: list[Arm], buffer: DataBuffer | None = None, **form: Any
+) -> LocalEngine:
+    speculation = Speculation([], Whim(arms), vocab=VOCAB)
+    return make_engine(model, speculation=speculation, eagle=head, buffer=buffer, **form)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_tokens_are_those_of_plain_decoding(form: dict[str, Any]) -> None:
+    """A drafter that knows nothing, switched on and off at random."""
+    model = target()
+    plain = run(make_engine(model, **form), requests())
+    arms = [OFF, *(Arm("eagle", depth) for depth in (1, 3, 7))]
+    engine = drafting(model, eagle_head(model), arms, **form)
+    same(plain, run(engine, requests()), atol=1e-5 if "graphs" in form else 1e-9)
+    assert engine.stats()["draft/failures"] == 0
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_hidden_states_are_those_of_one_forward(form: dict[str, Any]) -> None:
+    """What goes to the buffer, tokens and states, beside the model's own over the same text."""
+    model, buffer = target(), DataBuffer(10_000)
+    engine = drafting(model, eagle_head(model), [OFF, Arm("eagle", 3)], buffer, **form)
+    rollouts = {r.key: r for r in run(engine, requests())}
+    assert len(buffer.entries) == len(rollouts)
+    written = sorted((*PROMPTS[r.prompt_id], *r.trace.ids.tolist()) for r in rollouts.values() if r.trace is not None)
+    assert sorted(tuple(entry.ids.tolist()) for entry in buffer.entries) == written
+    for entry in buffer.entries:
+        with torch.no_grad():
+            hidden = model.get_decoder()(input_ids=entry.ids[None], use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(entry.hidden, hidden[: len(entry)], rtol=0, atol=1e-5)
+        assert len(entry) == len(entry.ids) - 1
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
+    """Whatever came before: what the engine asks to verify is what the drafter says of the whole text at once."""
+    model = target()
+    head, alone = eagle_head(model, seed=3), eagle_head(model, seed=3)
+    alone.attach_slots(1, 64)
+    engine = drafting(model, head, [OFF, Arm("eagle", 4), Arm("eagle", 2)], **form)
+    seen: list[tuple[list[int], list[int]]] = []
+    verify = engine.runner.verify
+
+    def watched(drafts: np.ndarray) -> Any:
+        for i in range(len(drafts)):
+            flight, ids = engine.rows.flights[i], engine.rows.ids[i, : engine.rows.count[i]]
+            wanted = drafts[i][drafts[i] >= 0].tolist()
+            seen.append(([*flight.prompt.tolist(), *ids.tolist()], wanted))
+        return verify(drafts)
+
+    engine.runner.verify = watched  # type: ignore[method-assign]
+    run(engine, [ask(i, max_tokens=14 + i) for i in range(6)])
+    assert len(seen) > 20
+    for text, wanted in seen:
+        with torch.no_grad():
+            hidden = model.get_decoder()(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0]
+        pairs = len(text) - 1
+        numbers = torch.arange(pairs, dtype=torch.int32)
+        table = torch.zeros(1, 1, dtype=torch.int32)
+        feature = alone.extend(
+            hidden[:-1],
+            torch.tensor(text[1:]),
+            numbers,
+            torch.zeros_like(numbers),
+            table,
+            torch.tensor([pairs], dtype=torch.int32),
+            torch.tensor([0, pairs], dtype=torch.int32),
+            pairs,
+        )[-1:]
+        place = torch.tensor([pairs], dtype=torch.int32)
+        drafts = alone.draft(feature, place, torch.zeros(1, dtype=torch.int32), table, 4)
+        assert drafts[0, : len(wanted)].tolist() == wanted
+
+
+def test_a_trained_drafter_is_accepted_more_often_and_changes_nothing() -> None:
+    model, buffer = target(), DataBuffer(50_000)
+    head = eagle_head(model)
+    asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3) for i in range(30)]
+    accepted = []
+    plain = run(make_engine(model, slots=8), asked)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for trained in (False, True):
+        if trained:
+            trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
+            trainer.run(30_000)
+            trainer.publish(head)
+        engine = drafting(model, head, [Arm("eagle", 4)], None if trained else buffer, slots=8)
+        same(plain, run(engine, asked))
+        assert engine.speculation is not None
+        accepted.append(engine.speculation.chooser.accepted)  # type: ignore[attr-defined]
+    assert accepted[1] > 2 * accepted[0] + 50
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

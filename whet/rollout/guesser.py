@@ -1,0 +1,151 @@
+"""The EAGLE drafter in the engine: the target's hidden states kept in pages, and drafts made over them.
+
+Two more layers of the cache hold what a drafter needs, under the rows' own table: the target's last hidden state of
+every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need no
+word here, and turning speculation on in mid-rollout is one pass of one layer (`_catch_up`). Implements `Drafter`; its
+rows are the engine's, in order. `rows.paired` counts what the drafter has read of each. The pair at a prompt's last
+token is each rollout's own but may lie in a page they share: a guess may suffer from that, never a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.draft.base import RowView
+from whet.draft.eagle import EagleHead
+from whet.model.kernels.rope import write_kv
+from whet.model.twin import KVShape
+from whet.rollout.pages import PagedCache, SlotCache
+from whet.rollout.rows import Rows
+
+
+def extra_shapes(head: EagleHead) -> list[KVShape]:
+    """What the cache needs beside the target's layers; values of hidden states are there for form alone."""
+    shape = head.shape
+    hidden = KVShape(1, shape.hidden, 1, head.target.embedding.dtype)
+    return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
+
+
+class Guesser:
+    name = "eagle"
+
+    def __init__(self, head: EagleHead, cache: SlotCache | PagedCache, rows: Rows) -> None:
+        self.head, self.cache, self.rows = head, cache, rows
+        self.device = rows.device
+        self.states, self.dummies = cache.keys[-2], cache.values[-2]
+        """[pages, 1, page, width]."""
+        self.page = self.states.shape[2]
+        width = cache.table.shape[1] if isinstance(cache, PagedCache) else 1
+        head.attach(cache.keys[-1], cache.values[-1], (width + 1) * self.page)
+        self._own = np.arange(len(rows.token), dtype=np.int32).reshape(-1, 1)
+        self.runner: Any = None
+        """Captures and replays `round` as a graph, where there are graphs."""
+
+    # ---- what the runner calls
+
+    def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
+        """The hidden states [T, width] of tokens just fed, by the rows of `table`; within a captured graph, too."""
+        hidden = hidden.to(self.states.dtype)[:, None]
+        write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
+
+    def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
+        """Drafts int32 [B, depth] of rows that have read all but their last pairs, of which ids [B, Q] are the tokens.
+
+        The last Q pairs are read again whether new or not: one shape for all. On the device alone.
+        """
+        batch, new = ids.shape
+        place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
+        real = (place >= 0) & (row[:, None] >= 0)
+        position = torch.where(real, place, 0)
+        at = torch.where(real, row[:, None], -1).flatten()
+        page = table.gather(1, (position // self.page).long())
+        hidden = self.states[page.flatten().long(), 0, (position % self.page).flatten().long()]
+        starts = torch.arange(batch + 1, dtype=torch.int32, device=ids.device) * new
+        length = state_length.clamp(min=0)
+        feature = self.head.extend(hidden, ids.flatten(), position.flatten(), at, table, length, starts, new)
+        return self.head.draft(feature.view(batch, new, -1)[:, -1], length, row, table, depth)
+
+    # ---- a drafter
+
+    def begin(self, row: RowView) -> None: ...
+
+    def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        running, depth = len(rows), int(most.max(initial=0))
+        if not depth:
+            return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
+        pending = self.rows.length[:running] - self.rows.paired[:running]
+        if pending.max() > depth + 1:
+            self._catch_up(running)
+        ids = np.stack([_last_tokens(view, depth + 1) for view in rows])
+        tokens = self.runner.guess(ids, depth) if self.runner is not None else self._guess(ids, depth)
+        self.rows.paired[:running] = self.rows.length[:running]
+        return tokens, most.astype(np.int32)
+
+    def observe(self, row: RowView, new: np.ndarray) -> None: ...
+
+    def finish(self, row: RowView) -> None: ...
+
+    def updated(self, version: int) -> None:
+        self.head.refresh()
+
+    def forget(self) -> None: ...
+
+    # ---- over all rows, as plain calls
+
+    def _guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
+        running = len(ids)
+        row, length = self._tensor(np.arange(running)), self._tensor(self.rows.length[:running])
+        drafts: np.ndarray = self.round(self._tensor(ids), length, row, self._table(running), depth).cpu().numpy()
+        return drafts
+
+    def _catch_up(self, running: int) -> None:
+        """All pairs of all rows that the drafter has not read, in one pass."""
+        rows = self.rows
+        old, new = rows.paired[:running], rows.length[:running]
+        count = new - old
+        texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
+        ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
+        position = np.concatenate([np.arange(a, b) for a, b in zip(old, new, strict=True)])
+        row, table = np.repeat(np.arange(running), count), self._table(running)
+        page = table.cpu().numpy()[row, position // self.page]
+        where = torch.from_numpy(np.stack((page, position % self.page)).astype(np.int64)).to(self.device)
+        self.head.extend(
+            self.states[where[0], 0, where[1]],
+            self._tensor(ids),
+            self._tensor(position),
+            self._tensor(row),
+            table,
+            self._tensor(new),
+            self._tensor(np.concatenate(([0], np.cumsum(count)))),
+            int(count.max()),
+        )
+        rows.paired[:running] = new
+
+    def read(self, row: int) -> Tensor:
+        """The hidden states [cached tokens, width] of a row."""
+        length = int(self.rows.length[row])
+        pages = self._table(row + 1)[row, : -(-length // self.page)].long()
+        return self.states[pages, 0].flatten(0, 1)[:length]
+
+    def _table(self, running: int) -> Tensor:
+        table = self.cache.table if isinstance(self.cache, PagedCache) else self._own
+        return self._tensor(table[:running])
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device)
+
+
+def _last_tokens(view: RowView, count: int) -> np.ndarray:
+    """The newest `count` tokens, prompt included, 0 before the first."""
+    out = np.zeros(count, np.int32)
+    own = view.ids[-count:]
+    out[count - own.size :] = own
+    if missing := count - own.size:
+        prompt = view.prompt[-missing:]
+        out[missing - prompt.size : missing] = prompt
+    return out
