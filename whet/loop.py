@@ -44,7 +44,8 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     while not parts.done and not run.stopping:
         batch, seen = gather(parts, watch)
         report = learn(parts, batch, watch)
-        metrics = step_metrics(parts, batch, seen, report, watch)
+        drafted = train_drafter(parts, seen, watch)
+        metrics = step_metrics(parts, batch, seen, report, watch) | drafted
         with watch.timing("save"):
             run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
         metrics |= evaluate_due(run, parts, watch)
@@ -110,6 +111,14 @@ def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
     parts.curriculum.updated(parts.clock(), report)
     parts.store.keep(parts.curriculum.holds())
     return report
+
+
+def train_drafter(parts: Parts, seen: Sequence[Rollout], watch: Stopwatch) -> dict[str, float]:
+    """While nothing is decoded; no token depends on it."""
+    if parts.drafter is None:
+        return {}
+    with watch.timing("draft"), parts.meter.span():
+        return parts.drafter.train(sum(r.length for r in seen))
 
 
 def step_metrics(

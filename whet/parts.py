@@ -19,6 +19,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum
 from whet.doctor import room_lines, room_on
+from whet.draft.adaptive import AdaptiveDrafter
 from whet.draft.build import build_speculation
 from whet.errors import WhetError
 from whet.eval import EvalSet
@@ -75,6 +76,8 @@ class Actor:
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
+    drafter: AdaptiveDrafter | None = None
+    """Learns beside the policy, where the recipe drafts with eagle."""
     notes: tuple[str, ...] = ()
     """Sentences the user should hear once: how the memory of the card is divided."""
 
@@ -146,7 +149,8 @@ def build_actor(
     model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
     codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None), settings.text)
     judge = build_judge(settings, problems, codec)  # forks its workers: before the engine fills the card
-    engine = build_engine(settings, model, prompt_encoder(problems, codec), codec, room)
+    drafter = build_drafter(settings, model)
+    engine = build_engine(settings, model, prompt_encoder(problems, codec), codec, room, drafter)
     return Actor(
         config=settings,
         problems=problems,
@@ -156,6 +160,7 @@ def build_actor(
         engine=engine,
         judge=judge,
         evals=eval_sets(settings, problems, codec),
+        drafter=drafter,
         notes=(*(room_lines(room, settings) if room else ()), *pool_lines(engine.cache)),
     )
 
@@ -194,6 +199,7 @@ def build_engine(
     encode: Callable[[str], Sequence[int]],
     codec: Codec,
     room: Room | None = None,
+    drafter: AdaptiveDrafter | None = None,
 ) -> LocalEngine:
     """`room`: how the card is shared with a learner; None where there is none, or no card."""
     rollout = settings.rollout
@@ -219,7 +225,17 @@ def build_engine(
             sizes=buckets(rollout.slots) if graphs else range(1, rollout.slots + 1),
             seed=settings.seed,
         ),
+        eagle=drafter.live if drafter is not None else None,
+        buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )
+
+
+def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
+    if "eagle" not in settings.draft.drafters:
+        return None
+    if model.device.type == "cuda":
+        share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
+    return AdaptiveDrafter(model, settings.draft.train, settings.seed)
 
 
 def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:
@@ -315,7 +331,7 @@ def save_parts(parts: Parts, folder: Path) -> None:
         folder,
         model=parts.model,
         tokenizer=parts.tokenizer,
-        tensors=parts.learner.tensors(),
+        tensors=parts.learner.tensors() | ({"drafter": parts.drafter.tensors()} if parts.drafter else {}),
         arrays={
             "traces": parts.store.arrays(),
             "judge": waiting.arrays(),
@@ -325,6 +341,7 @@ def save_parts(parts: Parts, folder: Path) -> None:
             "tally": asdict(parts.tally),
             "learner": parts.learner.state_dict(),
             "curriculum": parts.curriculum.state_dict(),
+            "drafter": parts.drafter.state_dict() if parts.drafter else None,
             "judge": pending,
             "engine": {k: v for k, v in engine.items() if not isinstance(v, np.ndarray)},
         },
@@ -341,6 +358,8 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         parts.store.load(arrays["traces"])
         parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})
         parts.tally = Tally(**states["tally"])
+        if parts.drafter and states["drafter"]:
+            parts.drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:
         raise WhetError(
             f"The checkpoint {checkpoint.folder} holds no {missing}; was it written by whet train?"
