@@ -1,13 +1,18 @@
 """Stream against barrier: how long the same groups take to train when some responses are far longer than most.
 
-    python benchmarks/stream.py --device cuda --shape 135m --out benchmarks/results
+    python benchmarks/stream.py --device cuda --shape 135m [--learner] --out benchmarks/results
+    python benchmarks/stream.py --train --seeds 0 1 --out benchmarks/results
 
 Responses end at lengths drawn beforehand (log-normal, half of the variance the prompt's, half the rollout's own), so
 that every arm does the same work; the model's weights are random and its tokens mean nothing. Curriculum, engine and
 weight updates are the real ones; verdicts cost no time and the learner does nothing but count, so what is measured is
-generation alone: a learner's time comes on top for all arms alike. Every arm trains the same groups in the same order,
-which is checked. An arm's makespan ends with the last update; what stream has begun beyond it by then is given as
-`tokens_beyond`. Arms take turns, `repeats` times, and the median counts. One file, stream.json, written after each arm.
+generation alone. With --learner it trains on every group, and its seconds are part of the makespan (stream_learner.json
+instead of stream.json). Every arm trains the same groups in the same order, which is checked. An arm's makespan ends
+with the last update; what stream has begun beyond it by then is given as `tokens_beyond`. Arms take turns, `repeats`
+times, and the median counts. The file is written after each arm.
+
+With --train (`stream_train.py`) a real model is trained, learner, judges and all, with accuracy curves: stream_train_
+and the device, .json. Its base is kept in --runs.
 """
 
 from __future__ import annotations
@@ -32,11 +37,14 @@ from whet.bench.circumstances import circumstances
 from whet.bench.shapes import shape_model
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
+from whet.learn.learner import Learner
 from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 ROLLOUTS = 8
+UPDATES = 40
+"""Of --train."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,11 @@ ARMS = [
 
 
 class Trainer:
-    """The loop of `whet.loop` without a judge to wait for and with a learner that only counts."""
+    """The loop of `whet.loop` without a judge to wait for and, if no learner is given, with one that only counts."""
 
-    def __init__(self, model: PreTrainedModel, work: Work, arm: Arm) -> None:
-        self.work = work
+    def __init__(self, model: PreTrainedModel, work: Work, arm: Arm, learner: Learner | None = None) -> None:
+        self.work, self.learner = work, learner
+        self.learner_s = 0.0
         self.engine = LocalEngine(
             model,
             encode=work.ids,
@@ -133,10 +142,19 @@ class Trainer:
             self.ages.append(
                 np.concatenate([self.version - r.trace.versions for g in batch.groups for r in g.rollouts if r.trace])
             )
+            self.learn(batch)
             self.version += 1
             self.engine.update(self.version)
             self.curriculum.updated(self.clock, Report(metrics={}))
         return time.perf_counter() - begin
+
+    def learn(self, batch: Batch) -> None:
+        begin = time.perf_counter()
+        if self.learner is not None:
+            self.learner.step(batch)
+            if self.learner.device.type == "cuda":
+                torch.cuda.synchronize()
+        self.learner_s += time.perf_counter() - begin
 
     def gather(self) -> Batch:
         while (batch := self.curriculum.emit(self.clock)) is None:
@@ -176,9 +194,20 @@ def _judged(rollout: Rollout) -> Rollout:
     return replace(rollout, verdict="right" if right else "wrong", score=float(right), reward=float(right))
 
 
-def measure(model: PreTrainedModel, work: Work, arm: Arm) -> tuple[dict[str, Any], list[str]]:
+def make_learner(model: PreTrainedModel, work: Work) -> Learner:
+    """One for all arms: it is compiled once, and lengths do not ask what the weights are."""
+    settings = config.Learn(estimator="rloo", lr=1e-6, pack_tokens=16_384)
+    learner = Learner(model.requires_grad_(True), settings, encode=work.ids)
+    trainer = Trainer(model, replace(work, updates=1), Arm("warm-up", "barrier"), learner)
+    trainer.run()
+    return learner
+
+
+def measure(
+    model: PreTrainedModel, work: Work, arm: Arm, learner: Learner | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """Figures of one run of an arm, and the prompts it trained, in order."""
-    trainer = Trainer(model, work, arm)
+    trainer = Trainer(model, work, arm, learner)
     trainer.warm_up()
     seconds = trainer.run()
     stats = trainer.engine.stats()
@@ -188,6 +217,7 @@ def measure(model: PreTrainedModel, work: Work, arm: Arm) -> tuple[dict[str, Any
     tokens, steps = stats["rollout/tokens"], stats["rollout/steps"]
     figures = {
         "seconds": seconds,
+        "learner_seconds": trainer.learner_s,
         "engine_seconds": stats["rollout/seconds"],
         "gpu_seconds": stats.get("rollout/gpu_seconds"),
         "steps": steps,
@@ -229,18 +259,42 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--learner", action="store_true", help="train on the groups, too")
+    parser.add_argument("--train", action="store_true", help="train a small model for real, with accuracy curves")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of --train")
+    parser.add_argument("--rollouts", type=int, default=ROLLOUTS, help="a group, of --train")
+    parser.add_argument("--every", type=int, default=5, help="updates between evaluations, of --train")
+    parser.add_argument("--runs", type=Path, default=Path("runs/stream"), help="where --train keeps its base")
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.train:
+        train_arms(args)
+    else:
+        generate_arms(args)
+
+
+def train_arms(args: argparse.Namespace) -> None:
+    from stream_train import compare, demo_recipe
+
+    torch.set_num_threads(1)  # more are slower for a model of this size
+    updates = args.updates or UPDATES
+    recipe = demo_recipe(args.runs, args.device, groups=args.groups or 16, rollouts=args.rollouts, updates=updates)
+    path = args.out / f"stream_train_{args.device}.json"
+    compare(ARMS, recipe, args.seeds, updates=updates, every=args.every, path=path)
+
+
+def generate_arms(args: argparse.Namespace) -> None:
     given = {name: getattr(args, name) for name in ("updates", "groups", "slots") if getattr(args, name)}
     work = replace(WORK[args.device], **given)
     model = shape_model(args.shape, args.device)
     share_storage(model)
-    args.out.mkdir(parents=True, exist_ok=True)
-    path = args.out / "stream.json"
+    learner = make_learner(model, work) if args.learner else None
+    path = args.out / ("stream_learner.json" if args.learner else "stream.json")
     runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in ARMS}
     order: list[str] | None = None
     for _ in range(args.repeats):
         for arm in ARMS:
-            figures, prompts = measure(model, work, arm)
+            figures, prompts = measure(model, work, arm, learner)
             order = prompts if order is None else order
             assert prompts == order, "every arm trains the same groups, in the same order"
             runs[arm.name].append(figures)

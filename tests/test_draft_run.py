@@ -41,7 +41,7 @@ def test_thirty_steps_are_the_same(tmp_path: Path, extra: tuple[str, ...], draft
 
 
 def test_a_resumed_run_goes_on_with_its_drafter(tmp_path: Path) -> None:
-    """Weights, moments and counts; the policy's run is the uninterrupted one, whatever is drafted."""
+    """Weights, moments and counts; the policy's run is the uninterrupted one but for rounding, whatever is drafted."""
     sets = ['draft.drafters=["eagle"]', "steps=6", "save.every=3"]
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     run_recipe(small_config(*sets), whole, watcher=Silent(), reward=even_digits)
@@ -50,6 +50,7 @@ def test_a_resumed_run_goes_on_with_its_drafter(tmp_path: Path) -> None:
     assert any(name.startswith("exp_avg.") for name in state)
     run_recipe(small_config(*sets), parted, watcher=Silent(), reward=even_digits, resume=True)
     one, other = newest_weights(whole), newest_weights(parted)
-    assert all(torch.equal(one[name], other[name]) for name in one)
+    for name, weight in one.items():  # the clock chooses how many tokens a forward verifies, and with them its rounding
+        torch.testing.assert_close(weight, other[name], rtol=1e-3, atol=1e-5)
     counts = [json.loads((newest(run) / "drafter.json").read_text()) for run in (whole, parted)]
     assert counts[1]["updates"] > 0

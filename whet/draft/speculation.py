@@ -6,14 +6,21 @@ change. It looks at the engine's rows and never changes them: what is written is
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from whet.draft.base import OFF, Arm, Chooser, Drafter, RowView
+from whet.draft.budget import budgets, remaining
 from whet.draft.guard import Guard
 from whet.draft.verify import walk
+
+SEEN, ENOUGH = 512, 16
+"""Lengths of ended rollouts that are remembered, and from how many on they tell something."""
+EVERY, MOST = 32, 64
+"""Steps that budgets serve, and tokens a budget has at most."""
 
 
 class Flight(Protocol):
@@ -45,6 +52,12 @@ class Speculation:
         """Of keys and values that a cached token takes; the engine's to set."""
         self._views: dict[int, RowView] = {}
         """By arrival, of rows that were drafted for."""
+        self._lengths: deque[int] = deque(maxlen=SEEN)
+        """Of rollouts that ended."""
+        self._budget: dict[int, int] = {}
+        """By arrival: draft tokens a step at most."""
+        self._budgeted = -1
+        """Steps until budgets are made anew."""
         self._asked = np.zeros(0, np.int64)
         self._drafts = np.zeros((0, 0), np.int32)
 
@@ -59,6 +72,7 @@ class Speculation:
     def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [running, depth], -1 where there is none; at most so many for each row."""
         running = most.size
+        most = np.minimum(most, self._budgets(arm, rows, running))
         views = [self._view(rows, row) for row in range(running)]
         tokens, counts = self.drafters[arm.drafter].propose(views, most)
         drafts = np.full((running, arm.depth), -1, np.int32)
@@ -78,6 +92,8 @@ class Speculation:
 
     def ended(self, flight: Flight, ids: np.ndarray) -> None:
         """The flight wrote `ids` and is done, or was cut."""
+        self._lengths.append(ids.size)
+        self._budget.pop(flight.arrival, None)
         view = self._views.pop(flight.arrival, None) or _view(flight)
         view.ids = ids
         for drafter in self.drafters.values():
@@ -97,6 +113,16 @@ class Speculation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.chooser.load_state_dict(state)
+
+    def _budgets(self, arm: Arm, rows: Columns, running: int) -> np.ndarray:
+        """Rows that will end soon gain nothing from a draft, as the batch waits for others; made anew now and then."""
+        arrivals = [flight.arrival for flight in rows.flights[:running]]
+        self._budgeted -= 1
+        if self._budgeted < 0 and len(self._lengths) >= ENOUGH:
+            self._budgeted = EVERY
+            rest = remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths))
+            self._budget = dict(zip(arrivals, budgets(rest, MOST).tolist(), strict=True))
+        return np.array([self._budget.get(arrival, arm.depth) for arrival in arrivals])
 
     def _view(self, rows: Columns, row: int) -> RowView:
         flight = rows.flights[row]

@@ -1,0 +1,55 @@
+"""Drafts on a GPU, in captured graphs, beside plain decoding on a CPU: the same tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+from slow_engine import VOCAB, ask, make_engine, sharp_model
+from test_graphs_cuda import on_cuda
+from test_speculation import EOS, Whim, plain_tokens, requests, run, same
+
+from whet.draft.base import OFF, Arm
+from whet.draft.buffer import DataBuffer
+from whet.draft.eagle import eagle_head
+from whet.draft.ngram import NGram
+from whet.draft.speculation import Speculation
+from whet.draft.suffix import Suffix
+from whet.draft.training import DrafterTrainer
+from whet.rollout.graphs import GraphRunner
+
+from adversaries import adversaries  # isort: skip
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "oracle", "half_wrong", "invalid", "eagle"])
+@pytest.mark.parametrize("form", [{"slots": 5}, {"slots": 5, "pages": 34}], ids=str)
+def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, Any]) -> None:
+    plain = run(make_engine(sharp_model(heads=6, kv_heads=2).float(), page=16, **form), requests())
+    model = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32)
+    known: dict[str, Any] = {d.name: d for d in adversaries(VOCAB, EOS, plain_tokens(plain))}
+    known |= {"ngram": NGram(), "suffix": Suffix()}
+    arms = [OFF, *(Arm(name, depth) for depth in (1, 4, 8))]
+    speculation = Speculation([known[name]] if name in known else [], Whim(arms), vocab=VOCAB)
+    eagle = eagle_head(model) if name == "eagle" else None
+    engine = make_engine(model, graphs=True, page=16, speculation=speculation, eagle=eagle, **form)
+    same(plain, run(engine, requests()), atol=2e-3)
+    assert engine.stats()["draft/failures"] == 0
+    assert isinstance(engine.runner, GraphRunner) and any(new > 1 for _, new in engine.runner._graphs)
+
+
+def test_a_drafter_published_in_place_drafts_better() -> None:
+    """Captured graphs see its new weights; the target's are untouched, and so are the tokens."""
+    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, pin=True)
+    head = eagle_head(model)
+    asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3) for i in range(30)]
+    whim = Whim([Arm("eagle", 4)])
+    speculation = Speculation([], whim, vocab=VOCAB)
+    engine = make_engine(model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer)
+    before = run(engine, asked)
+    first, whim.accepted = whim.accepted, 0
+    trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
+    trainer.run(30_000)
+    trainer.publish(head)
+    same(before, run(engine, asked), atol=2e-3)
+    assert whim.accepted > 2 * first + 50
