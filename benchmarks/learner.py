@@ -1,13 +1,15 @@
 """The learner's step on a GPU: compiled against plain, in one process, in turn.
 
     python benchmarks/learner.py --shape 1.5b --tokens 16384 --out DIR [--eager] [--checkpoint] [--profile]
+    python benchmarks/learner.py --shape 1.5b --forms whole,split,head --out DIR
     python benchmarks/learner.py --shape 1.5b --long 24576 --out DIR
 
 Random weights, random responses after a prompt of one token, so that every packed token is also predicted and 6 N is
 the work of each: MFU = 6 N tokens/s / 790 TFLOP/s (N parameters, a tied embedding once, since it is used once as a
 matrix). A measurement is whole steps (packs, forward, backward, optimiser) of one and the same learner, whose switch
-is turned between rounds. `--long` is one response of so many tokens, with activations computed again. Without a GPU
-only `--shape tiny` is of use, to see that it runs.
+is turned between rounds. `--forms` measures these forms of compiling, whatever their trial would say of them. `--long`
+is one response of so many tokens, with activations computed again. Without a GPU only `--shape tiny` is of use, to see
+that it runs.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from whet.bench.shapes import shape_model
 from whet.config import Config, Learn
 from whet.config import Rollout as RolloutSettings
 from whet.learn.learner import Learner
+from whet.model.compiled import FORMS
 from whet.model.memory import measure, plan
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
@@ -153,6 +156,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=0, help="one response of so many tokens instead")
     parser.add_argument("--steps", type=int, default=5, help="a round")
     parser.add_argument("--eager", action="store_true", help="only the plain learner")
+    parser.add_argument("--forms", default="", help=f"these of {', '.join(FORMS)}, whatever their trial says")
     parser.add_argument("--checkpoint", action="store_true", help="compute activations again")
     parser.add_argument("--profile", action="store_true", help="print the kernels that took most")
     parser.add_argument("--out", type=Path, required=True)
@@ -163,7 +167,7 @@ def main() -> None:
         pack_tokens=max(16, tokens),
         lr=1e-6,
         checkpoint_activations=args.checkpoint or bool(args.long),
-        compile=not args.eager,
+        compile=not args.eager and not args.forms,
     )
     model = shape_model(args.shape, "cuda" if CUDA else "cpu").requires_grad_(True)
     parameters = sum(p.numel() for p in model.parameters())
@@ -187,7 +191,8 @@ def main() -> None:
     kind = "_long" if args.long else "_checkpoint" if args.checkpoint else ""
     where = args.out / f"learner_{args.shape}_{tokens}{kind}.json"
     args.out.mkdir(parents=True, exist_ok=True)
-    ways = {"plain": False, "compiled": True} if learner.compiled else {"plain": False}
+    forms = args.forms.split(",") if args.forms else [learner.compiled] if learner.compiled else []
+    ways = {"plain": "", **{form: form for form in forms}}
     batch = batch_of(responses, tokens // responses, model.config.vocab_size, seed=0)
     for turn in range(ROUNDS + 1):
         for name, learner.compiled in ways.items():
@@ -205,11 +210,12 @@ def main() -> None:
             print(
                 name, *(f"{ms:9.2f} ms {n:6} x {kernel[:110]}" for kernel, ms, n in result["kernels"][name]), sep="\n"
             )
-    if len(ways) == 2:
-        both = result["summary"]
-        result["speedup"] = both["compiled"]["tokens_per_s"] / both["plain"]["tokens_per_s"]
-        result["graphs"] = counters["stats"]["unique_graphs"]
-        print(f"compiled / plain: {result['speedup']:.2f}x, {result['graphs']} graphs compiled (3 are meant)")
+    plain = result["summary"]["plain"]["tokens_per_s"]
+    result["speedup"] = {form: result["summary"][form]["tokens_per_s"] / plain for form in forms}
+    result["graphs"] = counters["stats"]["unique_graphs"]
+    print(
+        "of plain:", {form: round(times, 2) for form, times in result["speedup"].items()}, f"{result['graphs']} graphs"
+    )
     where.write_text(json.dumps(result, indent=1))
 
 

@@ -80,6 +80,7 @@ TIMED = (
     "time/",
     "time_s",
     "rollout/seconds",
+    "rollout/tail_share",
     "rollout/tokens_per_s",
     "judge/seconds",
     "learn/seconds",

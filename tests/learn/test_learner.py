@@ -461,15 +461,15 @@ def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encode
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize("again", [False, True])
-def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again):
+@pytest.mark.parametrize(("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")])
+def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):
     """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
     torch._dynamo.reset()
     monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="eager"))
     monkeypatch.setattr("whet.model.head._compile", lambda function: function)
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
     results = []
-    for compiled in (False, True):
+    for compiled in ("", form):
         model = model_of()
         learner = Learner(model, config, encode=encoder)
         assert not learner.compiled  # on a CPU it is not asked for
@@ -484,7 +484,7 @@ def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, en
     monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
     config = Learn(estimator="grpo", kl_coef=0.1)
     plain, broken = (Learner(model_of(), config, encode=encoder) for _ in range(2))
-    broken.compiled = True
+    broken.compiled = "whole"
     want = plain.step(batch_of(MIXED)).metrics
     with pytest.warns(UserWarning, match="LlamaForCausalLM is trained without the compiler"):
         got = broken.step(batch_of(MIXED)).metrics
@@ -494,13 +494,23 @@ def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, en
         assert torch.equal(a, b)
 
 
+def test_the_form_that_is_compiled_is_said_in_one_line(model_of, encoder, monkeypatch):
+    learner = Learner(model_of(), Learn(), encode=encoder)
+    monkeypatch.setattr("whet.learn.learner.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
+    said = (
+        "LlamaForCausalLM is trained with only layers around their attention compiled, more slowly: whole layers: its"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert learner._best_form() == "split"
+
+
 @pytest.mark.gpu
 def test_a_compiled_bf16_gradient_follows_the_plain_one(model_of, batch_of, encoder):
     results = []
     for compiled in (False, True):
         config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled)
         learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder)
-        assert learner.compiled == compiled
+        assert bool(learner.compiled) == compiled
         grads, metrics = gradient_of(learner, batch_of(MIXED))
         results.append((torch.cat([g.flatten() for g in grads.values()]), metrics))
     (plain, a), (ours, b) = results

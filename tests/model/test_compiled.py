@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from whet.config import Lora
 from whet.model import packing
-from whet.model.compiled import compiled_layers, why_not
+from whet.model.compiled import FORMS, best_form, compiled_layers, not_finite, why_not
 from whet.model.head import Head, gradient_chunk, head_of, log_probs, score_chunk
 from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
@@ -31,38 +31,60 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-@torch.library.custom_op("whet_test::varlen", mutates_args=())
-def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: torch.Tensor, longest: int) -> torch.Tensor:
-    """Stands where the flash kernel stands on a GPU, with its arguments: a mean over the sequence so far."""
-    assert longest == int(starts.diff().max())
-    ends = starts.tolist()
-    spans = [v[a:b].cumsum(0) / torch.arange(1, b - a + 1)[:, None, None] for a, b in itertools.pairwise(ends)]
-    return q + torch.cat(spans).repeat_interleave(q.shape[1] // v.shape[1], 1)
+def by_sequence(q, k, v, starts, scale):
+    """(where, probabilities, q, k, v with the keys of each query head) of each sequence, in fp64."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+    for a, b in itertools.pairwise(starts.tolist()):
+        one, keys, values = (x[a:b].double() for x in (q, k, v))
+        scores = torch.einsum("qhd,khd->hqk", one, keys) * scale
+        later = torch.ones(b - a, b - a, dtype=torch.bool).triu(1)
+        yield slice(a, b), scores.masked_fill(later, -torch.inf), one, keys, values
 
 
-@varlen.register_fake
-def _(q, k, v, starts, longest):
-    return torch.empty_like(q)
+def flash_forward(q, k, v, starts, ends, longest, longest_k, dropout, causal, debug, *, scale, **rest):
+    assert longest == longest_k == int(starts.diff().max()) and int(starts[-1]) == len(q) and causal
+    out, log_sum = torch.empty_like(q), torch.empty(q.shape[1], len(q))
+    for where, scores, _, _, values in by_sequence(q, k, v, starts, scale):
+        out[where] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
+        log_sum[:, where] = scores.logsumexp(-1).float()
+    return out, log_sum, torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64), torch.zeros(0)
 
 
-varlen.register_autograd(lambda ctx, grad: (grad.clone(), None, None, None, None))
+def flash_backward(
+    grad, q, k, v, out, log_sum, starts, ends, longest, longest_k, dropout, causal, seed, offset, *, scale, **rest
+):
+    """All that the forward pass left must be what it was."""
+    assert longest == longest_k == int(starts.diff().max()) and int(starts[-1]) == len(q) and causal
+    slopes, share = [torch.full_like(x, torch.nan) for x in (q, k, v)], q.shape[1] // k.shape[1]
+    for where, scores, one, keys, values in by_sequence(q, k, v, starts, scale):
+        p, way = scores.softmax(-1), grad[where].double()
+        torch.testing.assert_close(out[where], torch.einsum("hqk,khd->qhd", p, values).to(q.dtype))
+        torch.testing.assert_close(log_sum[:, where], scores.logsumexp(-1).float())
+        of_p = torch.einsum("qhd,khd->hqk", way, values)
+        of_scores = p * (of_p - (p * of_p).sum(-1, keepdim=True)) * scale
+        slopes[0][where] = torch.einsum("hqk,khd->qhd", of_scores, keys).to(q.dtype)
+        for slope, weights, rows in ((slopes[1], of_scores, one), (slopes[2], p, way)):
+            each = torch.einsum("hqk,qhd->khd", weights, rows)
+            slope[where] = each.unflatten(1, (-1, share)).sum(2).to(q.dtype)
+    return tuple(slopes)
 
 
 @pytest.fixture
 def flash(monkeypatch):
-    """The path of a GPU: attention is one operator that takes the pack's sizes."""
+    """The path of a GPU: torch's operator for packed attention, with kernels for a CPU below it."""
     monkeypatch.setattr(packing, "_has_flash", lambda device: True)
     monkeypatch.setattr(packing, "_can_varlen", lambda q, v, softcap: True)
-    monkeypatch.setattr(
-        packing, "_varlen", lambda q, k, v, packed, *rest: varlen(q, k, v, packed.starts, packed.longest)
-    )
+    with torch.library._scoped_library("aten", "IMPL") as kernels:
+        kernels.impl("_flash_attention_forward", flash_forward, "CPU")
+        kernels.impl("_flash_attention_backward", flash_backward, "CPU")
+        yield
 
 
-def passed(model, pairs, *, compiled, budget=1000, checkpoint=False, backend="aot_eager"):
+def passed(model, pairs, *, form, budget=1000, checkpoint=False, backend="aot_eager"):
     """Log-probs and the gradient of a nonlinear loss."""
     model.zero_grad(set_to_none=True)
     out = []
-    with packed_attention(model, checkpoint), compiled_layers(model, compiled, backend):
+    with packed_attention(model, checkpoint), compiled_layers(model, form, backend):
         for pack in make_packs(pairs, budget):
             lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
             lp.exp().sum().backward()
@@ -80,23 +102,23 @@ def same(got, want, tolerance=1e-9):
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_one_graph_serves_all_layers_and_every_pack(flash, checkpoint):
     """The first pack is a single sequence, so that its longest is its length: no later pack may be held to that."""
-    model = tiny_model(37, hidden=32, layers=4, heads=4, kv_heads=2, dtype=torch.float64)
+    model = tiny_model(37, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64)
     model.eval().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for pairs in ([([2] * 5, [3] * 30)], some_pairs(), some_pairs(seed=1, count=12), [([2] * 5, [3] * 9)]):
-        want = passed(model, pairs, compiled=False, checkpoint=checkpoint)
-        same(passed(model, pairs, compiled=True, checkpoint=checkpoint), want)
+        want = passed(model, pairs, form="", checkpoint=checkpoint)
+        same(passed(model, pairs, form="whole", checkpoint=checkpoint), want)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 
 
 def test_with_attention_outside_the_number_of_graphs_does_not_grow_with_packs():
     """The reference attention, which loops over buckets, is not compiled."""
-    model, compiled = small("qwen2"), {"compiled": True, "backend": "eager"}
-    same(passed(model, some_pairs(), **compiled), passed(model, some_pairs(), compiled=False), 1e-6)
+    model, graphs = small("qwen2"), {"form": "whole", "backend": "eager"}
+    same(passed(model, some_pairs(), **graphs), passed(model, some_pairs(), form=""), 1e-6)
     before = counters["stats"]["unique_graphs"]
     assert before > 0
     for pairs in (some_pairs(seed=1, count=15), some_pairs(seed=2, count=3)):
-        same(passed(model, pairs, budget=24, **compiled), passed(model, pairs, compiled=False, budget=24), 1e-6)
+        same(passed(model, pairs, budget=24, **graphs), passed(model, pairs, form="", budget=24), 1e-6)
     assert counters["stats"]["unique_graphs"] == before
 
 
@@ -109,7 +131,7 @@ def test_modules_names_and_copies_do_not_see_it(flash):
         assert not any("forward" in vars(module) for module in twin.modules())
         assert list(model.state_dict()) == names
         assert [type(m) for m in model.modules()] == modules
-    passed(model, some_pairs(), compiled=True, backend="eager")
+    passed(model, some_pairs(), form="whole", backend="eager")
     graphs = counters["stats"]["unique_graphs"]
     assert graphs == 1
     copied = copy.deepcopy(model)
@@ -138,18 +160,18 @@ def test_adapters_are_compiled_like_any_layer(flash):
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.1 if p.requires_grad else 0.0)
-    want = passed(model, some_pairs(), compiled=False)
+    want = passed(model, some_pairs(), form="")
     assert want[1] and all("lora" in name for name in want[1])
-    compiled = {"compiled": True, "backend": "eager"}
-    same(passed(model, some_pairs(), **compiled), want, 1e-4)
-    same(passed(model, some_pairs(seed=1), **compiled), passed(model, some_pairs(seed=1), compiled=False), 1e-4)
+    graphs = {"form": "whole", "backend": "eager"}
+    same(passed(model, some_pairs(), **graphs), want, 1e-4)
+    same(passed(model, some_pairs(seed=1), **graphs), passed(model, some_pairs(seed=1), form=""), 1e-4)
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
 
 
 def test_no_graph_holds_on_to_a_model(flash):
     model = tiny_model(37, hidden=32, layers=2, heads=4).eval()
-    passed(model, some_pairs(), compiled=True, backend="eager")
+    passed(model, some_pairs(), form="whole", backend="eager")
     gone = torch._C._WeakTensorRef(model.model.layers[0].mlp.up_proj.weight)
     del model
     gc.collect()
@@ -204,6 +226,7 @@ def test_why_not_is_silent_about_a_model_that_works_and_names_what_does_not(monk
     assert why_not(model, tokens=64, backend="eager") == ""
     assert all(p.grad is None for p in model.parameters())
     assert counters["stats"]["unique_graphs"] == 1
+    assert best_form(model, tokens=64, backend="eager") == ("whole", "")
     assert "no_such_backend" in why_not(model, tokens=64, backend="no_such_backend")
     monkeypatch.setattr("whet.model.head._compile", lambda f: f if f is gradient_chunk else wrong)
     assert "log-probs are off" in why_not(model, tokens=64, backend="eager")
@@ -213,10 +236,90 @@ def wrong(*given):
     return tuple(1.1 * x for x in score_chunk(*given))
 
 
+def test_the_attention_of_a_split_layer_is_in_no_graph(flash):
+    """As many graphs for every pack, and the plain operator between them."""
+    model, seen = small("qwen2", torch.float64), []
+
+    def compiler(graph, inputs):
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    for seed in (0, 1, 2):
+        pairs = some_pairs(seed, count=5 + 3 * seed)
+        same(passed(model, pairs, form="split", backend=compiler), passed(model, pairs, form=""))
+        graphs = counters["stats"]["unique_graphs"] if not seed else graphs  # noqa: F821
+    assert counters["stats"]["unique_graphs"] == graphs
+    assert any("linear" in target for target in seen)
+    assert not any("varlen" in target for target in seen)
+    assert model.config._attn_implementation == "sdpa"
+    passed(model, some_pairs(), form="whole", backend=compiler)
+    assert any("varlen" in target for target in seen)
+
+
+def test_where_a_gradient_is_not_finite_is_said_from_the_top():
+    fine, bad = torch.ones(2), torch.tensor([1.0, torch.nan])
+    assert not_finite({}) == not_finite({"a": fine}) == ""
+    assert not_finite({"a": fine, "b": bad, "c": fine}) == "b"
+    assert not_finite({"a": bad, "b": bad / bad * torch.inf, "c": fine}) == "b (2 of 3 parameters)"
+
+
+def nan_with(operator):
+    """A compiler whose graphs are right, but for the gradient of those that hold an operator of this name."""
+
+    class Spoil(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * torch.nan
+
+    def compiler(graph, inputs):
+        spoiled = any(operator in str(node.target) for node in graph.graph.nodes)
+
+        def run(*args):
+            out = graph.forward(*args)
+            real = [isinstance(x, torch.Tensor) and x.requires_grad for x in out]
+            return tuple(Spoil.apply(x) if r and spoiled else x for x, r in zip(out, real, strict=True))
+
+        return run
+
+    return compiler
+
+
+def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
+    """Forward passes agree in all of these; only the gradient tells."""
+    monkeypatch.setattr("whet.model.head._compile", lambda function: function)
+    model = small("llama", torch.float32)
+    form, reason = best_form(model, tokens=64, backend=nan_with("varlen"))
+    assert form == "split"
+    assert reason.startswith("whole layers: its gradient of 108 tokens is not finite in model.layers.1.")
+    form, reason = best_form(model, tokens=64, backend="no_such_backend")
+    assert form == "head"
+    assert all(f"{FORMS[name]}: InvalidBackend" in reason for name in ("whole", "split"))
+    nan = lambda f: (lambda *given: f(*given) * torch.nan) if f is gradient_chunk else f  # noqa: E731
+    monkeypatch.setattr("whet.model.head._compile", nan)
+    form, reason = best_form(model, tokens=64, backend="no_such_backend")
+    assert form == ""
+    assert "the head alone: its gradient of 108 tokens is not finite in lm_head.weight (21 of 21 parameters)" in reason
+
+
+def test_a_plain_gradient_that_is_not_finite_is_not_laid_to_the_compiler(flash):
+    model = small("llama", torch.float32)
+    up = model.model.layers[0].mlp.up_proj
+    up.weight.register_hook(lambda grad: grad * torch.nan)
+    form, reason = best_form(model, tokens=64, backend="no_such_backend")
+    assert form == ""
+    assert "the plain gradient is not finite in model.layers.0.mlp.up_proj.weight" in reason
+    assert "no_such_backend" not in reason
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_compiles_on_a_gpu(family):
-    assert why_not(small(family, torch.bfloat16, noise=0.05).to("cuda"), tokens=512) == ""
+def test_every_family_compiles_on_a_gpu(family, form):
+    assert why_not(small(family, torch.bfloat16, noise=0.05).to("cuda"), tokens=512, form=form) == ""
 
 
 @pytest.mark.gpu
@@ -226,7 +329,7 @@ def test_one_graph_for_all_layers_on_a_gpu(checkpoint):
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     results = {}
     for compiled in (False, True):
-        with packed_attention(model, checkpoint), compiled_layers(model, compiled):
+        with packed_attention(model, checkpoint), compiled_layers(model, "whole" if compiled else ""):
             for seed, count in ((0, 7), (1, 12), (2, 1)):
                 (pack,) = make_packs(some_pairs(seed, count), 1000, "cuda")
                 lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, compiled=compiled)

@@ -293,3 +293,13 @@ def test_graphs_keep_small_pages() -> None:
     rollout = config.Rollout(slots=4, context=2048, graphs=True)
     assert cache_bytes(100, rollout, size=2) == (4 * 32 + 1) * 64 * 100 * 2
     assert cache_bytes(100, rollout.model_copy(update={"pages": 40}), size=2) == 41 * 64 * 100 * 2
+
+
+def test_a_drafter_takes_a_layer_of_cache_and_its_own_weights() -> None:
+    plain = plan(SHAPE, recipe(), flash=False)
+    got = plan(SHAPE, recipe('draft.drafters=["eagle"]'), flash=False)
+    h, kv = SHAPE.hidden, SHAPE.cached // SHAPE.layers
+    assert got.cache == plain.cache * (SHAPE.cached + h + 1 + kv) // SHAPE.cached
+    numbers = 2 * h * h + 2 * h * SHAPE.query + h * kv + 3 * h * SHAPE.inner
+    assert got.drafter == numbers * (4 + 16) and plain.drafter == 0
+    assert got.resident - plain.resident == got.cache - plain.cache + got.drafter

@@ -19,7 +19,7 @@ def ids_of(rollout: Rollout) -> list[int]:
 
 def test_is_an_engine() -> None:
     engine: Engine = make_engine(MODEL)
-    assert engine.can == {"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep"}
+    assert engine.can == {"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"}
 
 
 def test_a_stop_id_ends_a_rollout_and_belongs_to_it() -> None:

@@ -28,7 +28,7 @@ from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, make_samples
-from whet.model.compiled import FEW, compiled_layers, first_line, why_not
+from whet.model.compiled import FEW, FORMS, best_form, compiled_layers, first_line
 from whet.model.head import head_of, log_probs, score_sums
 from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention, put
 from whet.model.twin import sharing_copy
@@ -98,7 +98,8 @@ class Learner:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
         fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
-        self.compiled = config.compile and fast and self._compiles()
+        self.compiled = self._best_form() if config.compile and fast else ""
+        """One of `compiled.FORMS`; empty: nothing is."""
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
@@ -156,23 +157,23 @@ class Learner:
         for name in self.state_dict():
             setattr(self, name, state[name])
 
-    def _compiles(self) -> bool:
+    def _best_form(self) -> str:
         """Tried before the first batch; a model that the compiler does not master is trained as it is."""
-        tokens, reason = self.pack_tokens, None
-        while reason is None:
+        tokens, found = self.pack_tokens, None
+        while found is None:
             try:
-                reason = why_not(self.model, tokens, self.config.checkpoint_activations)
+                found = best_form(self.model, tokens, self.config.checkpoint_activations)
             except torch.OutOfMemoryError:
-                tokens, reason = tokens // 2, None if tokens > FEW else "it does not fit in memory"
+                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
             torch.cuda.empty_cache()
+        form, reason = found
         if reason:
-            self._give_up_compiling(reason)
-        return not reason
+            self._say_what_is_compiled(form, reason)
+        return form
 
-    def _give_up_compiling(self, reason: str) -> None:
-        self.compiled = False
-        name = type(self.model).__name__
-        warnings.warn(f"{name} is trained without the compiler, more slowly: {reason}", stacklevel=3)
+    def _say_what_is_compiled(self, form: str, reason: str) -> None:
+        how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
+        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
 
     def _heed(self, batch: Batch, kl: float) -> None:
         """Resets, and the reference: made when KL is first wanted, of the weights as they are then."""
@@ -282,7 +283,9 @@ class Learner:
         if scores is not None:
             sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
             scores.update(zip((s.key for s in members), sums, strict=True))
-        lp, entropies = log_probs(hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=self.compiled)
+        lp, entropies = log_probs(
+            hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=bool(self.compiled)
+        )
         lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
         w = importance(lp_old, behaviour, c.importance_cap)
         surrogate, held = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
@@ -303,7 +306,7 @@ class Learner:
             for pack in self._packs(samples):
                 heat = _temperature(pack, [samples[i] for i in pack.members])
                 hidden = hidden_states(model, pack)
-                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=self.compiled)
+                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=bool(self.compiled))
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
@@ -321,7 +324,8 @@ class Learner:
             except torch.OutOfMemoryError:
                 self.ooms += 1
             except TorchDynamoException as error:
-                self._give_up_compiling(first_line(error))
+                self.compiled = ""
+                self._say_what_is_compiled("", first_line(error))
                 self.optimizer.zero_grad()
                 continue
             # Here, after the handler, the traceback no longer keeps the failed pass alive.

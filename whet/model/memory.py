@@ -62,6 +62,7 @@ class Plan:
     reference: int
     cache: int
     graphs: int = 0
+    drafter: int = 0
     gradients: int
     activations: int
     logits: int
@@ -69,7 +70,8 @@ class Plan:
 
     @property
     def resident(self) -> int:
-        return self.weights + self.masters + self.moments + self.reference + self.cache + self.graphs
+        own = self.weights + self.masters + self.moments + self.reference
+        return own + self.cache + self.graphs + self.drafter
 
     @property
     def learning(self) -> int:
@@ -150,8 +152,9 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
         masters=trained * wide if half else 0,
         moments=2 * trained * wide,
         reference=trained * size if settings.learn.kl_coef else 0,
-        cache=cache_bytes(shape.cached, settings.rollout, size),
+        cache=cache_bytes(cached_numbers(shape, settings), settings.rollout, size),
         graphs=graph_bytes(shape.vocab, settings.rollout),
+        drafter=drafter_bytes(shape, size) if "eagle" in settings.draft.drafters else 0,
         gradients=trained * (wide + size if half else wide),
         activations=activation_bytes(shape, settings, flash=flash),
         logits=logit_bytes(shape.vocab, pack_tokens(settings), size),
@@ -173,9 +176,10 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
         return Room(plan=whole, pages=r.pages, release=lendable)
     page, size = page_tokens(r), BYTES[settings.model.dtype]
     beside = whole.decoding if lendable else max(whole.decoding, whole.learning)
-    fitting = (room - (whole.resident - whole.cache) - beside) // (page * shape.cached * size) - 1
+    cached = cached_numbers(shape, settings)
+    fitting = (room - (whole.resident - whole.cache) - beside) // (page * cached * size) - 1
     pages = max(-(-r.context // page), min(fitting, pool_pages(r)))
-    cache = cache_bytes(shape.cached, r.model_copy(update={"pages": pages}), size)
+    cache = cache_bytes(cached, r.model_copy(update={"pages": pages}), size)
     fewer = replace(whole, cache=cache)
     return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room)
 
@@ -198,10 +202,23 @@ def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
 
     Layers with a sliding window keep all tokens too.
 
-    >>> cache_bytes(100, config.Rollout(slots=4, context=2048), size=2) == (4 + 1) * 2048 * 100 * 2
+    >>> cache_bytes(100, config.Rollout(slots=4, context=2048, graphs=False), size=2) == (4 + 1) * 2048 * 100 * 2
     True
     """
     return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
+
+
+def cached_numbers(shape: Shape, settings: config.Config) -> int:
+    """What a token leaves in the cache; for an eagle drafter also the hidden state, and one more layer of its own."""
+    eagle = "eagle" in settings.draft.drafters
+    return shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
+
+
+def drafter_bytes(shape: Shape, size: int) -> int:
+    """Of one layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I: in use (b bytes), and what its trainer
+    holds in fp32: weights, two moments, a gradient."""
+    h, kv = shape.hidden, shape.cached // shape.layers
+    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16)
 
 
 def graph_bytes(vocab: int, rollout: config.Rollout) -> int:

@@ -27,6 +27,8 @@ from whet.errors import WhetError
 from whet.model.head import head_of, log_probs
 
 NAME = "whet_packed"
+APART = "whet_packed_apart"
+"""The same attention, kept out of a compiled layer's graph."""
 _FULLNESS = 0.75
 """Sequences shorter than this share of the longest one of their bucket start a new bucket: padding against calls."""
 _GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
@@ -228,6 +230,7 @@ def attention(
 
 
 AttentionInterface.register(NAME, attention)
+AttentionInterface.register(APART, torch.compiler.disable(attention))
 
 
 def _can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:

@@ -105,7 +105,7 @@ class LocalEngine:
         """Per `generate` call under way, what has finished of it, by arrival."""
         self._arrivals = 0
         self._stats: Counter[str] = Counter()
-        self._seconds = 0.0
+        self._seconds = self._tail = 0.0
 
     # ---- what callers use
 
@@ -182,9 +182,12 @@ class LocalEngine:
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
         out["rollout/seconds"] = self._seconds
+        out["rollout/tail_share"] = (
+            self._tail / self._seconds if self._seconds else 0.0
+        )  # a quarter of the slots or less
         out |= self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
         self._stats.clear()
-        self._seconds = 0.0
+        self._seconds = self._tail = 0.0
         return out
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,7 +257,9 @@ class LocalEngine:
             self._stats["steps"] += 1
             self._stats["prefill_tokens"] += wave.tokens
             self._retire(rows.finished(self.decode))
-        self._seconds += time.perf_counter() - begin
+        spent = time.perf_counter() - begin
+        self._seconds += spent
+        self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
 
     def _speculate(self, arm: Arm, running: int) -> bool:
         """A step with drafts; False where it must be a plain one."""
