@@ -100,6 +100,74 @@ def show_grid(result: Mapping[str, Any]) -> None:
             out_console.print(told, markup=False, highlight=False)
 
 
+@bench_app.command("draft")
+def bench_draft(
+    model: Annotated[Path | None, typer.Option(help="A model folder, with prompts.jsonl or --prompts.")] = None,
+    shape: Annotated[str, typer.Option(help="Instead: random weights of 135m, 1.5b or tiny, lengths given.")] = "",
+    prompts: Annotated[Path | None, typer.Option(help='One {"text": ...} or {"question": ...} a line.')] = None,
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16: the default on a GPU.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Rollouts, all begun at once.")] = 128,
+    siblings: Annotated[int, typer.Option(min=1, help="Rollouts of a prompt.")] = 8,
+    cap: Annotated[int, typer.Option(min=2, help="Tokens of a response at most.")] = 2048,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
+    drafter: Annotated[Path | None, typer.Option(help="A folder with a trained EAGLE drafter.")] = None,
+    train: Annotated[int, typer.Option(min=0, help="Or: rounds to train one here, on the other prompts.")] = 0,
+    fixed: Annotated[bool, typer.Option(help="Also every arm on its own, to find the best.")] = True,
+    out: Out = RESULTS,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """A long-tailed batch with ever more speculation, rung by rung, the same tokens in all of them."""
+    from whet.bench.candidate import Asked, prepared
+    from whet.bench.draft import draft_bench
+
+    def told(line: str) -> None:
+        out_console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    asked = Asked(
+        model=model,
+        shape=shape,
+        prompts=prompts,
+        device=device,
+        dtype=dtype,
+        rollouts=requests,
+        siblings=siblings,
+        cap=cap,
+        drafter=drafter,
+        train=train,
+        seed=seed,
+    )
+    loaded, work, head, notes = prepared(asked, out, told)
+    result = draft_bench(out, loaded, work, head=head, repeats=repeats, fixed=fixed, seed=seed, notes=notes, told=told)
+    show_ladder(result)
+
+
+def show_ladder(result: Mapping[str, Any]) -> None:
+    """Makespan and speed-up of each rung, what its drafts were worth, and the controller against the best arm."""
+    table = Table(title=f"{result['work']['requests']} requests, {result['work']['tokens']:,} tokens")
+    for name in ("rung", "seconds", "range", "speed", "tokens/s", "accept", "draft", "same"):
+        table.add_column(name, no_wrap=True)
+    for name, rung in result["rungs"].items():
+        span, times, length = rung["makespan"], rung["speed_up"], rung["accept_length"]
+        table.add_row(
+            name,
+            f"{span['median']:.3f}",
+            f"{span['min']:.3f}-{span['max']:.3f}",
+            f"{times['median']:.2f}x",
+            f"{rung['tokens_per_second']:,.0f}",
+            "" if length is None else f"{length:.2f}",
+            f"{rung['split']['draft'] / span['median']:.0%}",
+            f"{rung['same_rollouts']:.0%}",
+        )
+    out_console.print(table)
+    found = result["verdict"]
+    told = f"{found['controller']}: {found['controller_of_off']:.3f} of OFF's speed"
+    if "best_fixed" in found:
+        told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
+    told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
+    out_console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
 @bench_app.command("curriculum")
 def bench_curriculum(
     runs: Annotated[list[Path] | None, typer.Argument(help="More runs for --like.")] = None,

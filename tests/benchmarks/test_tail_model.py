@@ -59,25 +59,9 @@ def test_responses_are_cut_at_the_cap() -> None:
 
 
 def test_a_tiny_one(tmp_path: Path) -> None:
-    sizes = [
-        "--hidden",
-        "16",
-        "--layers",
-        "1",
-        "--heads",
-        "2",
-        "--kv-heads",
-        "1",
-        "--steps",
-        "12",
-        "--batch",
-        "4",
-        "--cap",
-        "96",
-        "--lr",
-        "0.01",
-    ]
-    result = main(["--out", str(tmp_path), "--device", "cpu", *sizes])
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv-heads": 1, "steps": 12, "batch": 4, "cap": 96, "lr": 0.01}
+    asked = [part for name, value in sizes.items() for part in (f"--{name}", str(value))]
+    result = main(["--out", str(tmp_path), "--device", "cpu", *asked])
     assert json.loads((tmp_path / "tail_model.json").read_text()) == result
     assert result["own"]["samples"] == 32 and 0 < result["own"]["lengths"]["mean"] <= 96
     assert result["training"]["last_loss"] < result["training"]["first_loss"]

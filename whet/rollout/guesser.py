@@ -75,9 +75,10 @@ class Guesser:
     def begin(self, row: RowView) -> None: ...
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        running, depth = len(rows), int(most.max(initial=0))
-        if not depth:
+        running, deepest = len(rows), int(most.max(initial=0))
+        if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
+        depth = max(2, 1 << (deepest - 1).bit_length())  # few depths, each of which may be a graph
         pending = self.rows.length[:running] - self.rows.paired[:running]
         if pending.max() > depth + 1:
             self._catch_up(running)

@@ -1,0 +1,329 @@
+"""`whet bench draft`: a long-tailed batch without speculation and with ever more of it, rung by rung, the same tokens.
+
+The ladder: plain decoding; n-gram and suffix drafts of one fixed shape behind TLT's switch (off above 32 rows); the
+controller over both; the same with EAGLE where a drafter is given or trained here; TLT's bandit; and every single arm
+wherever it serves, so that the controller can be held against the best of them. Plain decoding is run twice in each
+round: how far the two are apart is what no other difference may be mistaken for. Noise is keyed, so all rungs write the
+same tokens: on a CPU that is demanded, in half precision on a GPU a draw may fall to the other side of rounding and its
+rollout then goes its own way; how many did is written down, with the longest rollout, which sets the makespan.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from whet import config, files
+from whet.bench.circumstances import circumstances
+from whet.bench.tail import Work
+from whet.bench.watch import Fixed, Step, Watch, WatchedSpeculation, accept_length, arm_shares, by_batch, chances
+from whet.draft.bandit import Bandit
+from whet.draft.base import OFF, Arm, Chooser
+from whet.draft.build import DEPTHS, DRAFTERS, build_speculation, serves
+from whet.draft.eagle import EagleHead
+from whet.draft.guard import Guard
+from whet.errors import WhetError
+from whet.rollout.engine import LocalEngine
+from whet.rollout.graphs import GraphRunner, buckets
+from whet.types import Key, Rollout
+
+ELASTIC = {"ngram": 8, "suffix": 8, "eagle": 4}
+"""Depth of the fixed arm that a drafter is tried with behind the switch."""
+GRAPHS = ("graphs", "graph_bytes")
+POINTS = 60
+"""Of the curve of running requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    name: str
+    drafters: tuple[str, ...] = ()
+    chooser: Callable[[], Chooser] | None = None
+    """None: plain decoding, by an engine that knows of no drafts."""
+    arms: tuple[Arm, ...] = ()
+    """What it may choose, beside OFF."""
+
+
+@dataclass(slots=True)
+class Taken:
+    """One run of a rung."""
+
+    seconds: float
+    drafting: float
+    steps: list[Step]
+    """Those a chooser was told of: not the ones that fed prompts."""
+    running: list[tuple[float, int]]
+    """Seconds, and rollouts that were under way."""
+    stats: dict[str, float]
+    lengths: dict[Key, int]
+    same: float
+    """Share of rollouts whose tokens are those of plain decoding."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """An engine for each kind of rung: keeping hidden states for EAGLE costs time, which others need not pay."""
+
+    model: PreTrainedModel
+    work: Work
+    head: EagleHead | None
+    seed: int
+    engines: dict[bool, LocalEngine] = field(default_factory=dict)
+    """By whether it has EAGLE."""
+    speculations: dict[bool, WatchedSpeculation] = field(default_factory=dict)
+    drafters: dict[bool, dict[str, Guard]] = field(default_factory=dict)
+    """All that an engine has; its speculation holds those of the rung."""
+    watches: dict[str, Watch] = field(default_factory=dict)
+    """Of each rung: choosers know from round to round what they have learnt, as in a training run."""
+    plain: dict[Key, np.ndarray] = field(default_factory=dict)
+    """What plain decoding wrote."""
+
+    def engine(self, eagle: bool) -> LocalEngine:
+        if eagle not in self.engines:
+            vocab = self.model.config.get_text_config().vocab_size
+            speculation = WatchedSpeculation([make() for make in DRAFTERS.values()], Fixed(OFF), vocab=vocab)
+            more: dict[str, Any] = {"eagle": self.head} if eagle else {}
+            self.engines[eagle] = LocalEngine(
+                self.model,
+                encode=lambda name: self.work.prompts[name],
+                decode=lambda ids: "",
+                seed=self.seed,
+                slots=self.work.rollouts,
+                context=self.work.context,
+                graphs=self.model.device.type == "cuda",
+                speculation=speculation,
+                **more,
+            )
+            self.speculations[eagle], self.drafters[eagle] = speculation, speculation.drafters
+        return self.engines[eagle]
+
+    def run(self, rung: Rung) -> Taken:
+        eagle = "eagle" in rung.drafters
+        engine = self.engine(eagle)
+        watch = self._equip(rung, eagle)
+        engine.stats()
+        running: list[tuple[float, int]] = []
+        begin = self._now()
+
+        def look(new: list[Rollout]) -> None:
+            running.append((time.perf_counter() - begin, engine.rows.size))
+
+        engine.submit(self.work.requests)
+        done = engine.collect(early=look)
+        seconds = self._now() - begin
+        steps = watch.take() if watch is not None else []
+        tokens = {r.key: r.trace.ids for r in done if r.trace is not None}
+        self.plain = self.plain or tokens
+        same = sum(np.array_equal(tokens[key], ids) for key, ids in self.plain.items()) / len(self.plain)
+        if same < 1 and self.model.device.type == "cpu":
+            raise WhetError(
+                f"{rung.name} wrote other tokens than plain decoding ({same:.1%} of rollouts are the same)."
+            )
+        lengths = {key: ids.size for key, ids in tokens.items()}
+        return Taken(seconds, self.speculations[eagle].drafting, steps, running, engine.stats(), lengths, same)
+
+    def prepare(self, rungs: Sequence[Rung]) -> dict[str, dict[str, float]]:
+        """Captures the graphs that any rung may want, before anything is timed; how many and how large, per engine."""
+        for rung in rungs:
+            runner = self.engine("eagle" in rung.drafters).runner
+            if isinstance(runner, GraphRunner):
+                for size in runner.sizes:
+                    for arm in rung.arms:
+                        if serves(arm, size):
+                            runner.prepare(size, arm.tokens)
+                            if arm.drafter == "eagle":
+                                runner.prepare(size, -arm.depth)  # the drafter's own graph
+        stats = {"eagle" if eagle else "model_free": engine.stats() for eagle, engine in self.engines.items()}
+        return {name: {k: found.get(f"rollout/{k}", 0.0) for k in GRAPHS} for name, found in stats.items()}
+
+    def _equip(self, rung: Rung, eagle: bool) -> Watch | None:
+        """Drafters have seen nothing of the work: that of the last round was the same."""
+        engine, speculation = self.engines[eagle], self.speculations[eagle]
+        speculation.drafting = 0.0
+        if rung.chooser is None:
+            engine.speculation = None
+            return None
+        watch = self.watches.setdefault(rung.name, Watch(rung.chooser()))
+        watch.updated()
+        watch.take()
+        for drafter in self.drafters[eagle].values():
+            drafter.forget()
+        speculation.drafters = {name: self.drafters[eagle][name] for name in rung.drafters}
+        speculation.chooser, engine.speculation = watch, speculation
+        return watch
+
+    def _now(self) -> float:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def ladder(model: PreTrainedModel, slots: int, *, eagle: bool, seed: int, fixed: bool = True) -> list[Rung]:
+    """All rungs, plain decoding first and last. fixed: with each arm on its own."""
+    vocab = model.config.get_text_config().vocab_size
+    sizes = buckets(slots) if model.device.type == "cuda" else list(range(1, slots + 1))
+
+    def chosen(name: str, by: str, *names: Any) -> Rung:
+        settings = config.Draft.model_validate({"drafters": names, "chooser": by})
+        arms = tuple(Arm(name, depth) for name in names for depth in DEPTHS)
+
+        def chooser() -> Chooser:
+            made = build_speculation(settings, vocab=vocab, sizes=sizes, seed=seed)
+            assert made is not None
+            return made.chooser
+
+        return Rung(name, names, chooser, arms)
+
+    def elastic(name: str) -> Rung:
+        arm = Arm(name, ELASTIC[name])
+        return Rung(f"elastic_{name}", (name,), lambda: Bandit([arm], serves=serves, seed=seed), (arm,))
+
+    def alone(arm: Arm) -> Rung:
+        return Rung(arm.name, (arm.drafter,), lambda: Fixed(arm, serves), (arm,))
+
+    names = ("ngram", "suffix", *(("eagle",) if eagle else ()))
+    rungs = [Rung("off"), elastic("ngram"), elastic("suffix"), chosen("controller", "controller", "ngram", "suffix")]
+    if eagle:
+        rungs += [elastic("eagle"), chosen("controller_eagle", "controller", *names)]
+    rungs.append(chosen("bandit", "bandit", *names))
+    if fixed:
+        rungs += [alone(Arm(name, depth)) for name in names for depth in DEPTHS]
+    return [*rungs, Rung("off_again")]
+
+
+def draft_bench(
+    out: Path,
+    model: PreTrainedModel,
+    work: Work,
+    *,
+    head: EagleHead | None = None,
+    repeats: int = 3,
+    fixed: bool = True,
+    seed: int = 0,
+    notes: Mapping[str, Any] | None = None,
+    told: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Measures, writes draft.json into `out` after every round, and returns it."""
+    rungs = ladder(model, work.rollouts, eagle=head is not None, seed=seed, fixed=fixed)
+    bench = Bench(model, work, head, seed)
+    bench.run(rungs[0])  # its tokens are what all others must write
+    began = time.perf_counter()
+    graphs = bench.prepare(rungs)
+    result: dict[str, Any] = {
+        "what": "a long-tailed batch with and without speculation; speed_up is over plain decoding in the same round",
+        **(notes or {}),
+        "work": work.described(bench.plain),
+        "repeats": repeats,
+        "prepare_seconds": time.perf_counter() - began,
+        "graphs": {**graphs, "plan": graph_plan(rungs, work.rollouts)},
+        "circumstances": circumstances(),
+    }
+    for rung in rungs[1:]:
+        bench.run(rung)
+    taken: dict[str, list[Taken]] = {rung.name: [] for rung in rungs}
+    for round_ in range(repeats):
+        for rung in rungs:
+            taken[rung.name].append(bench.run(rung))
+        result |= figures(rungs, taken)
+        files.make_folder(out)
+        files.write_text(out / "draft.json", json.dumps(result, indent=1) + "\n")
+        told(f"round {round_ + 1} of {repeats}: " + ", ".join(f"{n} {t[-1].seconds:.2f} s" for n, t in taken.items()))
+    return result
+
+
+def figures(rungs: Sequence[Rung], taken: Mapping[str, Sequence[Taken]]) -> dict[str, Any]:
+    off = [(a.seconds + b.seconds) / 2 for a, b in zip(taken["off"], taken["off_again"], strict=True)]
+    return {
+        "rungs": {rung.name: _figures(rung, taken[rung.name], off) for rung in rungs},
+        "verdict": verdict(rungs, {name: [t.seconds for t in runs] for name, runs in taken.items()}),
+    }
+
+
+def _figures(rung: Rung, runs: Sequence[Taken], off: Sequence[float]) -> dict[str, Any]:
+    last = runs[-1]
+    steps = [step for run in runs for step in run.steps]
+    tokens = sum(last.lengths.values())
+    speculating = sum(s.seconds for s in last.steps if s.arm != OFF)
+    plain = sum(s.seconds for s in last.steps if s.arm == OFF)
+    return {
+        "drafters": list(rung.drafters),
+        "makespan": spread([run.seconds for run in runs]),
+        "speed_up": spread([base / run.seconds for base, run in zip(off, runs, strict=True)]),
+        "tokens": tokens,
+        "longest": max(last.lengths.values()),
+        "same_rollouts": min(run.same for run in runs),
+        "tokens_per_second": tokens / statistics.median(run.seconds for run in runs),
+        "steps": last.stats["rollout/steps"],
+        "accept_length": accept_length(steps),
+        "accepted_by_position": chances(steps),
+        "by_batch": by_batch(last.steps),
+        "share_of_time": arm_shares(last.steps),
+        "split": {
+            "draft": last.drafting,
+            "verify": speculating - last.drafting,
+            "plain": plain,
+            "rest": last.seconds - speculating - plain,
+        },
+        "gpu_seconds": last.stats.get("rollout/gpu_seconds"),
+        "failures": last.stats.get("draft/failures", 0.0),
+        "running": thinned(last.running),
+    }
+
+
+def graph_plan(rungs: Sequence[Rung], slots: int) -> dict[str, int]:
+    """Verification graphs, and tokens that they feed, which is what their memory grows with: shared by drafters and
+    for the batches that an arm serves, against one for each arm and batch size."""
+    arms = dict.fromkeys(arm for rung in rungs for arm in rung.arms)
+    naive = [(size, arm.tokens) for arm in arms for size in buckets(slots)]
+    shared = {pair for pair in naive if serves(Arm("", pair[1] - 1), pair[0])}
+    return {
+        "graphs": len(shared),
+        "graphs_naive": len(naive),
+        "tokens": sum(size * new for size, new in shared),
+        "tokens_naive": sum(size * new for size, new in naive),
+    }
+
+
+def verdict(rungs: Sequence[Rung], seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The last controller of the ladder against the best single arm of its drafters, and against OFF; 1 is as fast."""
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    controller = [rung for rung in rungs if rung.name.startswith("controller")][-1]
+    alone = [r.name for r in rungs if len(r.arms) == 1 and r.name == r.arms[0].name]
+    off = [(a + b) / 2 for a, b in zip(seconds["off"], seconds["off_again"], strict=True)]
+    apart = [abs(a / b - 1) for a, b in zip(seconds["off"], seconds["off_again"], strict=True)]
+    out: dict[str, Any] = {
+        "controller": controller.name,
+        "off_against_off": max(apart),
+        "controller_of_off": statistics.median(off) / medians[controller.name],
+    }
+    if alone:
+        best = min(alone, key=lambda name: medians[name])
+        out |= {"best_fixed": best, "controller_of_best_fixed": medians[best] / medians[controller.name]}
+    return out
+
+
+def thinned(running: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """A curve of at most `POINTS` points, evenly in time.
+
+    >>> thinned([(i / 1000, 1000 - i) for i in range(1000)])[:2]
+    [(0.0, 1000), (0.017, 983)]
+    """
+    if not running:
+        return []
+    at = np.array([moment for moment, _ in running])
+    wanted = np.linspace(at[0], at[-1], POINTS)
+    kept = dict.fromkeys(np.searchsorted(at, wanted).clip(max=len(at) - 1).tolist())
+    return [(round(running[i][0], 6), running[i][1]) for i in kept]
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
