@@ -118,6 +118,10 @@ def eval_command(
     temperature: Annotated[float | None, typer.Option(help="Of the rollouts (with --data); 0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Response limit (with --data).")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many prompts of each set (with --data).")] = None,
+    draft: Annotated[
+        bool,
+        typer.Option("--draft", help="Again with speculation: accept length, tokens a second, the same responses."),
+    ] = False,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[
@@ -127,6 +131,7 @@ def eval_command(
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
     from whet.api import new_folder
     from whet.measure import eval_entries, evaluate_model
+    from whet.report.drafting import draft_table
     from whet.report.evaluation import eval_table
 
     folder = out or new_folder("eval-")
@@ -137,11 +142,14 @@ def eval_command(
             recipe=recipe,
             entries=entries,
             sets=[*folder_set(data_folder), *(sets or [])],
+            draft=draft,
             out=folder,
             told=told,
             say=say,
         )
     out_console.print(eval_table(metrics))
+    if draft:
+        out_console.print(draft_table(metrics))
     say(f"The responses are in {folder}.")
 
 
@@ -189,13 +197,19 @@ def export(
     source: Annotated[Path, typer.Argument(help="A run (its best checkpoint), a checkpoint, or a model folder.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     merge: Annotated[bool, typer.Option("--merge", help="Fold LoRA adapters into the weights.")] = False,
+    drafter: Annotated[
+        str, typer.Option(help="Engine that OUT/drafter is for, vllm or sglang; default: vllm, if there is a drafter.")
+    ] = "",
     push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
 ) -> None:
-    """Write a Hugging Face folder with a model card, ready to serve or to share."""
+    """Write a Hugging Face folder with a model card, ready to serve or to share; its drafter, too, where it has one."""
     from whet.export import export_model
 
-    folder = export_model(source, out, merge=merge, push=push)
+    folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
     out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
+    if (folder / "drafter").is_dir():
+        served = f"for {drafter or 'vllm'}: an EAGLE drafter of this model"
+        out_console.print(f"Its drafter is in {folder / 'drafter'}, {served}.", markup=False, highlight=False)
 
 
 @app.command()

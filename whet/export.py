@@ -1,7 +1,8 @@
 """A trained model as a clean Hugging Face folder with a model card, ready to serve or to share.
 
 `whet export` calls `export_model` with a run (its best checkpoint), a checkpoint, or any model folder. Files are copied
-as they are, so the export is what was trained, to the bit; only merging adapters loads weights. What a run needs to go
+as they are, so the export is what was trained, to the bit; only merging adapters loads weights. A drafter that was
+trained beside the model is exported as `drafter/`, for the serving engine that is named. What a run needs to go
 on (state, manifest) and anything that could run code stays behind. The card is `whet.card`'s.
 """
 
@@ -58,13 +59,20 @@ class Source:
     """What the adapters stand on; empty for a full model."""
 
 
-def export_model(source: Path, out: Path, *, merge: bool = False, push: str = "", private: bool = True) -> Path:
-    """Writes `out`, whole or not at all; with `push` ("org/name") uploads it too."""
+def export_model(
+    source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "", private: bool = True
+) -> Path:
+    """Writes `out`, whole or not at all; with `push` ("org/name") uploads it too.
+
+    `drafter`: "vllm" or "sglang", and there must be one; empty is vllm, where there is one.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WhetError(f"{out} is there already and not empty; choose another folder.")
     found = find_source(source)
     if merge and not found.adapter:
         raise WhetError(f"{found.folder} holds full weights and no adapters, so there is nothing to merge.")
+    if drafter:
+        _check_drafter(found, drafter)
     if push:
         _check_push(push, found, merge)
     tmp = files.temporary(out)
@@ -75,6 +83,7 @@ def export_model(source: Path, out: Path, *, merge: bool = False, push: str = ""
             _merge(found, tmp)
         else:
             _copy(found.folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
+        _copy_drafter(found, tmp, drafter or "vllm")
         facts = _facts(found, tmp, title=out.resolve().name, merged=merge, push=push)
         files.write_text(tmp / "README.md", model_card(facts))
         files.publish(tmp, out)
@@ -120,6 +129,22 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
                     shutil.copyfile(path, folder / path.relative_to(source))
 
     files.write_into(target, fill)
+
+
+def _check_drafter(source: Source, engine: str) -> None:
+    from whet.draft.export import FOLDER, check_engine
+
+    check_engine(engine)
+    if not (source.folder / FOLDER).is_dir():
+        raise WhetError(f"{source.folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
+
+
+def _copy_drafter(source: Source, target: Path, engine: str) -> None:
+    from whet.draft.export import FOLDER, copy_drafter
+
+    mine = source.folder / FOLDER
+    if mine.is_dir():
+        files.write_into(target, lambda folder: copy_drafter(mine, folder / FOLDER, engine=engine))
 
 
 def _merge(source: Source, target: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from whet import config, files
 from whet.check import check
 from whet.errors import WhetError
+from whet.problems import Problems, load_problems
 from whet.recipe import load_config, read_toml
 from whet.run import best_checkpoint
 from whet.types import Rollout, Sampling
@@ -42,32 +44,42 @@ def evaluate_model(
     recipe: Path | None = None,
     entries: Sequence[Mapping[str, Any]] = (),
     sets: Iterable[str] = (),
+    draft: bool = False,
     out: Path | None = None,
     told: Told = lambda what, done, total: None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> dict[str, float]:
-    """Every set of `entries`, else every [[eval]] set of the recipe. Keeps the responses in `out`."""
-    settings = _settings(model, recipe, entries, sets)
-    checked = check(settings, training=False)
+    """Every set of `entries`, else every [[eval]] set of the recipe. Keeps the responses in `out`.
+
+    `draft`: a second time with speculation, on problems that were never trained on (`whet.drafted`).
+    """
+    checked = check(_settings(model, recipe, entries, sets), training=False)
     for note in checked.notes:
         say(note)
-    say(f"Loading {model}.")
+    from whet.drafted import choose_drafters, evaluate_twice, unseen
     from whet.eval import evaluate
-    from whet.parts import build_actor
+    from whet.parts import build_actor, load_drafter
 
+    settings, problems = choose_drafters(checked.settings, wanted=draft), checked.problems
+    own = not entries and recipe is None  # the problems are those of the run, trained ones and others
+    if draft and (trained := problems if own else _trained_on(model, say)):
+        problems = unseen(problems, trained, say)
+    say(f"Loading {model}.")
     metrics: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
-    actor = build_actor(checked.settings, checked.problems)
+
+    def seen(judged: Sequence[Rollout]) -> None:
+        rows.extend(actor.rollout_rows(judged))
+
+    actor = build_actor(settings, problems)
     try:
+        load_drafter(actor, Path(settings.model.name))
         for eval_set in actor.evals:
-            metrics |= evaluate(
-                eval_set,
-                actor.engine,
-                actor.judge,
-                lambda judged: rows.extend(actor.rollout_rows(judged)),
-                told=lambda done, total, name=eval_set.name: told(name, done, total),  # type: ignore[misc]
-                full=True,
-            )
+            at = partial(told, eval_set.name)
+            if draft:
+                metrics |= evaluate_twice(eval_set, actor, seen, told=at)
+            else:
+                metrics |= evaluate(eval_set, actor.engine, actor.judge, seen, told=at, full=True)
     finally:
         actor.close()
     if out is not None:
@@ -135,6 +147,18 @@ def weights_of(model: str) -> tuple[str, Path | None]:
         return str(best), folder / "config.toml"
     beside = folder.parent.parent / "config.toml"
     return model, beside if folder.is_dir() and beside.is_file() else None
+
+
+def _trained_on(model: str, say: Callable[[str], None]) -> Problems | None:
+    """The problems of the run that a model comes from, as far as they can still be read."""
+    recipe = weights_of(model)[1]
+    if recipe is None:
+        return None
+    try:
+        return load_problems(load_config(recipe))
+    except WhetError as error:
+        say(f"Whether the run was trained on these problems is not known: {error}")
+        return None
 
 
 def _settings(

@@ -21,6 +21,7 @@ from whet.curriculum.build import build_curriculum
 from whet.doctor import room_lines, room_on
 from whet.draft.adaptive import AdaptiveDrafter
 from whet.draft.build import build_speculation
+from whet.draft.export import FOLDER, read_drafter, write_drafter
 from whet.errors import WhetError
 from whet.eval import EvalSet
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
@@ -325,13 +326,13 @@ def solution_batches(
 
 def save_parts(parts: Parts, folder: Path) -> None:
     engine = parts.engine.state_dict()
-    waiting = RolloutStore()
+    drafter, waiting = parts.drafter, RolloutStore()
     pending = [rollout_to_json(r) for r in waiting.put(parts.judge.pending())]
     save_checkpoint(
         folder,
         model=parts.model,
         tokenizer=parts.tokenizer,
-        tensors=parts.learner.tensors() | ({"drafter": parts.drafter.tensors()} if parts.drafter else {}),
+        tensors=parts.learner.tensors() | ({"drafter": drafter.tensors()} if drafter else {}),
         arrays={
             "traces": parts.store.arrays(),
             "judge": waiting.arrays(),
@@ -341,11 +342,18 @@ def save_parts(parts: Parts, folder: Path) -> None:
             "tally": asdict(parts.tally),
             "learner": parts.learner.state_dict(),
             "curriculum": parts.curriculum.state_dict(),
-            "drafter": parts.drafter.state_dict() if parts.drafter else None,
+            "drafter": drafter.state_dict() if drafter else None,
             "judge": pending,
             "engine": {k: v for k, v in engine.items() if not isinstance(v, np.ndarray)},
         },
+        beside=(lambda path: write_drafter(path / FOLDER, drafter.live, parts.model.config)) if drafter else None,
     )
+
+
+def load_drafter(actor: Actor, folder: Path) -> None:
+    """The drafter beside the weights in `folder`, to draft with; what trains it further is in a checkpoint's state."""
+    if actor.drafter is not None:
+        read_drafter(folder / FOLDER, actor.drafter.live)
 
 
 def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:

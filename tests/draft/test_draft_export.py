@@ -10,7 +10,7 @@ from drafted import qwen3_target, target
 from safetensors.torch import load_file, save_file
 
 from whet.draft.eagle import eagle_head
-from whet.draft.export import CONFIG, TOKEN_MAP, WEIGHTS, check_layout, draft_ids_of, read_drafter, write_drafter
+from whet.draft.export import CONFIG, WEIGHTS, check_layout, copy_drafter, read_drafter, write_drafter
 from whet.errors import WhetError
 
 NAMES = {
@@ -58,22 +58,38 @@ def test_the_config_is_a_llama_of_one_layer(tmp_path: Path) -> None:
     assert config["architectures"] == ["LlamaForCausalLM"] and config["model_type"] == "llama"
     assert (config["num_hidden_layers"], config["vocab_size"], config["rope_theta"]) == (1, 23, 10000.0)
     assert config["rope_scaling"] is None and config["tie_word_embeddings"] is False
-    assert "hot_vocab_size" not in config and not (tmp_path / "v" / TOKEN_MAP).exists()
+    assert {path.name for path in (tmp_path / "v").iterdir()} == {CONFIG, WEIGHTS}, "no pickle"
 
 
-def test_the_draft_vocabulary_goes_to_sglang_as_it_reads_it(tmp_path: Path) -> None:
+def test_a_reduced_vocabulary_would_take_a_pickle_and_is_refused(tmp_path: Path) -> None:
     model = target()
-    write_drafter(tmp_path, eagle_head(model, draft_ids=torch.tensor([1, 5, 22])), model.config, engine="sglang")
-    check_layout(tmp_path)
-    config = config_of(tmp_path)
-    assert config["architectures"] == ["LlamaForCausalLMEagle"] and config["hot_vocab_size"] == 3
-    assert draft_ids_of(tmp_path).tolist() == [1, 5, 22]
-    torch.save([1, 5, 23], tmp_path / TOKEN_MAP)
-    with pytest.raises(WhetError, match="draft vocabulary"):
+    head = eagle_head(model, draft_ids=torch.tensor([1, 5, 22]))
+    with pytest.raises(WhetError, match="pickle"):
+        write_drafter(tmp_path / "s", head, model.config, engine="sglang")
+    assert not (tmp_path / "s").exists()
+    write_drafter(tmp_path, eagle_head(model), model.config, engine="sglang")
+    (tmp_path / CONFIG).write_text(json.dumps({**config_of(tmp_path), "hot_vocab_size": 3}))
+    with pytest.raises(WhetError, match="pickle"):
         check_layout(tmp_path)
-    (tmp_path / TOKEN_MAP).unlink()
-    with pytest.raises(WhetError, match="missing"):
-        check_layout(tmp_path)
+
+
+def test_a_drafter_is_copied_from_one_engine_to_the_other_and_back(tmp_path: Path) -> None:
+    model = target()
+    write_drafter(tmp_path / "v", eagle_head(model, seed=1), model.config)
+    copy_drafter(tmp_path / "v", tmp_path / "s", engine="sglang")
+    copy_drafter(tmp_path / "s", tmp_path / "back", engine="vllm")
+    write_drafter(tmp_path / "direct", eagle_head(model, seed=1), model.config, engine="sglang")
+    for one, other in (("s", "direct"), ("back", "v")):
+        for name in (CONFIG, WEIGHTS):
+            assert (tmp_path / one / name).read_bytes() == (tmp_path / other / name).read_bytes()
+    biased = load_file(tmp_path / "s" / WEIGHTS)
+    biased["fc.bias"][0] = 1
+    save_file(biased, tmp_path / "s" / WEIGHTS)
+    with pytest.raises(WhetError, match="bias"):
+        copy_drafter(tmp_path / "s", tmp_path / "worse")
+    with pytest.raises(WhetError, match="vllm or sglang"):
+        copy_drafter(tmp_path / "v", tmp_path / "worse", engine="other")
+    assert not (tmp_path / "worse").exists()
 
 
 def test_scaled_rotary_angles_are_told_in_both_forms(tmp_path: Path) -> None:

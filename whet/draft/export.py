@@ -1,16 +1,15 @@
 """The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
 
-`write_drafter` is called where a checkpoint or an export is written; `check_layout` holds a folder against the table
-below, `read_drafter` takes the weights back. The table follows the loaders:
+`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` holds a
+folder against the table below, `read_drafter` takes the weights back. The table follows the loaders:
 
   vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
           before the attention; a name it does not know is an error. The class is "Eagle" + architectures[0], so the
           config says LlamaForCausalLM. Embedding and head are the target's. It proposes from the whole vocabulary.
   SGLang  python/sglang/srt/models/llama_eagle.py, speculative/eagle_worker.py. fc with a bias, which keeps random
           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
-          off: a reduced head would else replace the embedding. `--speculative-token-map` names a file of torch.save
-          with the draft vocabulary, so hot_token_id.pt is written, a plain list; it is the only such file of whet's,
-          and is read back with weights_only.
+          off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
+          (`--speculative-token-map`), and whet writes none: such a drafter is refused.
 
 Both prepend "model." to every name. Embedding and head are never written.
 """
@@ -31,9 +30,11 @@ from whet.errors import WhetError
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-TOKEN_MAP = "hot_token_id.pt"
+FOLDER = "drafter"
+"""Its place in a checkpoint and in an export."""
 ARCHITECTURES = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
 LAYER = "layers.0."
+BIAS = "fc.bias"
 
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -52,23 +53,43 @@ def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         LAYER + "mlp.down_proj.weight": (width, inner),
     }
     if config["architectures"] == [ARCHITECTURES["sglang"]]:
-        table["fc.bias"] = (width,)
+        table[BIAS] = (width,)
     return table
 
 
 def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
     """Weights in the type of `head`, and the config, for "vllm" or "sglang"."""
+    check_engine(engine)
+    if engine == "sglang" and head.draft_ids is not None:
+        raise WhetError(
+            "SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; "
+            "write the drafter for vllm, or make it over the whole vocabulary."
+        )
+    _write(Path(folder), named_weights(head), drafter_config(head, target_config), engine)
+
+
+def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
+    """A written drafter once more, for the same engine or the other; not a bit of its weights is changed."""
+    source = Path(source)
+    check_engine(engine)
+    check_layout(source)
+    tensors = load_file(source / WEIGHTS)
+    if BIAS in tensors and tensors.pop(BIAS).any():
+        raise WhetError(f"The drafter in {source} has a bias, which vLLM would not load; it is not one of whet's.")
+    _write(Path(folder), tensors, _read_config(source), engine)
+
+
+def check_engine(engine: str) -> None:
     if engine not in ARCHITECTURES:
         raise WhetError(f"A drafter can be written for {' or '.join(ARCHITECTURES)}, not for {engine!r}.")
-    folder = Path(folder)
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], engine: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = named_weights(head)
     if engine == "sglang":
-        tensors["fc.bias"] = torch.zeros(head.shape.hidden, dtype=head.dtype)
-        if head.draft_ids is not None:
-            torch.save(head.draft_ids.tolist(), folder / TOKEN_MAP)
+        tensors = {**tensors, BIAS: torch.zeros_like(tensors["fc.weight"][:, 0])}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    described = drafter_config(head, target_config, engine)
+    described = {**config, "architectures": [ARCHITECTURES[engine]]}
     (folder / CONFIG).write_text(json.dumps(described, indent=2) + "\n")
 
 
@@ -92,12 +113,11 @@ def named_weights(head: EagleHead) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
 
 
-def drafter_config(head: EagleHead, target: Any, engine: str) -> dict[str, Any]:
+def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
     """A Llama config of one layer. Rotary settings stand in the old and the new form of transformers."""
     shape, rope = head.shape, dict(target.rope_parameters)
     scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
-    config = {
-        "architectures": [ARCHITECTURES[engine]],
+    return {
         "model_type": "llama",
         "hidden_size": shape.hidden,
         "intermediate_size": shape.inner,
@@ -120,9 +140,6 @@ def drafter_config(head: EagleHead, target: Any, engine: str) -> dict[str, Any]:
         "pad_token_id": target.pad_token_id,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
-    if head.draft_ids is not None and engine == "sglang":
-        config["hot_vocab_size"] = len(head.draft_ids)
-    return config
 
 
 def check_layout(folder: Path | str) -> None:
@@ -138,18 +155,6 @@ def check_layout(folder: Path | str) -> None:
     for what, names in wrong.items():
         if names:
             raise WhetError(f"The drafter in {folder} {what} {names[0]}; write it again.")
-    if "hot_vocab_size" in config:
-        ids = draft_ids_of(folder)
-        if len(ids) != config["hot_vocab_size"] or not 0 <= int(ids.min()) <= int(ids.max()) < config["vocab_size"]:
-            raise WhetError(f"The draft vocabulary in {folder / TOKEN_MAP} is not that of its config; write it again.")
-
-
-def draft_ids_of(folder: Path | str) -> Tensor:
-    """int64: the draft vocabulary written for SGLang, read as SGLang reads it."""
-    path = Path(folder) / TOKEN_MAP
-    if not path.is_file():
-        raise WhetError(f"The drafter's config names a draft vocabulary, but {path} is missing; write it again.")
-    return torch.tensor(torch.load(path, weights_only=True), dtype=torch.int64)
 
 
 @torch.no_grad()
@@ -179,6 +184,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         whole = known and config["num_hidden_layers"] == 1 and all(isinstance(config[name], int) for name in sizes)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WhetError(f"{folder / CONFIG} is not the config of a drafter: {error!r}.") from error
+    if "hot_vocab_size" in config:
+        raise WhetError(f"The drafter in {folder} has a vocabulary of its own in a pickle, which whet does not read.")
     if not whole or config.get("tie_word_embeddings") is not False:
         raise WhetError(f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load.")
     assert isinstance(config, dict)

@@ -3,6 +3,7 @@
     config.json, model.safetensors, tokenizer.json, ...   loads with from_pretrained, or in a serving engine
     (adapter_config.json, adapter_model.safetensors, ...  under LoRA: the same of a peft folder)
     state/NAME.safetensors, NAME.npz, NAME.json           tensors, arrays, states
+    drafter/                                              of a run that trains one: a folder for a serving engine
     manifest.json                                         written last: size and sha256 of every file above
 
 The state has its own folder because serving engines load every *.safetensors they find beside the
@@ -16,7 +17,7 @@ import contextlib
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,10 +73,11 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, Tensor]],
     arrays: Mapping[str, Mapping[str, np.ndarray]],
     states: Mapping[str, Any],
+    beside: Callable[[Path], object] | None = None,
 ) -> None:
     """`folder` appears whole, and replaces an earlier one; until then, and after any failure, that one stands.
 
-    States are JSON: tuples come back as lists, keys as strings.
+    States are JSON: tuples come back as lists, keys as strings. `beside` writes what else belongs into the folder.
     """
     tmp = files.temporary(folder)
     files.remove_tree(tmp)
@@ -92,6 +94,8 @@ def save_checkpoint(
             _write_arrays(path / STATE / f"{name}.npz", table)
         for name, state in states.items():
             (path / STATE / f"{name}.json").write_text(json.dumps(state))
+        if beside is not None:
+            beside(path)
         (path / MANIFEST).write_text(json.dumps(_manifest(path), indent=1))
 
     try:
