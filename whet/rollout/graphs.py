@@ -6,14 +6,15 @@ step is launched before these are read, so that the device does not wait for the
 are left out of what it gives. Prompts are prefilled apart, packed without padding, by the same network. On a CPU
 everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
 
-Graphs are made for sizes up to the number of slots, the largest first, and share one memory pool: a smaller one
-fits into what the largest took. Rows beyond the batch are padding: length -1, written to the page that is nobody's.
+Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1, written
+to the page that is nobody's.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,8 +23,8 @@ import torch
 from torch import Tensor
 
 from whet.model.kernels.race import race
-from whet.model.meter import Meter
 from whet.rollout import device_rows as on_device
+from whet.rollout.captures import Captures
 from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, TOKEN, DeviceRows
 from whet.rollout.flight import Chunk, Flight
 from whet.rollout.guesser import Guesser
@@ -103,12 +104,8 @@ class GraphRunner:
         self._next: Launch | None = None
         """Launched before its turn."""
         self._launches = 0
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.captures = Captures(self.device, lambda size, new: self._form(new)(size, new), self._at_rest)
         """By rows, and tokens that each feeds; drafts of so many where it is negative."""
-        self._pool: Any = None
-        """What all graphs share; it lives as long as one of them."""
-        self._bytes = 0
-        self.meter = Meter(self.device)
 
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
@@ -120,7 +117,7 @@ class GraphRunner:
             else:
                 self.forget()
             if chunks:
-                with self.meter.span():
+                with self.captures.meter.span():
                     drawn.append(self._prefill(running, chunks, source))
         if len(drawn) == 1:
             return drawn[0]
@@ -128,10 +125,7 @@ class GraphRunner:
         return np.concatenate(tokens), np.concatenate(log_probs)
 
     def stats(self) -> dict[str, float]:
-        """Graphs there are; and, since the last call, how long the GPU worked."""
-        out = {"rollout/graphs": float(len(self._graphs)), "rollout/graph_bytes": float(self._bytes)}
-        seconds = self.meter.seconds()
-        return out if seconds is None else {**out, "rollout/gpu_seconds": seconds}
+        return self.captures.stats()
 
     def forget(self) -> None:
         """What was launched ahead is of no use: the weights change, or its rows are gone."""
@@ -155,14 +149,16 @@ class GraphRunner:
         return self._read(step, order)
 
     def _read(self, step: Launch, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.rows.picky[: len(order)].any():  # only evaluations may be; their tokens are drawn outside of the graph
-            self._uploaded = STALE
-            index = self._tensor(order, np.int64)
-            return self._draw(step.logits[index], slice(0, len(order)))
         if step.done is not None:
             step.done.synchronize()
         token, log_prob = step.drawn.numpy()[:, order]
-        return token, log_prob.view(np.float32)
+        log_prob = log_prob.view(np.float32)
+        picky = np.flatnonzero(self.rows.picky[: len(order)])
+        if picky.size:  # only evaluations may be; their tokens are drawn outside of the graph
+            self._uploaded = STALE
+            logits = step.logits[self._tensor(order[picky], np.int64)]
+            token[picky], log_prob[picky] = self._draw(logits, picky)
+        return token, log_prob
 
     def _may_run_ahead(self, running: int) -> bool:
         """Whether the rows' next step needs nothing that the host learns from this one; gives them their pages."""
@@ -229,9 +225,7 @@ class GraphRunner:
         return self._step if new == 1 else self._verify_step if new > 1 else self._guess_step
 
     def prepare(self, running: int, new: int) -> None:
-        if self.device.type == "cuda" and (self._size(running), new) not in self._graphs:
-            with torch.inference_mode(False), torch.no_grad():
-                self._capture([(self._size(running), new)])
+        self.captures.capture([(self._size(running), new)])
 
     @property
     def ahead(self) -> bool:
@@ -241,17 +235,18 @@ class GraphRunner:
         return next(size for size in self.sizes if size >= running)
 
     def _replay(self, size: int, new: int) -> Tensor:
-        """`new` tokens a row: the newest and, if more, drafts."""
-        step = self._form(new)
-        if self.device.type != "cuda":
-            return step(size, new)
-        if (size, new) not in self._graphs:
-            wanted = [(each, 1) for each in reversed(self.sizes)] if new == 1 else [(size, new)]
-            self._capture(wanted)
-        graph, logits = self._graphs[size, new]
-        with self.meter.span():
-            graph.replay()
-        return logits
+        """`new` tokens a row: the newest and, if more, drafts. All sizes of plain steps are captured at once."""
+        wanted = [(each, 1) for each in reversed(self.sizes)] if new == 1 else [(size, new)]
+        return self.captures.replay(size, new, wanted)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """No row is anybody's, so that a step writes nothing but to the page that is nobody's."""
+        state = self.device_rows.state
+        before = state.clone()
+        state[LENGTH] = -1
+        yield
+        state.copy_(before)
 
     def _upload(self, running: int) -> None:
         """Rows and tables as the host has them, if they are not what the device has."""
@@ -289,28 +284,6 @@ class GraphRunner:
         state[: COUNT + 1], self.verified[: 2 * new + 1, :size] = self._accepted(state, drafts, token, log_prob)
         return logits
 
-    def _capture(self, wanted: Sequence[tuple[int, int]]) -> None:
-        """Graphs of (rows, tokens a row); each is run before, so that no kernel is compiled within a capture."""
-        before = self.device_rows.state.clone()
-        self.device_rows.state[LENGTH] = -1
-        torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
-        reserved = torch.cuda.memory_reserved(self.device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
-        for size, new in wanted:
-            step = self._form(new)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(2):
-                    step(size, new)
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool):
-                logits = step(size, new)
-            self._graphs[size, new] = (graph, logits)
-        self._bytes += torch.cuda.memory_reserved(self.device) - reserved
-        self.device_rows.state.copy_(before)
-
     # ---- prompts
 
     def _prefill(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -340,7 +313,7 @@ class GraphRunner:
             logits = logits[self._tensor(np.array([*range(n), *(row - running for row in source)]), np.int64)]
         return self._draw(logits, slice(running, self.rows.size))
 
-    def _draw(self, logits: Tensor, part: slice) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, logits: Tensor, part: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """A token for each row of `part` by the host's columns."""
         rows = self.rows
         if rows.picky[part].any():

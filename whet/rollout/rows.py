@@ -181,7 +181,7 @@ class Rows:
             self._draws = self.draws_of(slice(0, self.ready))
         return self._draws
 
-    def draws_of(self, part: slice) -> Draws:
+    def draws_of(self, part: slice | np.ndarray) -> Draws:
         hot, top_k, top_p = self.temperature[part], self.top_k[part], self.top_p[part]
         greedy = hot == 0
         return Draws(

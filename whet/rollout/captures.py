@@ -1,0 +1,69 @@
+"""Steps captured as CUDA graphs, by rows and new tokens a row, in one memory pool; on a CPU they are plain calls.
+
+Used by `graphs.py`, which says what a step is. A smaller graph fits into what the largest took, so the largest comes
+first. A failed capture leaves CUDA's state broken: it is not caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.model.meter import Meter
+
+Step = Callable[[int, int], Tensor]
+
+
+class Captures:
+    def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
+        """step(rows, new): what is captured; at_rest: while it lasts, a step does nothing that lasts."""
+        self.device, self.step, self.at_rest = device, step, at_rest
+        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """With the tensor that the step gave, which every replay writes anew."""
+        self.bytes = 0
+        self.meter = Meter(device)
+        self._pool: Any = None
+        """What all graphs share; it lives as long as one of them."""
+
+    def replay(self, size: int, new: int, wanted: Sequence[tuple[int, int]]) -> Tensor:
+        """Captures `wanted` before, this one among them, if it was not yet."""
+        if self.device.type != "cuda":
+            return self.step(size, new)
+        if (size, new) not in self.graphs:
+            self.capture(wanted)
+        graph, out = self.graphs[size, new]
+        with self.meter.span():
+            graph.replay()
+        return out
+
+    def capture(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Each is run before, so that no kernel is compiled within a capture. Nothing on a CPU."""
+        wanted = [key for key in wanted if key not in self.graphs]
+        if self.device.type != "cuda" or not wanted:
+            return
+        torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
+        reserved = torch.cuda.memory_reserved(self.device)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream()
+        with torch.inference_mode(False), torch.no_grad(), self.at_rest():
+            for key in wanted:
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(2):
+                        self.step(*key)
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=self._pool):
+                    out = self.step(*key)
+                self.graphs[key] = (graph, out)
+        self.bytes += torch.cuda.memory_reserved(self.device) - reserved
+
+    def stats(self) -> dict[str, float]:
+        """Graphs there are; and, since the last call, how long the GPU worked."""
+        out = {"rollout/graphs": float(len(self.graphs)), "rollout/graph_bytes": float(self.bytes)}
+        seconds = self.meter.seconds()
+        return out if seconds is None else {**out, "rollout/gpu_seconds": seconds}
