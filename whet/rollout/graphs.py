@@ -6,8 +6,8 @@ step is launched before these are read, so that the device does not wait for the
 are left out of what it gives. Prompts are prefilled apart, packed without padding, by the same network. On a CPU
 everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
 
-Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1, written
-to the page that is nobody's.
+Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1,
+written to the page that is nobody's.
 """
 
 from __future__ import annotations
