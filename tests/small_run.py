@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from whet.config import Config
+from whet.draft.base import OFF, Arm
+from whet.draft.controller import Controller
 from whet.recipe import load_config
 
 SMALL = (
@@ -56,6 +58,14 @@ class Silent:
 
     def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
         pass
+
+
+class Restless(Controller):
+    """Any arm at any time: what a clock would choose must not decide what is tested."""
+
+    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+        arms = [arm for arm in self.arms if arm == OFF or self.serves(arm, batch)]
+        return arms[int(self.generator.integers(len(arms)))]
 
 
 class Stop(Silent):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import Silent, Stop, even_digits, newest_weights, small_config
+from small_run import Restless, Silent, Stop, even_digits, newest_weights, small_config
 
 from whet.api import run_recipe
 
@@ -27,7 +27,10 @@ def newest(folder: Path) -> Path:
 
 @pytest.mark.parametrize("extra", [(), ('rollout.mode="stream"',)], ids=["barrier", "stream"])
 @pytest.mark.parametrize("drafters", ['["ngram", "suffix"]', '["suffix", "eagle"]'])
-def test_thirty_steps_are_the_same(tmp_path: Path, extra: tuple[str, ...], drafters: str) -> None:
+def test_thirty_steps_are_the_same(
+    tmp_path: Path, extra: tuple[str, ...], drafters: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.draft.build.Controller", Restless)
     plain = rows(tmp_path / "plain", even_digits, *extra)
     drafted = rows(tmp_path / "drafted", even_digits, f"draft.drafters={drafters}", *extra)
     assert len(plain) == len(drafted) == STEPS + 1

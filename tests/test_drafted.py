@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from small_run import SMALL, Silent, Stop, even_digits, model_folder, problem_file, small_config
+from small_run import SMALL, Restless, Silent, Stop, even_digits, model_folder, problem_file, small_config
 
 from whet import cli
 from whet.api import run_recipe
@@ -24,6 +24,12 @@ from whet.rollout.engine import LocalEngine
 from whet.types import Rollout
 
 EAGLE = ('draft.drafters=["suffix", "eagle"]', "steps=4", "save.every=2")
+
+
+@pytest.fixture(autouse=True)
+def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are made whatever a clock would say of them."""
+    monkeypatch.setattr("whet.draft.build.Controller", Restless)
 
 
 @pytest.fixture(scope="module")
