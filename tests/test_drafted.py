@@ -151,7 +151,7 @@ def test_a_run_is_evaluated_twice_and_writes_the_same(
     out = tmp_path / "eval"
     assert whet(monkeypatch, "eval", str(run), "--draft", f"--out={out}") == 0
     printed = capsys.readouterr().out
-    assert "accept length" in printed and "0 of 12" in printed and "time in off" in printed
+    assert "accept length" in printed and "0 of 12" in printed and "time in " in printed
     assert printed.count("held_out") == 2, "one table of the set, one of its drafts"
     assert "tokens a second, plain" in printed and "tokens a second, drafted" in printed
     stored = json.loads((out / "eval.json").read_text())
@@ -198,7 +198,7 @@ def test_any_model_on_any_problems_greedy_or_sampled(tmp_path: Path) -> None:
     sampled = evaluate_model(model, entries=entries, draft=True, sets=["draft.chooser=bandit"])
     assert sampled["eval/sums/draft/differ"] == 0 and sampled["eval/sums/draft/rollouts"] == 36
     arms = {key.rpartition("share_")[2].partition("_")[0] for key in (*greedy, *sampled) if "/share_" in key}
-    assert {"off", "ngram", "suffix"} >= arms > {"off"}
+    assert {"off", "ngram", "suffix"} >= arms and arms - {"off"}
 
 
 def test_an_exported_drafter_drafts(run: Path, tmp_path: Path) -> None:
