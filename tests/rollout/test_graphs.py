@@ -8,7 +8,9 @@ import torch
 from slow_engine import ask, make_engine, sharp_model, sharpen
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
+from whet.config import Lora
 from whet.model.fused import FusedStack
+from whet.model.lora import add_lora
 from whet.model.network import PlainNetwork
 from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
@@ -113,3 +115,22 @@ def test_stop_ids_end_a_row_and_its_place_is_taken() -> None:
 def test_sizes_reach_the_slots_and_no_further() -> None:
     assert buckets(1) == [2] and buckets(64)[-2:] == [48, 64] and buckets(300)[-2:] == [256, 300]
     assert buckets(2000)[-1] == 2000 and sorted(set(buckets(2000))) == buckets(2000)
+
+def adapted() -> PreTrainedModel:
+    """With adapters that are not merged: its own modules run, over our kernels."""
+    pytest.importorskip("peft")
+    model = sharp_model(heads=6, kv_heads=2)
+    add_lora(model, Lora(rank=3), "base", seed=1)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name))) * 0.3)
+    return model
+
+
+def test_adapters_that_are_not_merged() -> None:
+    plain, graph = engines(adapted(), slots=5)
+    for engine in (plain, graph):
+        engine.submit(REQUESTS)
+    same(plain.collect(), graph.collect())
+    assert isinstance(graph.runner, GraphRunner) and isinstance(graph.runner.network, PlainNetwork)

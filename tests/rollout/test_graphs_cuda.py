@@ -8,7 +8,7 @@ import pytest
 import torch
 from slow_engine import ask, make_engine, sharp_model
 from small_run import Silent, even_digits, small_config
-from test_graphs import REQUESTS, gemma, llama, same
+from test_graphs import REQUESTS, adapted, gemma, llama, same
 from transformers import PreTrainedModel
 
 from whet.api import run_recipe
@@ -28,7 +28,7 @@ def on_cuda(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("settings", [{}, {"slots": 1}, {"slots": 5, "pages": 34}, {"page": 64}], ids=str)
-@pytest.mark.parametrize("make", [llama, gemma], ids=["fused", "plain"])
+@pytest.mark.parametrize("make", [llama, gemma, adapted], ids=["fused", "plain", "adapted"])
 def test_graphs_equal_plain_calls_on_a_cpu(make: Any, settings: dict[str, int]) -> None:
     settings = {"page": 16, **settings}
     plain = make_engine(make().float(), graphs=False, **settings)
