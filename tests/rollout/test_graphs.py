@@ -116,6 +116,7 @@ def test_sizes_reach_the_slots_and_no_further() -> None:
     assert buckets(1) == [2] and buckets(64)[-2:] == [48, 64] and buckets(300)[-2:] == [256, 300]
     assert buckets(2000)[-1] == 2000 and sorted(set(buckets(2000))) == buckets(2000)
 
+
 def adapted() -> PreTrainedModel:
     """With adapters that are not merged: its own modules run, over our kernels."""
     pytest.importorskip("peft")
