@@ -3,8 +3,8 @@
     python benchmarks/draft_over_steps.py --recipe recipes/gsm8k.toml --steps 40 --freeze 10 --out benchmarks/results
 
 The same run twice, drafting with EAGLE alone at one depth: the drafter learns after every update, or only after the
-first few (TLT's question). Tokens do not depend on drafts, so both policies are the same but for rounding, and so is what
-is drafted for. Writes draft_over_steps.json after every update.
+first few (TLT's question). Tokens do not depend on drafts, so both policies are the same but for rounding, and so is
+what is drafted for. Writes draft_over_steps.json after every update.
 """
 
 from __future__ import annotations
