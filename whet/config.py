@@ -149,7 +149,7 @@ class Rollout(Section):
     slots: int = Field(64, ge=1)
     """Rollouts that decode at once."""
     page: int = Field(0, ge=0)
-    """Tokens a KV page; 0 makes a page a whole slot, the fast form on a CPU."""
+    """Tokens a KV page; 0 is 64 by graphs, and else a page for each slot, the fast form on a CPU."""
     pages: int = Field(0, ge=0)
     """KV pages in the pool; 0 is enough for every slot at full context."""
     graphs: bool = True

@@ -19,8 +19,6 @@ class Empty:
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
 
-    def observe(self, row: RowView, new: np.ndarray) -> None: ...
-
     def finish(self, row: RowView) -> None: ...
 
     def updated(self, version: int) -> None: ...
@@ -111,9 +109,6 @@ class Crashing(Empty):
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         raise ZeroDivisionError("propose")
-
-    def observe(self, row: RowView, new: np.ndarray) -> None:
-        raise KeyError("observe")
 
     def finish(self, row: RowView) -> None:
         raise ValueError("finish")

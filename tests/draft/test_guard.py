@@ -27,7 +27,6 @@ def test_what_comes_out_is_in_form(drafter: Empty) -> None:
         kept = tokens[np.arange(tokens.shape[1]) < counts[:, None]]
         assert ((kept >= 0) & (kept < VOCAB)).all()
     for row in rows():
-        guard.observe(row, row.ids[-1:])
         guard.finish(row)
     guard.updated(1)
     guard.forget()

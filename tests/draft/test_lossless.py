@@ -71,7 +71,6 @@ def speculative(drafter: Drafter, seed: int) -> tuple[dict[tuple[int, int], np.n
             new = sampled[k, : kept[k]]
             written[view.uid, count[k] : count[k] + kept[k]] = new
             view.ids = written[view.uid, : count[k] + kept[k]]
-            guard.observe(view, new)
             if stopped[k] or full[k]:
                 out[view.group_id, view.index] = view.ids.copy()
                 guard.finish(view)

@@ -34,7 +34,7 @@ class RowView:
     """Of the rollout in its group."""
     prompt: np.ndarray
     ids: np.ndarray
-    """What it has written, int32, a view of the engine's columns: set before each propose, observe and finish."""
+    """What it has written, int32, a view of the engine's columns: set before each propose and finish."""
 
 
 class Drafter(Protocol):
@@ -45,9 +45,6 @@ class Drafter(Protocol):
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Guesses for the next tokens: int32 [B, max(most)], and how many of them count, int32 [B], at most `most`."""
-
-    def observe(self, row: RowView, new: np.ndarray) -> None:
-        """The target has written `new`, which is already in row.ids."""
 
     def finish(self, row: RowView) -> None:
         """The rollout ended, or was cut; it may enter the history."""

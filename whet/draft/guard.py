@@ -38,9 +38,6 @@ class Guard:
         self._in_a_row = 0
         return got
 
-    def observe(self, row: RowView, new: np.ndarray) -> None:
-        self._try(self.drafter.observe, row, new)
-
     def finish(self, row: RowView) -> None:
         self._try(self.drafter.finish, row)
 

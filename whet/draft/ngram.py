@@ -46,9 +46,6 @@ class NGram:
             drafts.append(cursor.draft(wanted))
         return padded(drafts, int(most.max(initial=0)))
 
-    def observe(self, row: RowView, new: np.ndarray) -> None:
-        """Nothing: row.ids is read when the next draft is wanted."""
-
     def finish(self, row: RowView) -> None:
         self.cursors.pop(row.uid, None)
 

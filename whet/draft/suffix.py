@@ -98,9 +98,6 @@ class Suffix:
         drafts = [reader.draft(n) if n > 0 else [] for reader, n in zip(readers, most.tolist(), strict=True)]
         return padded(drafts, int(most.max(initial=0)))
 
-    def observe(self, row: RowView, new: np.ndarray) -> None:
-        """Nothing: row.ids is read when the next draft is wanted."""
-
     def finish(self, row: RowView) -> None:
         """Its text stays for its siblings and for later visits; it is indexed when one of them drafts."""
         reader = self.readers.pop(row.uid, None)

@@ -19,6 +19,9 @@ from transformers import AttentionInterface
 NAME = "whet"
 PAGE = 64
 """Tokens a page where kernels read it: one tile of keys."""
+PREFILL = 16_384
+"""Known tokens that one step feeds at most, half of it where they are padded: bounds its memory, and its time, for
+which running rows wait. A flight with more is fed over several steps."""
 
 
 class AttentionContext(Protocol):

@@ -15,15 +15,13 @@ from typing import Any
 from torch import nn
 
 from whet import config
-from whet.model.attention import NAME, PAGE
+from whet.model.attention import NAME, PAGE, PREFILL
 from whet.model.head import CHUNK
 from whet.model.twin import kv_shapes
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1
 """Of the memory to be had, left to the allocator and whatever else runs: a plan that takes more does not fit."""
-PREFILL = 16_384
-"""Tokens of prompts that go through the network at once where rollouts run by graphs, as the scheduler packs them."""
 RANK = 16
 """Of the adapters that are proposed where a full training does not fit."""
 

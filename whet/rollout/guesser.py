@@ -87,8 +87,6 @@ class Guesser:
         self.rows.paired[:running] = self.rows.length[:running]
         return tokens, most.astype(np.int32)
 
-    def observe(self, row: RowView, new: np.ndarray) -> None: ...
-
     def finish(self, row: RowView) -> None: ...
 
     def updated(self, version: int) -> None:

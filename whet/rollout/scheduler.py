@@ -10,11 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from whet.model.attention import PREFILL
 from whet.rollout.flight import Chunk, Flight
-
-PREFILL = 16_384
-"""Known tokens that one step feeds at most, half of it where they are padded: bounds its memory, and its time, for
-which running rows wait. A flight with more is fed over several steps."""
 
 Room = Callable[[Flight, bool], bool]
 """Takes a flight, forked or not, if the pages for it can be had (`forecast.Room`)."""

@@ -171,7 +171,7 @@ def plan_tile(most: int, group: int, dim: int, value_dim: int, itemsize: int) ->
     """Enough rows for all queries of a row, up to what registers hold, so that short q read each key once.
 
     Measured on an H200 for bf16 and one query: 64 keys, 3 stages, 2 warps at d 64 and 4 at d 128 (2 lose 14% at 512
-    keys); 128 keys lose 40%. Untried: 8 warps from 16384 on (prompts at d 128). float32 has no tensor cores at full
+    keys); 128 keys lose 40%. Not compared: 8 warps from 16384 on (prompts, d 128). float32 has no tensor cores at full
     precision: small tiles keep it in registers, and its compile time at a few seconds.
 
     >>> plan_tile(most=1, group=7, dim=64, value_dim=64, itemsize=2)
