@@ -124,8 +124,13 @@ def test_the_oracle_saves_steps() -> None:
     plain = run(plain_engine, asked)
     (oracle,) = [d for d in adversaries(VOCAB, EOS, plain_tokens(plain)) if d.name == "oracle"]
     engine = make_engine(model, speculation=speculating([oracle], Whim([Arm("oracle", 7)])))
-    same(plain, run(engine, asked))
+    drafted = run(engine, asked)
+    same(plain, drafted)
     assert engine.stats()["rollout/steps"] == 1 + 4, "the first token with the prompt, then 8 + 8 + 8 + 8"
+    assert [(r.drafted, r.accepted) for r in drafted] == [(28, 28)] * 4, (
+        "all but the target's own draw after each draft"
+    )
+    assert [(r.drafted, r.accepted) for r in plain] == [(0, 0)] * 4
 
 
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])

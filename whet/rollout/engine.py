@@ -1,8 +1,9 @@
 """The local rollout engine: continuous batching over the rollout twin, exact for a given key.
 
-`submit` queues, `step` admits what fits, prefills it, and decodes one token for every running row; `collect` and
-`generate` step until they have what they promise. It implements `whet.rollout.base.Engine`. It knows nothing of prompts
-but their token ids, of text but stop strings, and of training but a version number: weights change in place under it.
+`submit` queues, `step` admits what fits, prefills it, and decodes a token for every running row, or several where they
+were drafted; `collect` and `generate` step until they have what they promise. It implements `whet.rollout.base.Engine`.
+It knows nothing of prompts but their token ids, of text but stop strings, and of training but a version number: weights
+change in place under it.
 """
 
 from __future__ import annotations
@@ -276,6 +277,7 @@ class LocalEngine:
         self.cache.grow(rows.length[:running] + most)
         drafts = speculation.draft(arm, rows, most)
         token, log_prob, counted = self.runner.verify(drafts)
+        rows.drafted[:running] += (drafts >= 0).sum(1)
         self._stats["tokens"] += rows.record_runs(token, log_prob, counted, self.version, self.decode)
         speculation.told(arm, rows, running, time.perf_counter() - begin, token)
         return True
@@ -334,6 +336,7 @@ class LocalEngine:
         """The flight leaves its row and takes its tokens along."""
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
+        flight.drafted, flight.accepted = int(self.rows.drafted[row]), int(self.rows.accepted[row])
         self.cache.close(row)
         for source, target in self.rows.remove(row):
             self.cache.move(source, target, int(self.rows.length[target]))

@@ -30,6 +30,9 @@ class Flight:
     """Names its noise."""
     trace: Trace
     """What it has written; stale while it runs."""
+    drafted: int = 0
+    accepted: int = 0
+    """Of its tokens, as of its last place in a row; a resumed engine counts from 0."""
     ticket: int | None = None
     """The `generate` call that waits for it."""
 
@@ -55,6 +58,8 @@ class Flight:
             finish=finish,
             first_version=int(versions[0]) if versions.size else version,
             last_version=int(versions[-1]) if versions.size else version,
+            drafted=self.drafted,
+            accepted=self.accepted,
             trace=self.trace,
         )
 

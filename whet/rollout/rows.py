@@ -37,6 +37,9 @@ class Rows:
         """Tokens whose K and V are cached (of a row that is half fed: will be)."""
         self.paired = np.zeros(slots, np.int64)
         """Of these, tokens that a drafter with a cache of its own has read."""
+        self.drafted = np.zeros(slots, np.int64)
+        self.accepted = np.zeros(slots, np.int64)
+        """Tokens that were proposed by speculation, and of these kept."""
         self.shared = np.zeros(slots, np.int64)
         """Of these, tokens of a prompt that was forked: other rows hold their pages, too."""
         self.count = np.zeros(slots, np.int32)
@@ -76,6 +79,7 @@ class Rows:
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row] = flight.known, 0, 0
+        self.drafted[row], self.accepted[row] = flight.drafted, flight.accepted
         self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -108,6 +112,8 @@ class Rows:
             self.length,
             self.shared,
             self.paired,
+            self.drafted,
+            self.accepted,
             self.count,
             self.limit,
             self.stops,
@@ -150,6 +156,7 @@ class Rows:
             self.versions[some, at] = version
         self.token[: counted.size] = token[rows, counted - 1]
         self.length[: counted.size] += counted
+        self.accepted[: counted.size] += counted - 1
         count += counted
         return int(counted.sum())
 
