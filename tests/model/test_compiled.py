@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from whet.config import Lora
 from whet.model import packing
-from whet.model.compiled import FORMS, best_form, compiled_layers, not_finite, why_not
+from whet.model.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
 from whet.model.head import Head, gradient_chunk, head_of, log_probs, score_chunk
 from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
@@ -313,6 +313,18 @@ def test_a_plain_gradient_that_is_not_finite_is_not_laid_to_the_compiler(flash):
     assert form == ""
     assert "the plain gradient is not finite in model.layers.0.mlp.up_proj.weight" in reason
     assert "no_such_backend" not in reason
+
+
+def test_the_trial_leaves_out_the_padding_token_whose_embedding_is_zero():
+    """Through 14 norms of a zero vector a slope grows beyond float32: no fault of the model or the compiler."""
+    model = tiny_model(64, hidden=16, layers=14, heads=2, kv_heads=1)
+    table = model.get_input_embeddings()
+    table.weight.data[7] = 0
+    table.padding_idx = None
+    assert 7 in _trial(model, 256).input_ids
+    table.padding_idx = 7
+    assert 7 not in _trial(model, 256).input_ids
+    assert why_not(model, tokens=64, form="head", backend="eager") == ""
 
 
 @pytest.mark.gpu

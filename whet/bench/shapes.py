@@ -75,4 +75,6 @@ def shape_model(name: str, device: torch.device | str) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             shape_config(name), dtype=dtype, attn_implementation="sdpa"
         )
+        # a fresh model's padding token is a zero vector, whose slope grows at every norm until it is no number
+        model.get_input_embeddings().weight.data[0].normal_(0, model.config.initializer_range)
     return model.eval().requires_grad_(False)
