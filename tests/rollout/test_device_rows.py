@@ -13,7 +13,6 @@ from whet.rollout.device_rows import (
     STOPS,
     TOKEN,
     DeviceRows,
-    accepted,
     advanced,
     fed,
     fed_with_drafts,
@@ -52,28 +51,6 @@ def test_drafts_are_fed_after_the_newest_token() -> None:
     assert row.view(3, 3).tolist() == [[0, 0, 0], [1, 1, -1], [-1, -1, -1]]
     assert position.view(3, 3).tolist() == [[7, 8, 9], [3, 4, 0], [0, 0, 0]]
     assert keys.tolist() == [10, 6, 0]
-
-
-@pytest.mark.parametrize(
-    ("row", "drafts", "drawn", "counted", "after"),
-    [
-        ((4, 7, 2, 9), (5, 8), (5, 8, 3), 3, (3, 10, 5)),  # all drafts were right, and one more came for free
-        ((4, 7, 2, 9), (5, 8), (5, 7, 3), 2, (7, 9, 4)),  # the second was wrong: the target's own draw stands there
-        ((4, 7, 2, 9), (5, 8), (6, 8, 3), 1, (6, 8, 3)),  # a right draft after a wrong one is none
-        ((4, 7, 2, 9), (-1, -1), (6, 8, 3), 1, (6, 8, 3)),
-        ((4, 7, 2, 9), (5, 9), (5, 9, 3), 2, (9, -1, 4)),  # 9 stops, in the midst of what was accepted
-        ((4, 7, 2, 9), (9, 5), (6, 5, 3), 1, (6, 8, 3)),  # a stop that was drafted but not drawn is none
-        ((4, 7, 2, 4), (5, 8), (5, 8, 3), 2, (8, -1, 4)),  # the limit
-        ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # nobody
-    ],
-)
-def test_what_counts_of_a_verified_draft(row: tuple, drafts: tuple, drawn: tuple, counted: int, after: tuple) -> None:
-    log_prob = torch.tensor([-1.0, -2.0, -3.0])
-    draft = torch.tensor([drafts], dtype=torch.int32)
-    new, read = accepted(state(row), draft, torch.tensor(drawn), log_prob)
-    assert int(read[0, 0]) == counted and tuple(new[:, 0].tolist()) == after
-    assert read[1:4, 0].tolist() == list(drawn)
-    assert torch.equal(read[4:, 0].contiguous().view(torch.float32), log_prob)
 
 
 def test_rows_move_with_what_only_the_device_knows() -> None:

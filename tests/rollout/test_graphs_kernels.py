@@ -1,14 +1,22 @@
 """The whole step over the real kernels, under Triton's interpreter or on a GPU: the tokens of the plain step."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from kernel_env import device, needs_triton
-from slow_engine import ask, make_engine, sharp_model
+from slow_engine import VOCAB, ask, make_engine, sharp_model
 from test_graphs import gemma
+from test_speculation import Whim
 from transformers import PreTrainedModel
 
+from whet.draft.base import Arm
+from whet.draft.eagle import eagle_head
+from whet.draft.speculation import Speculation
 from whet.model.storage import share_storage
+
+from adversaries import adversaries  # isort: skip
 
 
 def model(kind: str) -> PreTrainedModel:
@@ -28,7 +36,27 @@ def test_kernels_emit_the_tokens_of_the_plain_step(kind: str) -> None:
         engine = make_engine(model(kind), graphs=graphs, page=16, slots=3)
         engine.submit(requests)
         results.append({r.key: r.trace for r in engine.collect()})
-    plain, kernels = results
+    same(*results)
+
+
+@needs_triton
+def test_kernels_verify_drafts() -> None:
+    """Those that are mostly right and those of an untrained drafter, plain steps between: the same tokens."""
+    requests = [ask(i, temperature=(0.5, 0.0)[i % 2], max_tokens=9) for i in range(3)]
+    plain = make_engine(model("fused"), page=16, slots=3)
+    plain.submit(requests)
+    traces = {r.key: r.trace for r in plain.collect()}
+    made, whim = model("fused"), Whim([Arm("half_wrong", 3), Arm("eagle", 2)])
+    known = {d.name: d for d in adversaries(VOCAB, 3, {k: t.ids for k, t in traces.items() if t is not None})}
+    speculation = Speculation([known["half_wrong"]], whim, vocab=VOCAB)
+    engine = make_engine(made, graphs=True, page=16, slots=3, speculation=speculation, eagle=eagle_head(made))
+    engine.submit(requests)
+    same(traces, {r.key: r.trace for r in engine.collect()})
+    assert engine.stats()["draft/failures"] == 0
+    assert len(whim.used) == 2 and whim.accepted
+
+
+def same(plain: dict[Any, Any], kernels: dict[Any, Any]) -> None:
     assert plain.keys() == kernels.keys()
     for key, trace in plain.items():
         other = kernels[key]

@@ -106,26 +106,3 @@ def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Ten
     position = torch.where(real, length + place, 0)
     keys = torch.where(length >= 0, length + new, 0)[:, 0]
     return ids.clamp(min=0).flatten(), row.flatten(), position.flatten(), keys
-
-
-def accepted(state: Tensor, drafts: Tensor, token: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-    """As `advanced`, for the target's draws [B (K + 1)] after each of the fed tokens; read [1 + 2 (K + 1), B]: how many
-    of the draws count, the draws, and the bits of their log-probs.
-
-    A draw counts as long as all draws before it are what was drafted: the target would have come this way by itself.
-    The first that ends the row is the last that counts.
-    """
-    batch, new = state.shape[1], drafts.shape[1] + 1
-    drawn = token.to(torch.int32).view(batch, new)
-    agreed = (drawn[:, :-1] == drafts).to(torch.int32).cumprod(1).sum(1).to(torch.int32)
-    place = torch.arange(new, dtype=torch.int32, device=state.device)
-    stops = (state[STOPS:, :, None] == drawn).any(0)
-    ends = (stops | (state[COUNT][:, None] + place + 1 >= state[LIMIT][:, None])) & (place <= agreed[:, None])
-    first = torch.where(ends, place, new).amin(1)
-    counted = torch.minimum(first, agreed) + 1
-    newest = drawn.gather(1, (counted - 1)[:, None].long())[:, 0]
-    going = (state[LENGTH] >= 0) & (first == new)
-    length = torch.where(going, state[LENGTH] + counted, -1)
-    bits = log_prob.view(torch.int32).view(batch, new)
-    read = torch.cat((counted[:, None], drawn, bits), 1).T
-    return torch.stack((newest, length, state[COUNT] + counted)), read

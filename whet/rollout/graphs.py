@@ -22,10 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.model.kernels.accept import State, accept
 from whet.model.kernels.race import race
 from whet.rollout import device_rows as on_device
 from whet.rollout.captures import Captures
-from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, TOKEN, DeviceRows
+from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, LIMIT, STOPS, TOKEN, DeviceRows
 from whet.rollout.flight import Chunk, Flight
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import PagedCache
@@ -99,7 +100,6 @@ class GraphRunner:
         self._verified = torch.zeros_like(self.verified, device="cpu", pin_memory=on_gpu)
         self._fed, self._advanced = _fast(on_device.fed, on_gpu), _fast(on_device.advanced, on_gpu)
         self._fed_with_drafts = _fast(on_device.fed_with_drafts, on_gpu)
-        self._accepted = _fast(on_device.accepted, on_gpu)
         self._uploaded = STALE
         self._next: Launch | None = None
         """Launched before its turn."""
@@ -281,7 +281,8 @@ class GraphRunner:
         count = (state[COUNT][:, None] + self.places[:new]).flatten()
         heat = state[HEAT].view(torch.float32).repeat_interleave(new)
         token, log_prob = race(logits, keys, count, heat)
-        state[: COUNT + 1], self.verified[: 2 * new + 1, :size] = self._accepted(state, drafts, token, log_prob)
+        rows = State(state[TOKEN], state[LENGTH], state[COUNT], state[LIMIT], state[STOPS:])
+        accept(rows, drafts, token, log_prob, self.verified[: 2 * new + 1, :size])
         return logits
 
     # ---- prompts

@@ -1,0 +1,86 @@
+"""What counts of verified drafts: numbers by hand, and the kernel against the reference on anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_env import device, needs_triton
+from torch import Tensor
+
+from whet.model.kernels.accept import State, accept, reference
+
+TRITON = pytest.param("triton", marks=needs_triton)
+STOPS = (9, -1)
+
+
+def state(*rows: tuple[int, int, int, int]) -> Tensor:
+    """Of (token, length, count, limit), with the stops below."""
+    return torch.tensor([(*row, *STOPS) for row in rows], dtype=torch.int32, device=device).T.contiguous()
+
+
+def lines(lines: Tensor) -> State:
+    return State(lines[0], lines[1], lines[2], lines[3], lines[4:])
+
+
+@pytest.mark.parametrize(
+    ("row", "drafts", "drawn", "counted", "after"),
+    [
+        ((4, 7, 2, 9), (5, 8), (5, 8, 3), 3, (3, 10, 5)),  # all drafts were right, and one more came for free
+        ((4, 7, 2, 9), (5, 8), (5, 7, 3), 2, (7, 9, 4)),  # the second was wrong: the target's own draw stands there
+        ((4, 7, 2, 9), (5, 8), (6, 8, 3), 1, (6, 8, 3)),  # a right draft after a wrong one is none
+        ((4, 7, 2, 9), (-1, -1), (6, 8, 3), 1, (6, 8, 3)),
+        ((4, 7, 2, 9), (5, 9), (5, 9, 3), 2, (9, -1, 4)),  # 9 stops, in the midst of what was accepted
+        ((4, 7, 2, 9), (9, 5), (6, 5, 3), 1, (6, 8, 3)),  # a stop that was drafted but not drawn is none
+        ((4, 7, 2, 4), (5, 8), (5, 8, 3), 2, (8, -1, 4)),  # the limit
+        ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # nobody
+    ],
+)
+@pytest.mark.parametrize("path", ["reference", TRITON])
+def test_what_counts_of_a_verified_draft(
+    row: tuple, drafts: tuple, drawn: tuple, counted: int, after: tuple, path: str
+) -> None:
+    log_prob = torch.tensor([-1.0, -2.0, -3.0], device=device)
+    draft = torch.tensor([drafts], dtype=torch.int32, device=device)
+    rows, read = state(row), torch.zeros(7, 1, dtype=torch.int32, device=device)
+    (accept if path == "triton" else reference)(lines(rows), draft, torch.tensor(drawn, device=device), log_prob, read)
+    assert int(read[0, 0]) == counted and tuple(rows[:3, 0].tolist()) == after
+    assert read[1:4, 0].tolist() == list(drawn)
+    assert torch.equal(read[4:, 0].contiguous().view(torch.float32), log_prob)
+
+
+@needs_triton
+@settings(max_examples=30, deadline=None)
+@given(batch=st.integers(1, 9), most=st.integers(1, 47), seed=st.integers(0, 2**16))
+def test_the_kernel_is_the_reference(batch: int, most: int, seed: int) -> None:
+    """Within wider tensors, as the engine has them; what is beyond stays."""
+    rng = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, 11, (batch, most + 1), generator=rng)
+    drafts = torch.full((batch + 2, 47), -1, dtype=torch.int32)
+    right = torch.rand(batch, most, generator=rng) < 0.9
+    drafts[:batch, :most] = torch.where(right, drawn[:, :-1], torch.randint(-1, 11, (batch, most), generator=rng)).int()
+    whole = torch.randint(0, 60, (6, batch + 3), generator=rng, dtype=torch.int32)
+    whole[1] -= 5
+    whole[4:] = torch.randint(-1, 11, (2, batch + 3), generator=rng)
+    log_prob = torch.randn(batch * (most + 1), generator=rng).to(device)
+    found = []
+    for chosen in (reference, accept):
+        rows, read = whole.clone().to(device), torch.full((95 + 2, batch + 3), -7, dtype=torch.int32, device=device)
+        part = read[: 2 * most + 3, :batch]
+        chosen(lines(rows[:, :batch]), drafts[:batch, :most].to(device), drawn.flatten().to(device), log_prob, part)
+        found.append((rows, read))
+    (rows, read), (kernel_rows, kernel_read) = found
+    assert torch.equal(rows, kernel_rows) and torch.equal(read, kernel_read)
+    assert (read[0, :batch] >= 1).all() and (read[0, :batch] <= most + 1).all() and (read[:, batch:] == -7).all()
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 rows with 3 drafts have 8 draws"):
+        accept(
+            lines(state((1, 1, 1, 1), (1, 1, 1, 1))),
+            torch.zeros(2, 3, dtype=torch.int32),
+            torch.zeros(7, dtype=torch.int64),
+            torch.zeros(7),
+            torch.zeros(9, 2, dtype=torch.int32),
+        )
