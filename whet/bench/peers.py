@@ -24,6 +24,7 @@ from whet.bench.shapes import shape_config, shape_model
 from whet.model.attention import PAGE
 from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
+from whet.rollout.graphs import GraphRunner
 from whet.types import Request, Rollout, Sampling
 
 Prompts = Sequence[Sequence[int]]
@@ -122,7 +123,11 @@ class Whet:
         return done
 
     def stats(self) -> dict[str, float]:
-        return self.engine.stats() if self.engine is not None else {}
+        if self.engine is None:
+            return {}
+        runner = self.engine.runner
+        bytes_ = runner.captures.bytes if isinstance(runner, GraphRunner) else {}
+        return self.engine.stats() | {f"graph_bytes/{rows}": float(size) for (rows, _), size in bytes_.items()}
 
     def close(self) -> None:
         self.engine = None

@@ -24,7 +24,8 @@ class Captures:
         self.device, self.step, self.at_rest = device, step, at_rest
         self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         """With the tensor that the step gave, which every replay writes anew."""
-        self.bytes = 0
+        self.bytes: dict[tuple[int, int], int] = {}
+        """What the pool grew by for each: little but for the largest."""
         self.meter = Meter(device)
         self._pool: Any = None
         """What all graphs share; it lives as long as one of them."""
@@ -46,11 +47,11 @@ class Captures:
         if self.device.type != "cuda" or not wanted:
             return
         torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
-        reserved = torch.cuda.memory_reserved(self.device)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         with torch.inference_mode(False), torch.no_grad(), self.at_rest():
             for key in wanted:
+                reserved = torch.cuda.memory_reserved(self.device)
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     for _ in range(2):
@@ -60,10 +61,11 @@ class Captures:
                 with torch.cuda.graph(graph, pool=self._pool):
                     out = self.step(*key)
                 self.graphs[key] = (graph, out)
-        self.bytes += torch.cuda.memory_reserved(self.device) - reserved
+                torch.cuda.empty_cache()  # what the first runs took
+                self.bytes[key] = torch.cuda.memory_reserved(self.device) - reserved
 
     def stats(self) -> dict[str, float]:
         """Graphs there are; and, since the last call, how long the GPU worked."""
-        out = {"rollout/graphs": float(len(self.graphs)), "rollout/graph_bytes": float(self.bytes)}
+        out = {"rollout/graphs": float(len(self.graphs)), "rollout/graph_bytes": float(sum(self.bytes.values()))}
         seconds = self.meter.seconds()
         return out if seconds is None else {**out, "rollout/gpu_seconds": seconds}
