@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from slow_engine import PROMPTS, decode
 
+from whet.draft.base import OFF, Arm
 from whet.model.tiny import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.rollout.flight import Chunk, Flight
-from whet.rollout.runner import fork_rows
+from whet.rollout.runner import Drawn, fork_rows, single
 from whet.types import Request, Sampling
 
 STOP = 1
@@ -22,20 +23,22 @@ MODEL = tiny_model(23, hidden=8, heads=1, kv_heads=1, context=4096)
 
 
 class ScriptedRunner:
+    own: frozenset[str] = frozenset()
+
     def __init__(self, engine: LocalEngine, length: Callable[[Flight], int]) -> None:
         self.engine, self.length = engine, length
         self.widest = 0
         """Tokens fed in one step at most, those of running rows apart."""
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+    ) -> Drawn:
         rows = self.engine.rows
         self.widest = max(self.widest, sum(chunk.size for chunk in chunks))
         if source:
             fork_rows(self.engine.cache, rows, running + len(chunks), source)
         ends = [rows.count[i] + 1 == self.length(rows.flights[i]) for i in range(rows.ready)]
-        return np.where(ends, STOP, 2), np.zeros(rows.ready)
+        return single(np.where(ends, STOP, 2), np.zeros(rows.ready))
 
     def forget(self) -> None: ...
 

@@ -13,7 +13,6 @@ from whet.rollout.device_rows import (
     STOPS,
     TOKEN,
     DeviceRows,
-    advanced,
     fed,
     fed_with_drafts,
 )
@@ -33,14 +32,6 @@ def state(*rows: tuple[int, int, int, int]) -> torch.Tensor:
 def test_what_a_row_feeds() -> None:
     row, position, keys = fed(state((4, 7, 2, 5), (0, -1, 0, 0)), torch.arange(2, dtype=torch.int32))
     assert (row.tolist(), position.tolist(), keys.tolist()) == ([0, -1], [7, 0], [8, 0])
-
-
-def test_a_row_ends_at_its_limit_or_a_stop_and_stays_nobody() -> None:
-    before = state((4, 7, 2, 5), (4, 7, 4, 5), (4, 7, 2, 5), (0, -1, 0, 0))
-    log_prob = torch.tensor([-0.5, -1.0, -2.0, -3.0])
-    after, read = advanced(before, torch.tensor([3, 3, 9, 3]), log_prob)
-    assert after.tolist() == [[3, 3, 9, 3], [8, -1, -1, -1], [3, 5, 3, 1]]
-    assert read[0].tolist() == [3, 3, 9, 3] and torch.equal(read[1].view(torch.float32), log_prob)
 
 
 def test_drafts_are_fed_after_the_newest_token() -> None:

@@ -17,7 +17,9 @@ from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.speculation import Speculation
 from whet.draft.training import DrafterTrainer
 from whet.model.storage import share_storage
+from whet.rollout.device_rows import LANE, LENGTH
 from whet.rollout.engine import LocalEngine
+from whet.rollout.graphs import GraphRunner
 
 FORMS: list[dict[str, Any]] = [
     {},
@@ -85,7 +87,10 @@ def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
             seen.append(([*flight.prompt.tolist(), *ids.tolist()], wanted))
         return verify(drafts)
 
-    engine.runner.verify = watched  # type: ignore[method-assign]
+    if isinstance(engine.runner, GraphRunner):
+        watch_drafts(engine.runner, seen)
+    else:
+        engine.runner.verify = watched  # type: ignore[method-assign]
     run(engine, [ask(i, max_tokens=14 + i) for i in range(6)])
     assert len(seen) > 20
     for text, wanted in seen:
@@ -107,6 +112,23 @@ def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
         place = torch.tensor([pairs], dtype=torch.int32)
         drafts = alone.draft(feature, place, torch.zeros(1, dtype=torch.int32), table, 4)
         assert drafts[0, : len(wanted)].tolist() == wanted
+
+
+def watch_drafts(runner: GraphRunner, seen: list[tuple[list[int], list[int]]]) -> None:
+    """What is drafted within a step, and for which text, as the device has it then."""
+    draft, lanes = runner._draft, runner.lanes
+    assert lanes is not None
+
+    def watched(drafter: str, size: int, depth: int) -> None:
+        draft(drafter, size, depth)
+        length, lane = runner.device_rows.state[LENGTH], runner.device_rows.state[LANE]
+        for i in range(size):
+            if length[i] >= 0:
+                text = lanes.history[lane[i], : length[i] + 1].tolist()
+                drafts = runner.drafts[i, :depth]
+                seen.append((text, drafts[drafts >= 0].tolist()))
+
+    runner._draft = watched  # type: ignore[method-assign]
 
 
 def test_a_trained_drafter_is_accepted_more_often_and_changes_nothing() -> None:

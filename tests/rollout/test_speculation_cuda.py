@@ -35,7 +35,7 @@ def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, 
     engine = make_engine(model, graphs=True, page=16, speculation=speculation, eagle=eagle, **form)
     same(plain, run(engine, requests()), atol=2e-3)
     assert engine.stats()["draft/failures"] == 0
-    assert isinstance(engine.runner, GraphRunner) and any(new > 1 for _, new in engine.runner.captures.graphs)
+    assert isinstance(engine.runner, GraphRunner) and any(new > 1 for _, new, _ in engine.runner.captures.graphs)
 
 
 def test_a_drafter_published_in_place_drafts_better() -> None:

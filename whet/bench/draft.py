@@ -139,9 +139,7 @@ class Bench:
                 for size in runner.sizes:
                     for arm in rung.arms:
                         if serves(arm, size):
-                            runner.prepare(size, arm.tokens)
-                            if arm.drafter == "eagle":
-                                runner.prepare(size, -arm.depth)  # the drafter's own graph
+                            runner.prepare(size, arm)
         stats = {"eagle" if eagle else "model_free": engine.stats() for eagle, engine in self.engines.items()}
         return {name: {k: found.get(f"rollout/{k}", 0.0) for k in GRAPHS} for name, found in stats.items()}
 
@@ -157,6 +155,8 @@ class Bench:
         watch.take()
         for drafter in self.drafters[eagle].values():
             drafter.forget()
+        if engine.lanes is not None:
+            engine.lanes.forget()
         speculation.drafters = {name: self.drafters[eagle][name] for name in rung.drafters}
         speculation.chooser, engine.speculation = watch, speculation
         return watch

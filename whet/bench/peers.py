@@ -127,7 +127,7 @@ class Whet:
             return {}
         runner = self.engine.runner
         bytes_ = runner.captures.bytes if isinstance(runner, GraphRunner) else {}
-        return self.engine.stats() | {f"graph_bytes/{rows}": float(size) for (rows, _), size in bytes_.items()}
+        return self.engine.stats() | {f"graph_bytes/{rows}": float(size) for (rows, *_), size in bytes_.items()}
 
     def close(self) -> None:
         self.engine = None

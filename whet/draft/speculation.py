@@ -15,7 +15,6 @@ import numpy as np
 from whet.draft.base import OFF, Arm, Chooser, Drafter, RowView
 from whet.draft.budget import budgets, remaining
 from whet.draft.guard import Guard
-from whet.draft.verify import walk
 
 SEEN, ENOUGH = 512, 16
 """Lengths of ended rollouts that are remembered, and from how many on they tell something."""
@@ -54,16 +53,21 @@ class Speculation:
         """By arrival, of rows that were drafted for."""
         self._lengths: deque[int] = deque(maxlen=SEEN)
         """Of rollouts that ended."""
-        self._budget: dict[int, int] = {}
-        """By arrival: draft tokens a step at most."""
         self._budgeted = -1
         """Steps until budgets are made anew."""
-        self._asked = np.zeros(0, np.int64)
-        self._drafts = np.zeros((0, 0), np.int32)
 
     def choose(self, rows: Columns, running: int) -> Arm:
         arm = self.chooser.choose(running, self._bytes(rows, running))
         return OFF if arm.drafter and self.drafters[arm.drafter].retired else arm
+
+    def budgets(self, rows: Columns, running: int) -> np.ndarray | None:
+        """Drafts that each row wants at most, made anew now and then, None meanwhile: rows that will end soon gain
+        nothing from a draft, as the batch waits for others."""
+        self._budgeted -= 1
+        if self._budgeted >= 0 or len(self._lengths) < ENOUGH:
+            return None
+        self._budgeted = EVERY
+        return budgets(remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths)), MOST)
 
     def join(self, drafter: Drafter) -> None:
         """One more drafter: one that needs an engine to be made."""
@@ -72,28 +76,29 @@ class Speculation:
     def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [running, depth], -1 where there is none; at most so many for each row."""
         running = most.size
-        most = np.minimum(most, self._budgets(arm, rows, running))
         views = [self._view(rows, row) for row in range(running)]
         tokens, counts = self.drafters[arm.drafter].propose(views, most)
         drafts = np.full((running, arm.depth), -1, np.int32)
         width = tokens.shape[1]
         drafts[:, :width] = np.where(np.arange(width) < counts[:, None], tokens, -1)
-        self._asked, self._drafts = most, drafts
         return drafts
 
-    def told(self, arm: Arm, rows: Columns, running: int, seconds: float, drawn: np.ndarray | None = None) -> None:
-        """A step of `running` rows took so long; `drawn` [running, depth + 1] by the target where there were drafts."""
+    def told(
+        self,
+        arm: Arm,
+        rows: Columns,
+        running: int,
+        seconds: float,
+        accepted: np.ndarray | None = None,
+        most: np.ndarray | None = None,
+    ) -> None:
+        """A step of `running` rows took so long; with drafts, how many of each row's came true, of how many wanted."""
         kv = self._bytes(rows, running)
-        if drawn is None or arm == OFF:
-            self.chooser.record(arm, running, seconds, kv_bytes=kv)
-            return
-        accepted = walk(self._drafts, (self._drafts >= 0).sum(1), drawn) - 1
-        self.chooser.record(arm, running, seconds, accepted=accepted, most=self._asked, kv_bytes=kv)
+        self.chooser.record(arm, running, seconds, accepted=accepted, most=most, kv_bytes=kv)
 
     def ended(self, flight: Flight, ids: np.ndarray) -> None:
         """The flight wrote `ids` and is done, or was cut."""
         self._lengths.append(ids.size)
-        self._budget.pop(flight.arrival, None)
         view = self._views.pop(flight.arrival, None) or _view(flight)
         view.ids = ids
         for drafter in self.drafters.values():
@@ -113,16 +118,6 @@ class Speculation:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.chooser.load_state_dict(state)
-
-    def _budgets(self, arm: Arm, rows: Columns, running: int) -> np.ndarray:
-        """Rows that will end soon gain nothing from a draft, as the batch waits for others; made anew now and then."""
-        arrivals = [flight.arrival for flight in rows.flights[:running]]
-        self._budgeted -= 1
-        if self._budgeted < 0 and len(self._lengths) >= ENOUGH:
-            self._budgeted = EVERY
-            rest = remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths))
-            self._budget = dict(zip(arrivals, budgets(rest, MOST).tolist(), strict=True))
-        return np.array([self._budget.get(arrival, arm.depth) for arrival in arrivals])
 
     def _view(self, rows: Columns, row: int) -> RowView:
         flight = rows.flights[row]

@@ -1,4 +1,4 @@
-"""Steps captured as CUDA graphs, by rows and new tokens a row, in one memory pool; on a CPU they are plain calls.
+"""Steps captured as CUDA graphs, by rows, new tokens a row and drafter, in one memory pool; plain calls on a CPU.
 
 Used by `graphs.py`, which says what a step is. A smaller graph fits into what the largest took, so the largest comes
 first. A failed capture leaves CUDA's state broken: it is not caught.
@@ -15,33 +15,35 @@ from torch import Tensor
 
 from whet.model.meter import Meter
 
-Step = Callable[[int, int], Tensor]
+Key = tuple[int, int, str]
+"""Rows, tokens that each feeds, and what drafts them, if the step does that, too."""
+Step = Callable[[int, int, str], Tensor]
 
 
 class Captures:
     def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
-        """step(rows, new): what is captured; at_rest: while it lasts, a step does nothing that lasts."""
+        """step(*key): what is captured; at_rest: while it lasts, a step does nothing that lasts."""
         self.device, self.step, self.at_rest = device, step, at_rest
-        self.graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         """With the tensor that the step gave, which every replay writes anew."""
-        self.bytes: dict[tuple[int, int], int] = {}
+        self.bytes: dict[Key, int] = {}
         """What the pool grew by for each: little but for the largest."""
         self.meter = Meter(device)
         self._pool: Any = None
         """What all graphs share; it lives as long as one of them."""
 
-    def replay(self, size: int, new: int, wanted: Sequence[tuple[int, int]]) -> Tensor:
+    def replay(self, key: Key, wanted: Sequence[Key]) -> Tensor:
         """Captures `wanted` before, this one among them, if it was not yet."""
         if self.device.type != "cuda":
-            return self.step(size, new)
-        if (size, new) not in self.graphs:
+            return self.step(*key)
+        if key not in self.graphs:
             self.capture(wanted)
-        graph, out = self.graphs[size, new]
+        graph, out = self.graphs[key]
         with self.meter.span():
             graph.replay()
         return out
 
-    def capture(self, wanted: Sequence[tuple[int, int]]) -> None:
+    def capture(self, wanted: Sequence[Key]) -> None:
         """Each is run before, so that no kernel is compiled within a capture. Nothing on a CPU."""
         wanted = [key for key in wanted if key not in self.graphs]
         if self.device.type != "cuda" or not wanted:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from whet.rollout.rows import Rows
 
-TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, STOPS = range(8)
+TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, LANE, MOST, STOPS = range(10)
 """Lines of the state: newest token, cached tokens (-1: nobody), generated tokens and their limit, noise keys,
-temperature (its bits), and from here on stop ids."""
+temperature (its bits), lane of the text, drafts wanted at most, and from here on stop ids."""
 MOST_STOPS = 4
 """A row with more of them is ended by the host, one step later."""
 
@@ -31,6 +31,7 @@ class DeviceRows:
         pinned = device.type == "cuda"
         self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._tables = [torch.full((most, width), nobody, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._lines = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._turn = 0
 
@@ -39,8 +40,8 @@ class DeviceRows:
         staged = self._next(self._states)
         state = staged.numpy()
         state[LENGTH] = -1
-        columns = ((TOKEN, rows.token), (LENGTH, rows.length), (COUNT, rows.count), (LIMIT, rows.limit))
-        for line, column in columns:
+        columns: tuple[np.ndarray, ...] = (rows.token, rows.length, rows.count, rows.limit, rows.lane, rows.most)
+        for line, column in zip((TOKEN, LENGTH, COUNT, LIMIT, LANE, MOST), columns, strict=True):
             state[line, :running] = column[:running]
         state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
         state[HEAT, :running] = rows.temperature[:running].astype(np.float32).view(np.int32)
@@ -62,6 +63,13 @@ class DeviceRows:
         self.state[:, :running] = moved
         self._upload_table(table, running)
 
+    def tell(self, line: int, column: np.ndarray) -> None:
+        """One line of the first rows, whose order is the host's."""
+        staged = self._next(self._lines)
+        staged.numpy()[: column.size] = column
+        self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
+        self._turn += 1
+
     def _upload_table(self, table: np.ndarray, running: int) -> None:
         staged = self._next(self._tables)
         staged.numpy()[:running, : table.shape[1]] = table[:running]
@@ -78,18 +86,6 @@ def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     active = length >= 0
     row = torch.where(active, numbers, -1)
     return row, torch.where(active, length, 0), length + 1
-
-
-def advanced(state: Tensor, token: Tensor, log_prob: Tensor) -> tuple[Tensor, Tensor]:
-    """Token, length and count [3, B] after a draw, and what the host reads [2, B]: the token and its log-prob's bits.
-
-    A row that ends by its limit or a stop id is nobody from then on.
-    """
-    drawn = token.to(torch.int32)
-    count = state[COUNT] + 1
-    ended = (state[STOPS:] == drawn).any(0) | (count >= state[LIMIT])
-    length = torch.where((state[LENGTH] >= 0) & ~ended, state[LENGTH] + 1, -1)
-    return torch.stack((drawn, length, count)), torch.stack((drawn, log_prob.view(torch.int32)))
 
 
 def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,15 +27,17 @@ from whet.model.attention import PAGE
 from whet.model.network import graphs_lack, network_of
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
-from whet.rollout.flight import Flight, empty_trace, request_from_json
+from whet.rollout.flight import Flight, empty_trace
 from whet.rollout.forecast import Lengths, Room
 from whet.rollout.graphs import GraphRunner
 from whet.rollout.guesser import Guesser, extra_shapes
+from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache, make_cache
 from whet.rollout.rows import Rows
-from whet.rollout.runner import EagerRunner, Runner
+from whet.rollout.runner import Drawn, EagerRunner, Runner
 from whet.rollout.scheduler import Scheduler, Wave
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
+from whet.rollout.snapshot import restore, snapshot
+from whet.types import Finish, Request, Rollout
 
 
 class LocalEngine:
@@ -86,11 +89,14 @@ class LocalEngine:
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
         self.buffer = buffer
+        self.lanes: Lanes | None = None
+        """Texts on the device, where drafts are made there."""
         if graphs:
             assert isinstance(self.cache, PagedCache), "graphs read pages"
             keys, values = self.cache.keys[: len(shapes)], self.cache.values[: len(shapes)]
             network = network_of(self.twin, keys, values)
-            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser)
+            self.lanes = Lanes(slots, context, self.device) if speculation is not None else None
+            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes)
         else:
             self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
         self.scheduler = Scheduler(packed=graphs)
@@ -104,9 +110,11 @@ class LocalEngine:
         """Finished, waiting to be collected."""
         self._tickets: dict[int, dict[int, Rollout]] = {}
         """Per `generate` call under way, what has finished of it, by arrival."""
-        self._arrivals = 0
+        self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
+        self._asked = np.zeros(0, np.int64)
+        """Drafts that rows wanted at the last step that had any."""
 
     # ---- what callers use
 
@@ -127,7 +135,7 @@ class LocalEngine:
             self.step()
 
     def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
-        ticket = self._arrivals
+        ticket = self.arrivals
         flights = self._flights(requests, ticket)
         found = self._tickets[ticket] = {}
         self.scheduler.add(flights)
@@ -192,46 +200,10 @@ class LocalEngine:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        """Running flights are saved as waiting ones: a resumed engine prefills them again and goes on."""
-        running = sorted(range(self.rows.size), key=lambda row: self.rows.flights[row].arrival)
-        flights = [(self.rows.flights[row], self.rows.trace(row)) for row in running]
-        flights += [(f, f.trace) for f in self.scheduler.waiting]
-        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
-        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
-        return {
-            "version": self.version,
-            "arrivals": self._arrivals,
-            "begun": np.array(sorted(self.scheduler.begun), np.int64),
-            "flights": [{**f.to_json(), "tokens": trace.ids.size} for f, trace in flights],
-            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
-            "ids": np.concatenate([np.zeros(0, np.int32), *(t.ids for t in traces)]),
-            "log_probs": np.concatenate([np.zeros(0, self.dtype), *(t.log_probs for t in traces)]),
-            "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
-            **self.lengths.state_dict(),
-            "draft": self.speculation.state_dict() if self.speculation is not None else None,
-        }
+        return snapshot(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.idle, "state is loaded into an engine that has not begun"
-        self.version, self._arrivals = int(state["version"]), int(state["arrivals"])
-        self.scheduler.begun = set(state["begun"].tolist())
-        self.lengths.load_state_dict(state)
-        if self.speculation is not None and state["draft"] is not None:
-            self.speculation.load_state_dict(state["draft"])
-        at = 0
-
-        def trace(n: int) -> Trace:
-            nonlocal at
-            part, at = slice(at, at + n), at + n
-            return Trace(ids=state["ids"][part], log_probs=state["log_probs"][part], versions=state["versions"][part])
-
-        for data in state["flights"]:
-            flight = self._flight(request_from_json(data), data["index"], data["arrival"])
-            flight.trace = trace(data["tokens"])
-            self.scheduler.waiting.append(flight)
-        for data in state["done"]:
-            fields = {k: v for k, v in data.items() if k != "tokens"}
-            self.done.append(rollout_from_json({**fields, "trace": trace(data["tokens"])}))
+        restore(self, state)
 
     # ---- one step
 
@@ -247,14 +219,13 @@ class LocalEngine:
         wave = self.scheduler.next_wave(self.slots - rows.size, room, half)
         if running or wave.chunks:
             source = self._admit(running, wave)
-            arm = OFF if self.speculation is None or wave.chunks else self.speculation.choose(rows, running)
-            if arm == OFF or not self._speculate(arm, running):
-                token, log_prob = self.runner.advance(running, wave.chunks, source, ahead=arm == OFF)
-                rows.length[:running] += 1
-                rows.record(token, log_prob, self.version)
-                self._stats["tokens"] += rows.ready
+            arm = self._choose(running) if not wave.chunks else OFF
+            if arm == OFF or arm.drafter in self.runner.own or not self._speculate(arm, running):
+                own = arm if arm.drafter in self.runner.own else OFF
+                drawn = self.runner.advance(running, wave.chunks, source, own, ahead=own == arm)
+                self._record(drawn, running)
                 if self.speculation is not None and not wave.chunks:
-                    self.speculation.told(OFF, rows, running, time.perf_counter() - begin)
+                    self._tell(drawn, running, time.perf_counter() - begin)
             self._stats["steps"] += 1
             self._stats["prefill_tokens"] += wave.tokens
             self._retire(rows.finished(self.decode))
@@ -262,35 +233,71 @@ class LocalEngine:
         self._seconds += spent
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
 
+    def _choose(self, running: int) -> Arm:
+        """How to speculate next: rows' wishes are looked at on the way."""
+        rows, speculation = self.rows, self.speculation
+        if speculation is None or rows.picky[:running].any():
+            return OFF
+        if (wishes := speculation.budgets(rows, running)) is not None:
+            rows.most[:running] = wishes
+            self.runner.budgeted()
+        return speculation.choose(rows, running)
+
     def _speculate(self, arm: Arm, running: int) -> bool:
-        """A step with drafts; False where it must be a plain one."""
+        """A step with drafts that the host makes; False where it must be a plain one."""
         rows, speculation = self.rows, self.speculation
         assert speculation is not None
-        if self.runner.ahead or rows.picky[:running].any():
+        if self.runner.ahead:
             return False
-        self.runner.prepare(running, arm.tokens)
+        self.runner.prepare(running, arm)
         begin = time.perf_counter()
-        # The last token of a rollout is never guessed: the target's own draw brings it.
-        most = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
+        most = self._wanted(arm, running)
         if self.cache.lacking(rows.length[:running] + most) > self.cache.free:
             return False
         self.cache.grow(rows.length[:running] + most)
-        drafts = speculation.draft(arm, rows, most)
-        token, log_prob, counted = self.runner.verify(drafts)
-        rows.drafted[:running] += (drafts >= 0).sum(1)
-        self._stats["tokens"] += rows.record_runs(token, log_prob, counted, self.version, self.decode)
-        speculation.told(arm, rows, running, time.perf_counter() - begin, token)
+        drawn = replace(self.runner.verify(speculation.draft(arm, rows, most)), arm=arm)
+        self._record(drawn, running)
+        self._tell(drawn, running, time.perf_counter() - begin)
         return True
+
+    def _wanted(self, arm: Arm, running: int) -> np.ndarray:
+        """Drafts of each row at most. The last token of a rollout is never guessed: the target's own draw brings it."""
+        rows = self.rows
+        left = np.maximum(rows.limit[:running] - rows.count[:running] - 1, 0)
+        return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
+
+    def _record(self, drawn: Drawn, running: int) -> None:
+        rows = self.rows
+        if drawn.arm == OFF:
+            rows.length[:running] += 1
+            rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
+            self._stats["tokens"] += rows.ready
+            return
+        self._asked = self._wanted(drawn.arm, running)
+        rows.drafted[:running] += drawn.proposed[:running]
+        self._stats["tokens"] += rows.record_runs(
+            drawn.token, drawn.log_prob, drawn.counted, running, self.version, self.decode
+        )
+
+    def _tell(self, drawn: Drawn, running: int, seconds: float) -> None:
+        assert self.speculation is not None
+        if drawn.arm == OFF:
+            self.speculation.told(OFF, self.rows, running, seconds)
+        else:
+            self.speculation.told(drawn.arm, self.rows, running, seconds, drawn.counted[:running] - 1, self._asked)
 
     def _admit(self, running: int, wave: Wave) -> list[int]:
         """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
         rows = self.rows
+        first = rows.size
         for chunk in wave.chunks:
             if chunk.start == 0:
                 self.cache.open(rows.add(chunk.flight), chunk.flight.known)
         source = [running + leader for _, leader in wave.forks]
         for leader, (flight, _) in zip(source, wave.forks, strict=True):
             rows.shared[[leader, rows.add(flight)]] = flight.known
+        if self.lanes is not None and first < rows.size:
+            rows.lane[first : rows.size] = self.lanes.enter(rows.flights[first:])
         if wave.chunks:
             rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
         return source
@@ -337,6 +344,8 @@ class LocalEngine:
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
         flight.drafted, flight.accepted = int(self.rows.drafted[row]), int(self.rows.accepted[row])
+        if self.lanes is not None:
+            self.lanes.leave(flight)
         self.cache.close(row)
         for source, target in self.rows.remove(row):
             self.cache.move(source, target, int(self.rows.length[target]))
@@ -354,15 +363,15 @@ class LocalEngine:
         """All of them or, when one is refused, none."""
         flights: list[Flight] = []
         for request in requests:
-            first = self._flight(request, request.first_index, 0)
+            first = self.flight(request, request.first_index, 0)
             for i in range(request.n):
-                arrival = self._arrivals + len(flights)
-                flights.append(self._flight(request, request.first_index + i, arrival, first.prompt))
+                arrival = self.arrivals + len(flights)
+                flights.append(self.flight(request, request.first_index + i, arrival, first.prompt))
                 flights[-1].ticket = ticket
-        self._arrivals += len(flights)
+        self.arrivals += len(flights)
         return flights
 
-    def _flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray | None = None) -> Flight:
+    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray | None = None) -> Flight:
         if prompt is None:
             prompt = np.asarray(self.encode(request.prompt_id), np.int64)
         if not 0 < prompt.size < self.context:

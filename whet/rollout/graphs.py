@@ -22,16 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.draft.base import OFF, Arm
 from whet.model.kernels.accept import State, accept
 from whet.model.kernels.race import race
 from whet.rollout import device_rows as on_device
-from whet.rollout.captures import Captures
-from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LENGTH, LIMIT, STOPS, TOKEN, DeviceRows
+from whet.rollout.captures import Captures, Key
+from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows
 from whet.rollout.flight import Chunk, Flight
 from whet.rollout.guesser import Guesser
+from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache
 from whet.rollout.rows import Rows
-from whet.rollout.runner import fork_rows
+from whet.rollout.runner import Drawn, fork_rows, single
 from whet.rollout.sampling import sample
 
 MOST_DRAFTS = 47
@@ -68,18 +70,28 @@ class Launch:
 
     flights: list[Flight]
     """Whose rows it decodes, in order."""
+    arm: Arm
     logits: Tensor
     drawn: Tensor
-    """[2, B] on the host, once `done`."""
+    """On the host, once `done`."""
     done: torch.cuda.Event | None
 
 
 class GraphRunner:
-    def __init__(self, network: Network, cache: PagedCache, rows: Rows, guesser: Guesser | None = None) -> None:
-        """guesser: the drafter that wants the hidden states, if there is one."""
-        self.network, self.cache, self.rows, self.guesser = network, cache, rows, guesser
-        if guesser is not None:
-            guesser.runner = self
+    def __init__(
+        self,
+        network: Network,
+        cache: PagedCache,
+        rows: Rows,
+        guesser: Guesser | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        """lanes: texts on the device, from which drafts are made there; guesser: the drafter that wants the hidden
+        states, if there is one."""
+        self.network, self.cache, self.rows, self.guesser, self.lanes = network, cache, rows, guesser, lanes
+        self.own = frozenset() if lanes is None else frozenset({"ngram", "suffix"})
+        if guesser is not None and lanes is not None:
+            self.own |= {guesser.name}
         self.device = rows.device
         self.sizes = buckets(len(rows.token))
         most = self.sizes[-1]
@@ -88,41 +100,33 @@ class GraphRunner:
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
-        self.newest = torch.zeros(most, MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
-        """Of each row, for the drafter."""
-        self.verified = torch.zeros(2 * MOST_DRAFTS + 3, most, dtype=torch.int32, device=self.device)
-        """How many of a row's draws count, the draws, and their log-probs as bits."""
-        self.drawn = torch.zeros(2, most, dtype=torch.int32, device=self.device)
-        """Token and, as bits, log-prob of each row."""
+        self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)
+        """What `accept` says of each row."""
         on_gpu = self.device.type == "cuda"
-        self._drawn = [torch.zeros(2, most, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
-        self._drafts = torch.zeros(most, MOST_DRAFTS + 1, dtype=torch.int32, pin_memory=on_gpu)
-        self._verified = torch.zeros_like(self.verified, device="cpu", pin_memory=on_gpu)
-        self._fed, self._advanced = _fast(on_device.fed, on_gpu), _fast(on_device.advanced, on_gpu)
-        self._fed_with_drafts = _fast(on_device.fed_with_drafts, on_gpu)
+        self._drawn = [torch.zeros_like(self.drawn, device="cpu", pin_memory=on_gpu) for _ in range(2)]
+        self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
+        self._fed, self._fed_with_drafts = _fast(on_device.fed, on_gpu), _fast(on_device.fed_with_drafts, on_gpu)
         self._uploaded = STALE
         self._next: Launch | None = None
         """Launched before its turn."""
         self._launches = 0
-        self.captures = Captures(self.device, lambda size, new: self._form(new)(size, new), self._at_rest)
-        """By rows, and tokens that each feeds; drafts of so many where it is negative."""
+        self._wishes = self._told = 0
+        """How often the rows' wishes for drafts changed, and were told."""
+        self.captures = Captures(self.device, self._step, self._at_rest)
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+    ) -> Drawn:
         drawn = []
         with torch.inference_mode(False), torch.no_grad():
             if running:
-                drawn.append(self._decode(running, ahead=ahead and not chunks))
+                drawn.append(self._decode(running, arm, ahead=ahead and not chunks))
             else:
                 self.forget()
             if chunks:
                 with self.captures.meter.span():
-                    drawn.append(self._prefill(running, chunks, source))
-        if len(drawn) == 1:
-            return drawn[0]
-        tokens, log_probs = zip(*drawn, strict=True)
-        return np.concatenate(tokens), np.concatenate(log_probs)
+                    drawn.append(single(*self._prefill(running, chunks, source)))
+        return drawn[0] if len(drawn) == 1 else joined(*drawn)
 
     def stats(self) -> dict[str, float]:
         return self.captures.stats()
@@ -131,101 +135,94 @@ class GraphRunner:
         """What was launched ahead is of no use: the weights change, or its rows are gone."""
         self._next, self._uploaded = None, STALE
 
+    def budgeted(self) -> None:
+        self._wishes += 1
+
     # ---- decoding
 
-    def _decode(self, running: int, ahead: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _decode(self, running: int, arm: Arm, ahead: bool) -> Drawn:
         """`ahead`: the next step may be launched; not where prompts are fed in this, as their rows would be missing."""
-        order = None if self._next is None else _places(self.rows.flights[:running], self._next.flights)
         step = self._next
+        order = None if step is None else _places(self.rows.flights[:running], step.flights)
         if step is None or order is None:
+            arm = self._ready(running, arm)
             self._upload(running)
-            step, order = self._launch(running), np.arange(running)
+            step, order = self._launch(running, arm), np.arange(running)
         self._next = None
-        if ahead and self._may_run_ahead(running):
+        if ahead and self._may_run_ahead(running, step.arm, arm):
             if self._uploaded != (self.rows.edits, self.cache.edits):
                 self.device_rows.arrange(order, self.cache.table)
                 self._uploaded = (self.rows.edits, self.cache.edits)
-            self._next = self._launch(running)
+            self._next = self._launch(running, arm)
         return self._read(step, order)
 
-    def _read(self, step: Launch, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if step.done is not None:
-            step.done.synchronize()
-        token, log_prob = step.drawn.numpy()[:, order]
-        log_prob = log_prob.view(np.float32)
-        picky = np.flatnonzero(self.rows.picky[: len(order)])
-        if picky.size:  # only evaluations may be; their tokens are drawn outside of the graph
-            self._uploaded = STALE
-            logits = step.logits[self._tensor(order[picky], np.int64)]
-            token[picky], log_prob[picky] = self._draw(logits, picky)
-        return token, log_prob
+    def _ready(self, running: int, arm: Arm) -> Arm:
+        """The arm, or OFF where it lacks pages; a drafter that has missed tokens reads them."""
+        rows = self.rows
+        drafts = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
+        if self.cache.lacking(rows.length[:running] + drafts) > self.cache.free:
+            return OFF
+        self.cache.grow(rows.length[:running] + drafts)
+        if self.guesser is not None and arm.drafter == self.guesser.name:
+            self.guesser.catch_up(running, arm.depth)
+        return arm
 
-    def _may_run_ahead(self, running: int) -> bool:
-        """Whether the rows' next step needs nothing that the host learns from this one; gives them their pages."""
+    def _may_run_ahead(self, running: int, arm: Arm, then: Arm) -> bool:
+        """Whether `then` after `arm` needs nothing that the host learns from this one; gives rows their pages."""
         rows = self.rows
         if rows.picky[:running].any():
             return False
-        length = np.where(rows.count[:running] + 1 < rows.limit[:running], rows.length[:running] + 1, -1)
+        if (self.guesser is not None and then.drafter == self.guesser.name != arm.drafter) or then.depth < arm.depth:
+            return False  # it may have to read more than it does by itself
+        left = rows.limit[:running] - rows.count[:running] - 1
+        length = rows.length[:running] + np.minimum(arm.tokens + then.depth, left)
+        length[left <= 0] = -1
         if length.max() < 0 or self.cache.lacking(length) > self.cache.free:
             return False
         self.cache.grow(length)
         return True
 
-    def _launch(self, running: int) -> Launch:
-        drawn = self._drawn[self._launches % 2]
+    def _launch(self, running: int, arm: Arm) -> Launch:
+        drawn = self._drawn[self._launches % 2][: 2 * arm.tokens + 2]
         self._launches += 1
-        logits = self._replay(self._size(running), 1)
-        drawn.copy_(self.drawn, non_blocking=True)
+        if self._told != self._wishes:
+            self.device_rows.tell(MOST, self.rows.most[:running])
+            self._told = self._wishes
+        logits = self._replay(self._size(running), arm)
+        drawn.copy_(self.drawn[: len(drawn)], non_blocking=True)
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
-        return Launch(self.rows.flights[:running], logits, drawn, done)
+        return Launch(self.rows.flights[:running], arm, logits, drawn, done)
 
-    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The rows' newest tokens and their drafts [running, K], -1 for none, in one forward: draws [running, K + 1],
-        their log-probs, and how many of each row's draws count. Pages for them must be there."""
+    def _read(self, step: Launch, order: np.ndarray) -> Drawn:
+        if step.done is not None:
+            step.done.synchronize()
+        lines, new = step.drawn.numpy()[:, order], step.arm.tokens
+        token = np.ascontiguousarray(lines[2 : 2 + new].T)
+        log_prob = np.ascontiguousarray(lines[2 + new :].T).view(np.float32)
+        picky = np.flatnonzero(self.rows.picky[: len(order)])
+        if picky.size:  # only evaluations may be; their tokens are drawn outside of the graph
+            self._uploaded = STALE
+            logits = step.logits[self._tensor(order[picky], np.int64)]
+            token[picky, 0], log_prob[picky, 0] = self._draw(logits, picky)
+        if self.guesser is not None and step.arm.drafter == self.guesser.name:
+            self.rows.paired[: len(order)] = self.rows.length[: len(order)]
+        return Drawn(token, log_prob, lines[0], lines[1], step.arm)
+
+    def verify(self, drafts: np.ndarray) -> Drawn:
         assert self._next is None, "a step under way knows nothing of drafts"
-        (running, most), size = drafts.shape, self._size(len(drafts))
+        running, most = drafts.shape
         self._drafts.numpy()[:running, :most] = drafts
         with torch.inference_mode(False), torch.no_grad():
             self._upload(running)
             self.drafts[:running, :most].copy_(self._drafts[:running, :most], non_blocking=True)
-            self._replay(size, most + 1)
-            self._verified.copy_(self.verified, non_blocking=True)
-        if self.device.type == "cuda":
-            torch.cuda.current_stream().synchronize()
-        counted, *lines = self._verified.numpy()[: 2 * most + 3, :running]
-        token, bits = np.array(lines[: most + 1]).T, np.ascontiguousarray(np.array(lines[most + 1 :]).T)
-        return token, bits.view(np.float32), counted.copy()
+            step = self._launch(running, Arm("", most))
+        return self._read(step, np.arange(running))
 
-    def guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
-        """`Guesser.round` for rows 0..B-1, whose newest tokens are ids [B, depth + 1]."""
-        assert self.guesser is not None and self._next is None
-        running, size = len(ids), self._size(len(ids))
-        self._drafts.numpy()[:running, : depth + 1] = ids
-        with torch.inference_mode(False), torch.no_grad():
-            self._upload(running)
-            self.newest[:running, : depth + 1].copy_(self._drafts[:running, : depth + 1], non_blocking=True)
-            self._replay(size, -depth)
-            drafts: np.ndarray = self.drafts[:running, :depth].cpu().numpy()
-        return drafts
-
-    def _guess_step(self, size: int, new: int) -> Tensor:
-        """Drafts of -new tokens for every row, left where `_verify_step` reads them."""
-        assert self.guesser is not None
-        length, table = self.device_rows.state[LENGTH, :size], self.device_rows.table[:size]
-        row = torch.where(length >= 0, self.numbers[:size], -1)
-        drafts = self.guesser.round(self.newest[:size, : 1 - new], length, row, table, -new)
-        self.drafts[:size, :-new] = drafts
-        return drafts
-
-    def _form(self, new: int) -> Callable[[int, int], Tensor]:
-        """What is captured under this number: a plain step, one that verifies, or (negative) one that drafts."""
-        return self._step if new == 1 else self._verify_step if new > 1 else self._guess_step
-
-    def prepare(self, running: int, new: int) -> None:
-        self.captures.capture([(self._size(running), new)])
+    def prepare(self, running: int, arm: Arm) -> None:
+        self.captures.capture([self._key(self._size(running), arm)])
 
     @property
     def ahead(self) -> bool:
@@ -234,10 +231,13 @@ class GraphRunner:
     def _size(self, running: int) -> int:
         return next(size for size in self.sizes if size >= running)
 
-    def _replay(self, size: int, new: int) -> Tensor:
-        """`new` tokens a row: the newest and, if more, drafts. All sizes of plain steps are captured at once."""
-        wanted = [(each, 1) for each in reversed(self.sizes)] if new == 1 else [(size, new)]
-        return self.captures.replay(size, new, wanted)
+    def _key(self, size: int, arm: Arm) -> Key:
+        return size, arm.tokens, arm.drafter if arm.drafter in self.own else ""
+
+    def _replay(self, size: int, arm: Arm) -> Tensor:
+        """All sizes of plain steps are captured at once."""
+        sizes = reversed(self.sizes) if arm.tokens == 1 else [size]
+        return self.captures.replay(self._key(size, arm), [self._key(each, arm) for each in sizes])
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -253,37 +253,50 @@ class GraphRunner:
         if self._uploaded == (self.rows.edits, self.cache.edits):
             return
         self.device_rows.upload(self.rows, self.cache.table, running)
+        if self.lanes is not None:
+            self.lanes.newest(self.rows, running)
         self._uploaded = (self.rows.edits, self.cache.edits)
 
-    def _step(self, size: int, new: int = 1) -> Tensor:
-        """One token for rows 0..size-1, on the device alone; the logits it was drawn from."""
-        state = self.device_rows.state[:, :size]
-        row, position, length = self._fed(state, self.numbers[:size])
-        table, starts = self.device_rows.table[:size], self.numbers[: size + 1]
-        hidden = self.network.forward(state[TOKEN], position, row, table, length, starts, 1)
-        if self.guesser is not None:
-            self.guesser.keep(hidden, table, row, position)
-        logits = self.network.logits(hidden)
-        token, log_prob = race(logits, state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32))
-        state[: COUNT + 1], self.drawn[:, :size] = self._advanced(state, token, log_prob)
-        return logits
-
-    def _verify_step(self, size: int, new: int) -> Tensor:
-        """As `_step`, with new - 1 drafts a row."""
-        state, drafts = self.device_rows.state[:, :size], self.drafts[:size, : new - 1]
-        ids, row, position, length = self._fed_with_drafts(state, drafts, self.numbers[:size])
-        table, starts = self.device_rows.table[:size], self.numbers[: size + 1] * new
+    def _step(self, size: int, new: int, drafter: str) -> Tensor:
+        """The newest token of rows 0..size-1 and new - 1 drafts, on the device alone: draws, and the logits they are
+        drawn from."""
+        state, table = self.device_rows.state[:, :size], self.device_rows.table[:size]
+        if drafter:
+            self._draft(drafter, size, new - 1)
+        drafts = self.drafts[:size, : new - 1]
+        keys, count, heat = state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32)
+        if new == 1:
+            ids, (row, position, length) = state[TOKEN], self._fed(state, self.numbers[:size])
+            starts = self.numbers[: size + 1]
+        else:
+            ids, row, position, length = self._fed_with_drafts(state, drafts, self.numbers[:size])
+            starts = self.numbers[: size + 1] * new
+            keys, heat = keys.repeat_interleave(new, 1), heat.repeat_interleave(new)
+            count = (count[:, None] + self.places[:new]).flatten()
         hidden = self.network.forward(ids, position, row, table, length, starts, new)
         if self.guesser is not None:
             self.guesser.keep(hidden, table, row, position)
         logits = self.network.logits(hidden)
-        keys = state[KEY0 : KEY1 + 1].repeat_interleave(new, 1)
-        count = (state[COUNT][:, None] + self.places[:new]).flatten()
-        heat = state[HEAT].view(torch.float32).repeat_interleave(new)
         token, log_prob = race(logits, keys, count, heat)
         rows = State(state[TOKEN], state[LENGTH], state[COUNT], state[LIMIT], state[STOPS:])
-        accept(rows, drafts, token, log_prob, self.verified[: 2 * new + 1, :size])
+        texts = None if self.lanes is None else self.lanes.texts(state[LANE])
+        accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
+
+    def _draft(self, drafter: str, size: int, depth: int) -> None:
+        """Guesses for rows 0..size-1, left where `_step` reads them."""
+        assert self.lanes is not None
+        state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
+        length = state[LENGTH]
+        most = torch.minimum(state[MOST], state[LIMIT] - state[COUNT] - 1)
+        if self.guesser is not None and drafter == self.guesser.name:
+            row = torch.where(length >= 0, self.numbers[:size], -1)
+            newest = self.lanes.last(state[LANE], length, depth + 1)
+            guesses = self.guesser.round(newest, length, row, self.device_rows.table[:size], depth)
+            drafts.copy_(torch.where(self.places[:depth] < most[:, None], guesses, -1))
+        else:
+            lane = torch.where(length >= 0, state[LANE], -1)
+            self.lanes.lookup(lane, most, drafts, kin=drafter == "suffix")
 
     # ---- prompts
 
@@ -328,6 +341,18 @@ class GraphRunner:
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)
+
+
+def joined(first: Drawn, second: Drawn) -> Drawn:
+    """Of rows one after the other, where the first may have drawn several tokens."""
+    wide = [(0, 0), (0, first.token.shape[1] - 1)]
+    return Drawn(
+        np.concatenate((first.token, np.pad(second.token, wide))),
+        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
+        np.concatenate((first.counted, second.counted)),
+        np.concatenate((first.proposed, second.proposed)),
+        first.arm,
+    )
 
 
 def _fast(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:

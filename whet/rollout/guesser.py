@@ -3,14 +3,14 @@
 Two more layers of the cache hold what a drafter needs, under the rows' own table: the target's last hidden state of
 every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need no
 word here, and turning speculation on in mid-rollout is one pass of one layer (`_catch_up`). Implements `Drafter`; its
-rows are the engine's, in order. `rows.paired` counts what the drafter has read of each. The pair at a prompt's last
-token is each rollout's own but may lie in a page they share: a guess may suffer from that, never a token.
+rows are the engine's, in order. With graphs `round` is a part of the captured step, and the host proposes nothing.
+`rows.paired` counts what the drafter has read of each. The pair at a prompt's last token is each rollout's own but may
+lie in a page they share: a guess may suffer from that, never a token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -43,8 +43,6 @@ class Guesser:
         width = cache.table.shape[1] if isinstance(cache, PagedCache) else 1
         head.attach(cache.keys[-1], cache.values[-1], (width + 1) * self.page)
         self._own = np.arange(len(rows.token), dtype=np.int32).reshape(-1, 1)
-        self.runner: Any = None
-        """Captures and replays `round` as a graph, where there are graphs."""
 
     # ---- what the runner calls
 
@@ -70,6 +68,11 @@ class Guesser:
         feature = self.head.extend(hidden, ids.flatten(), position.flatten(), at, table, length, starts, new)
         return self.head.draft(feature.view(batch, new, -1)[:, -1], length, row, table, depth)
 
+    def catch_up(self, running: int, depth: int) -> None:
+        """Before a round so deep: what it would not read by itself is read now."""
+        if (self.rows.length[:running] - self.rows.paired[:running]).max() > depth + 1:
+            self._catch_up(running)
+
     # ---- a drafter
 
     def begin(self, row: RowView) -> None: ...
@@ -78,12 +81,8 @@ class Guesser:
         running, deepest = len(rows), int(most.max(initial=0))
         if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
-        depth = max(2, 1 << (deepest - 1).bit_length())  # few depths, each of which may be a graph
-        pending = self.rows.length[:running] - self.rows.paired[:running]
-        if pending.max() > depth + 1:
-            self._catch_up(running)
-        ids = np.stack([_last_tokens(view, depth + 1) for view in rows])
-        tokens = self.runner.guess(ids, depth) if self.runner is not None else self._guess(ids, depth)
+        self.catch_up(running, deepest)
+        tokens = self._guess(np.stack([_last_tokens(view, deepest + 1) for view in rows]), deepest)
         self.rows.paired[:running] = self.rows.length[:running]
         return tokens, most.astype(np.int32)
 

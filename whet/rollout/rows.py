@@ -20,6 +20,8 @@ from whet.rollout.sampling import Draws
 from whet.types import Finish, Trace
 
 Decode = Callable[[Sequence[int]], str]
+ANY = 2**20
+"""As many as can be had."""
 
 
 class Rows:
@@ -40,6 +42,10 @@ class Rows:
         self.drafted = np.zeros(slots, np.int64)
         self.accepted = np.zeros(slots, np.int64)
         """Tokens that were proposed by speculation, and of these kept."""
+        self.lane = np.zeros(slots, np.int32)
+        """Where the device has the row's text, if it keeps one."""
+        self.most = np.full(slots, ANY, np.int32)
+        """Drafts that the row wants at a step, at most."""
         self.shared = np.zeros(slots, np.int64)
         """Of these, tokens of a prompt that was forked: other rows hold their pages, too."""
         self.count = np.zeros(slots, np.int32)
@@ -79,7 +85,7 @@ class Rows:
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row] = flight.known, 0, 0
-        self.drafted[row], self.accepted[row] = flight.drafted, flight.accepted
+        self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
         self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -114,6 +120,8 @@ class Rows:
             self.paired,
             self.drafted,
             self.accepted,
+            self.lane,
+            self.most,
             self.count,
             self.limit,
             self.stops,
@@ -144,9 +152,10 @@ class Rows:
         count += 1
 
     def record_runs(
-        self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, version: int, decode: Decode
+        self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
     ) -> int:
-        """The first `counted` [B] of token [B, W] for each row, up to what ends it; how many tokens that were."""
+        """The first `counted` [B] of token [B, W] for each row that is ready, up to what ends it; how many that were.
+        Those of `running` rows were fed with them."""
         counted = self._up_to_the_end(token, counted, decode)
         rows, count = self._numbers[: counted.size], self.count[: counted.size]
         for place in range(int(counted.max(initial=0))):
@@ -155,7 +164,7 @@ class Rows:
             self.ids[some, at], self.log_probs[some, at] = token[some, place], log_prob[some, place]
             self.versions[some, at] = version
         self.token[: counted.size] = token[rows, counted - 1]
-        self.length[: counted.size] += counted
+        self.length[:running] += counted[:running]
         self.accepted[: counted.size] += counted - 1
         count += counted
         return int(counted.sum())

@@ -7,6 +7,7 @@ that no faster path knows: one packed forward of the Hugging Face twin. `graphs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from whet.draft.base import OFF, Arm
 from whet.draft.verify import walk
 from whet.rollout.flight import Chunk
 from whet.rollout.guesser import Guesser
@@ -22,30 +24,49 @@ from whet.rollout.rows import Rows
 from whet.rollout.sampling import sample
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a step drew: for each row one token or, after drafts, several."""
+
+    token: np.ndarray
+    """[rows, W]."""
+    log_prob: np.ndarray
+    counted: np.ndarray
+    """How many of a row's draws count: those up to and with the first that is not what was drafted."""
+    proposed: np.ndarray
+    """How many drafts the row had."""
+    arm: Arm = OFF
+    """What made the drafts."""
+
+
 class Runner(Protocol):
+    own: frozenset[str]
+    """Drafters it serves by itself: a step is told the arm and makes the drafts where it verifies them."""
+
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The next token of every row that is ready, and its log-prob.
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+    ) -> Drawn:
+        """What comes next of every row that is ready.
 
         Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then
         rows that fork from the rows `source`, prompts and all. A chunk that is not its flight's last stands alone and
-        draws no token. `ahead`: the next step may be begun before it is asked for.
+        draws no token. `arm`: of its own drafters, for the next step that is begun; `ahead`: that may be one that is
+        not asked for yet.
         """
 
-    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The newest token and a draft [running, K], -1 where there is none, of every row in one forward.
+    def verify(self, drafts: np.ndarray) -> Drawn:
+        """The newest token and a draft [running, K], -1 where there is none, of every row in one forward, and a draw
+        after each of them. Rows' pages must reach as far."""
 
-        Draws [running, K + 1] after each of them, their log-probs, and how many of a row's draws count: those up to
-        and with the first that is not what was drafted. Rows' pages must reach as far.
-        """
+    def budgeted(self) -> None:
+        """The rows' `most` has changed; what is under way keeps to the old one."""
 
-    def prepare(self, running: int, new: int) -> None:
-        """So many tokens a row may be fed soon: what that takes once is done now."""
+    def prepare(self, running: int, arm: Arm) -> None:
+        """So many rows may be served by this arm soon: what that takes once is done now."""
 
     @property
     def ahead(self) -> bool:
-        """A step is under way that was not asked for yet: the next must be a plain one."""
+        """A step is under way that was not asked for yet: `advance` must come next."""
 
     def forget(self) -> None:
         """The weights have changed: nothing computed but not handed out may be used."""
@@ -55,6 +76,8 @@ class Runner(Protocol):
 
 
 class EagerRunner:
+    own: frozenset[str] = frozenset()
+
     def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
         """guesser: the drafter that wants the hidden states, if there is one."""
         self.twin, self.cache, self.rows, self.guesser = twin, cache, rows, guesser
@@ -67,8 +90,8 @@ class EagerRunner:
         self._hidden = out.last_hidden_state[0]
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], ahead: bool = True
-    ) -> tuple[np.ndarray, np.ndarray]:
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+    ) -> Drawn:
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
         if chunks:
@@ -81,9 +104,9 @@ class EagerRunner:
         token, log_prob = sample(logits, rows.draws(), rows.positions())
         if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
             token, log_prob = torch.stack((token.to(log_prob.dtype), log_prob)).cpu()
-        return token.numpy(), log_prob.numpy()
+        return single(token.numpy(), log_prob.numpy())
 
-    def verify(self, drafts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def verify(self, drafts: np.ndarray) -> Drawn:
         """Rows are padded on the left, as prompts are; a place that is no draft of a row's is drawn for nothing."""
         rows, (running, most) = self.rows, drafts.shape
         size = (drafts >= 0).sum(1)
@@ -97,9 +120,11 @@ class EagerRunner:
         numbers, draws, count = torch.arange(running, device=self.device), rows.draws(), rows.positions()
         drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
-        return token, log_prob, walk(drafts, size, token)
+        return Drawn(token, log_prob, walk(drafts, size, token), size)
 
-    def prepare(self, running: int, new: int) -> None: ...
+    def budgeted(self) -> None: ...
+
+    def prepare(self, running: int, arm: Arm) -> None: ...
 
     @property
     def ahead(self) -> bool:
@@ -131,6 +156,11 @@ class EagerRunner:
             self.guesser.states[context.page, 0, context.offset] = self._hidden
         logits: Tensor = out.logits[0]
         return logits
+
+
+def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
+    """One token for each row."""
+    return Drawn(token[:, None], log_prob[:, None], np.ones(token.size, np.int64), np.zeros(token.size, np.int64))
 
 
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:

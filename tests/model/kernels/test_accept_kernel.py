@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_env import device, needs_triton
 from torch import Tensor
 
-from whet.model.kernels.accept import State, accept, reference
+from whet.model.kernels.accept import State, Texts, accept, reference
 
 TRITON = pytest.param("triton", marks=needs_triton)
 STOPS = (9, -1)
@@ -35,19 +35,24 @@ def lines(lines: Tensor) -> State:
         ((4, 7, 2, 9), (9, 5), (6, 5, 3), 1, (6, 8, 3)),  # a stop that was drafted but not drawn is none
         ((4, 7, 2, 4), (5, 8), (5, 8, 3), 2, (8, -1, 4)),  # the limit
         ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # nobody
+        ((4, 7, 2, 9), (), (3,), 1, (3, 8, 3)),  # nothing was drafted: a plain step
+        ((4, 7, 4, 5), (), (3,), 1, (3, -1, 5)),
+        ((4, 7, 2, 5), (), (9,), 1, (9, -1, 3)),
     ],
 )
 @pytest.mark.parametrize("path", ["reference", TRITON])
 def test_what_counts_of_a_verified_draft(
     row: tuple, drafts: tuple, drawn: tuple, counted: int, after: tuple, path: str
 ) -> None:
-    log_prob = torch.tensor([-1.0, -2.0, -3.0], device=device)
-    draft = torch.tensor([drafts], dtype=torch.int32, device=device)
-    rows, read = state(row), torch.zeros(7, 1, dtype=torch.int32, device=device)
+    new = len(drawn)
+    log_prob = torch.tensor([-1.0, -2.0, -3.0][:new], device=device)
+    draft = torch.tensor([drafts], dtype=torch.int32, device=device).view(1, new - 1)
+    rows, read = state(row), torch.zeros(2 + 2 * new, 1, dtype=torch.int32, device=device)
     (accept if path == "triton" else reference)(lines(rows), draft, torch.tensor(drawn, device=device), log_prob, read)
     assert int(read[0, 0]) == counted and tuple(rows[:3, 0].tolist()) == after
-    assert read[1:4, 0].tolist() == list(drawn)
-    assert torch.equal(read[4:, 0].contiguous().view(torch.float32), log_prob)
+    assert int(read[1, 0]) == sum(draft >= 0 for draft in drafts)
+    assert read[2 : 2 + new, 0].tolist() == list(drawn)
+    assert torch.equal(read[2 + new :, 0].contiguous().view(torch.float32), log_prob)
 
 
 @needs_triton
@@ -66,12 +71,22 @@ def test_the_kernel_is_the_reference(batch: int, most: int, seed: int) -> None:
     log_prob = torch.randn(batch * (most + 1), generator=rng).to(device)
     found = []
     for chosen in (reference, accept):
-        rows, read = whole.clone().to(device), torch.full((95 + 2, batch + 3), -7, dtype=torch.int32, device=device)
-        part = read[: 2 * most + 3, :batch]
-        chosen(lines(rows[:, :batch]), drafts[:batch, :most].to(device), drawn.flatten().to(device), log_prob, part)
-        found.append((rows, read))
-    (rows, read), (kernel_rows, kernel_read) = found
-    assert torch.equal(rows, kernel_rows) and torch.equal(read, kernel_read)
+        rows, read = whole.clone().to(device), torch.full((96 + 2, batch + 3), -7, dtype=torch.int32, device=device)
+        part = read[: 2 * most + 4, :batch]
+        history, written = torch.zeros(batch, 120, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)
+        texts = Texts(history.to(device), written.to(device), torch.arange(batch).flip(0).int().to(device))
+        drafted, tokens = drafts[:batch, :most].to(device), drawn.flatten().to(device)
+        chosen(lines(rows[:, :batch]), drafted, tokens, log_prob, part, texts)
+        found.append((rows, read, texts.history, texts.written))
+    for plain, kernel in zip(*found, strict=True):
+        assert torch.equal(plain, kernel)
+    rows, read, history, written = found[0]
+    for row in range(batch):
+        counted, length, lane = int(read[0, row]), int(whole[1, row]), batch - 1 - row
+        text = [0] * 120
+        if length >= 0:
+            text[length + 1 : length + 1 + counted] = drawn[row, :counted].tolist()
+        assert history[lane].tolist() == text and int(written[lane]) == (length + 1 + counted if length >= 0 else 0)
     assert (read[0, :batch] >= 1).all() and (read[0, :batch] <= most + 1).all() and (read[:, batch:] == -7).all()
 
 
@@ -82,5 +97,5 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
             torch.zeros(2, 3, dtype=torch.int32),
             torch.zeros(7, dtype=torch.int64),
             torch.zeros(7),
-            torch.zeros(9, 2, dtype=torch.int32),
+            torch.zeros(10, 2, dtype=torch.int32),
         )

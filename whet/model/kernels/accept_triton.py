@@ -10,10 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from whet.model.kernels.accept import State
+    from whet.model.kernels.accept import State, Texts
 
 
-def launch(state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor) -> None:
+def launch(state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None) -> None:
     batch, new = drafts.shape[0], drafts.shape[1] + 1
     if batch == 0:
         return
@@ -27,12 +27,16 @@ def launch(state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: 
         token.contiguous(),
         log_prob.contiguous().view(torch.int32),
         read,
+        *(read, read, read, 0)
+        if texts is None
+        else (texts.history, texts.written, texts.lane, texts.history.stride(0)),
         new,
         state.stops.stride(0),
         drafts.stride(0),
         read.stride(0),
         STOPS=state.stops.shape[0],
-        WIDE=triton.next_power_of_2(new),
+        WIDE=triton.next_power_of_2(max(2, new)),
+        TEXTS=texts is not None,
         num_warps=1,
     )
 
@@ -48,12 +52,17 @@ def _accept(  # type: ignore[no-untyped-def]
     token,
     bits,
     read,
+    history,
+    text_sizes,
+    lanes,
+    history_line,
     new,
     stops_line,
     drafts_line,
     read_line,
     STOPS: tl.constexpr,
     WIDE: tl.constexpr,
+    TEXTS: tl.constexpr,
 ):
     row = tl.program_id(0)
     place = tl.arange(0, WIDE)
@@ -71,6 +80,12 @@ def _accept(  # type: ignore[no-untyped-def]
     tl.store(length + row, tl.where((kept >= 0) & (first == new), kept + last + 1, -1))
     tl.store(count + row, written + last + 1)
     tl.store(read + row, last + 1)
-    tl.store(read + (1 + place) * read_line + row, drawn, mask=real)
+    tl.store(read + read_line + row, tl.sum((guess >= 0).to(tl.int32), 0))
+    tl.store(read + (2 + place) * read_line + row, drawn, mask=real)
     drawn_bits = tl.load(bits + row * new + place, mask=real, other=0)
-    tl.store(read + (1 + new + place) * read_line + row, drawn_bits, mask=real)
+    tl.store(read + (2 + new + place) * read_line + row, drawn_bits, mask=real)
+    if TEXTS:
+        lane = tl.load(lanes + row)
+        text = history + lane.to(tl.int64) * history_line + kept + 1
+        tl.store(text + place, drawn, mask=(place <= last) & (kept >= 0))
+        tl.store(text_sizes + lane, kept + last + 2, mask=kept >= 0)
