@@ -1,15 +1,16 @@
-"""The learner's step on a GPU: compiled against plain, in one process, in turn.
+"""The learner's step on a GPU: compiled and captured against plain, in one process, in turn.
 
     python benchmarks/learner.py --shape 1.5b --tokens 16384 --out DIR [--eager] [--checkpoint] [--profile]
-    python benchmarks/learner.py --shape 1.5b --forms whole,split,head --out DIR
+    python benchmarks/learner.py --shape 1.5b --forms whole,split,head,graphed --out DIR
     python benchmarks/learner.py --shape 1.5b --long 24576 --out DIR
 
 Random weights, random responses after a prompt of one token, so that every packed token is also predicted and 6 N is
 the work of each: MFU = 6 N tokens/s / 790 TFLOP/s (N parameters, a tied embedding once, since it is used once as a
 matrix). A measurement is whole steps (packs, forward, backward, optimiser) of one and the same learner, whose switch
-is turned between rounds. `--forms` measures these forms of compiling, whatever their trial would say of them. `--long`
-is one response of so many tokens, with activations computed again. Without a GPU only `--shape tiny` is of use, to see
-that it runs.
+is turned between rounds; two rounds come before. `--forms` measures these forms of compiling, whatever their trial
+would say of them; "graphed" is whole layers compiled, and forward and backward as CUDA graphs, whose memory pool is
+told apart: the peak of a step that replays them does not show it. `--long` is one response of so many tokens, with
+activations computed again. Without a GPU only `--shape tiny` is of use, to see that it runs.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from whet.config import Config, Learn
 from whet.config import Rollout as RolloutSettings
 from whet.learn.learner import Learner
 from whet.model.compiled import FORMS
+from whet.model.graphed import Graphed
 from whet.model.memory import measure, plan
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 PEAK = 790e12
 """Dense bf16 of one H200, as its matrix products are measured to reach it; not the brochure's 989."""
 ROUNDS = 3
+WARM_UP = 2
+"""Rounds of one step before: the second still compiles what the first could not know, and captures."""
+GRAPHED = "graphed"
 CUDA = torch.cuda.is_available()
 
 
@@ -156,7 +161,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=0, help="one response of so many tokens instead")
     parser.add_argument("--steps", type=int, default=5, help="a round")
     parser.add_argument("--eager", action="store_true", help="only the plain learner")
-    parser.add_argument("--forms", default="", help=f"these of {', '.join(FORMS)}, whatever their trial says")
+    parser.add_argument("--forms", default="", help=f"of {', '.join(FORMS)}, {GRAPHED}; whatever their trial says")
     parser.add_argument("--checkpoint", action="store_true", help="compute activations again")
     parser.add_argument("--profile", action="store_true", help="print the kernels that took most")
     parser.add_argument("--out", type=Path, required=True)
@@ -192,20 +197,24 @@ def main() -> None:
     where = args.out / f"learner_{args.shape}_{tokens}{kind}.json"
     args.out.mkdir(parents=True, exist_ok=True)
     forms = args.forms.split(",") if args.forms else [learner.compiled] if learner.compiled else []
-    ways = {"plain": "", **{form: form for form in forms}}
+    if learner.graphed is not None:
+        forms.append(GRAPHED)
+    graphed = (learner.graphed or Graphed(model, settings.pack_tokens)) if GRAPHED in forms else None
+    form_of: dict[str, str] = {"plain": "", GRAPHED: learner.compiled or "whole"}
+    ways = {name: (form_of.get(name, name), graphed if name == GRAPHED else None) for name in ("plain", *forms)}
     batch = batch_of(responses, tokens // responses, model.config.vocab_size, seed=0)
-    for turn in range(ROUNDS + 1):
-        for name, learner.compiled in ways.items():
-            taken = timed(learner, batch, args.steps if turn else 1)
-            if turn == 0:
-                print(f"{name}: first step {taken['step_s']:.2f} s")
-                result[f"first_step_{name}_s"] = taken["step_s"]
+    for turn in range(-WARM_UP, ROUNDS):
+        for name, (learner.compiled, learner.graphed) in ways.items():
+            taken = timed(learner, batch, args.steps if turn >= 0 else 1)
+            if turn < 0:
+                print(f"{name}: warm-up step {taken['step_s']:.2f} s")
+                result.setdefault(f"warm_up_{name}_s", []).append(taken["step_s"])
                 continue
             result["runs"].setdefault(name, []).append(taken)
             result["summary"][name] = summary(name, result["runs"][name], tokens, parameters)
             where.write_text(json.dumps(result, indent=1))
     if args.profile and CUDA:
-        for name, learner.compiled in ways.items():
+        for name, (learner.compiled, learner.graphed) in ways.items():
             result["kernels"][name] = kernels(learner, batch)
             print(
                 name, *(f"{ms:9.2f} ms {n:6} x {kernel[:110]}" for kernel, ms, n in result["kernels"][name]), sep="\n"
@@ -213,6 +222,10 @@ def main() -> None:
     plain = result["summary"]["plain"]["tokens_per_s"]
     result["speedup"] = {form: result["summary"][form]["tokens_per_s"] / plain for form in forms}
     result["graphs"] = counters["stats"]["unique_graphs"]
+    if graphed is not None:
+        sizes = [list(size) for size in graphed.ready]
+        result["captured"] = {"sizes": sizes, "stopped": graphed.stopped, "gib": graphed.bytes / 2**30}
+        print("captured:", result["captured"])
     print(
         "of plain:", {form: round(times, 2) for form, times in result["speedup"].items()}, f"{result['graphs']} graphs"
     )

@@ -36,6 +36,7 @@ WORDS = {
     "reference": "reference for KL",
     "cache": "KV cache",
     "graphs": "graphs (estimate)",
+    "replays": "graphs of updates (estimate)",
     "activations": "activations (estimate)",
     "logits": "logits (estimate)",
     "decoding": "decoding (estimate)",

@@ -79,6 +79,8 @@ class Actor:
     evals: tuple[EvalSet, ...]
     drafter: AdaptiveDrafter | None = None
     """Learns beside the policy, where the recipe drafts with eagle."""
+    room: Room | None = None
+    """On a card: how its memory is divided."""
     notes: tuple[str, ...] = ()
     """Sentences the user should hear once: how the memory of the card is divided."""
 
@@ -162,6 +164,7 @@ def build_actor(
         judge=judge,
         evals=eval_sets(settings, problems, codec),
         drafter=drafter,
+        room=room,
         notes=(*(room_lines(room, settings) if room else ()), *pool_lines(engine.cache)),
     )
 
@@ -177,7 +180,12 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
             sampling=training_sampling(settings, actor.codec),
             seed=settings.seed,
         ),
-        learner=Learner(actor.model, settings.learn, encode=prompt_encoder(problems, actor.codec)),
+        learner=Learner(
+            actor.model,
+            settings.learn,
+            encode=prompt_encoder(problems, actor.codec),
+            graphs=actor.room is None or actor.room.plan.replays > 0,
+        ),
     )
     parts.engine.take_back()
     refuse_unmet(parts)

@@ -214,6 +214,18 @@ def test_all_at_once_where_it_fits() -> None:
     assert room.plan == whole and not room.release and room.pages == 0 and room.total == whole.total
 
 
+def test_graphs_of_updates_are_the_first_to_go() -> None:
+    """1,000 parameters of 2 layers wait for the host; activations and two bf16 gradients stay with their graphs."""
+    half = ("model.dtype=bfloat16", *PAGED)
+    whole = plan(SHAPE, recipe(*half), flash=True)
+    assert whole.replays == whole.activations + 2 * 1000 * 2
+    assert lay_out(SHAPE, recipe(*half), whole.total, flash=True).plan == whole
+    room = lay_out(SHAPE, recipe(*half), whole.total - 1, flash=True)
+    assert room.plan.replays == 0 and not room.release and room.total == whole.total - whole.replays
+    for without in (recipe(*half, "learn.compile=false"), recipe(*half, "learn.checkpoint_activations=true")):
+        assert plan(SHAPE, without, flash=True).replays == 0
+
+
 def test_the_cache_is_lent_where_that_is_enough() -> None:
     """Fixed 4000 + 8000; cache 13 pages of 8 x 64 bytes; an update 4000 + 77824 + 102400."""
     whole = plan(SHAPE, recipe(*PAGED), flash=False)

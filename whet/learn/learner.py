@@ -29,6 +29,7 @@ from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, make_samples
 from whet.model.compiled import FEW, FORMS, best_form, compiled_layers, first_line
+from whet.model.graphed import Graphed, worth_graphs
 from whet.model.head import head_of, log_probs, score_sums
 from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention, put
 from whet.model.twin import sharing_copy
@@ -74,8 +75,10 @@ class Learner:
         *,
         encode: Callable[[str], Sequence[int]],
         device: torch.device | str | None = None,
+        graphs: bool = True,
     ) -> None:
-        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's."""
+        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's. `graphs`:
+        the memory of a pass may be kept from one step to the next; not where it is lent by the KV cache."""
         self.model = model.eval()
         self.config = config
         self.version = 0
@@ -100,6 +103,9 @@ class Learner:
         fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self.compiled = self._best_form() if config.compile and fast else ""
         """One of `compiled.FORMS`; empty: nothing is."""
+        graphs = graphs and fast and config.compile and not config.checkpoint_activations
+        self.graphed = Graphed(model, self.pack_tokens) if graphs and worth_graphs(model, self.pack_tokens) else None
+        """Forward and backward as CUDA graphs, where the host would hold the device up."""
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
@@ -279,7 +285,7 @@ class Learner:
         c, members = self.config, [samples[i] for i in pack.members]
         head, heat = head_of(self.model), _temperature(pack, members)
         behaviour, advantage, weight = _columns(members, pack, head.weight)
-        hidden = hidden_states(self.model, pack)
+        hidden = hidden_states(self.model, pack) if self.graphed is None else self.graphed(pack)
         if scores is not None:
             sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
             scores.update(zip((s.key for s in members), sums, strict=True))
@@ -330,6 +336,10 @@ class Learner:
                 continue
             # Here, after the handler, the traceback no longer keeps the failed pass alive.
             self.optimizer.zero_grad()
+            if self.graphed is not None:  # they keep the memory of a whole pass: first without them
+                self.graphed.stop("the memory they hold is needed")
+                self.graphed = None
+                continue
             lengths = [len(s.prompt) + s.response.size - 1 for s in samples]
             packs = divide(lengths, self.pack_tokens)
             if max(len(pack) for pack in packs) == 1:

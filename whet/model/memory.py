@@ -60,6 +60,8 @@ class Plan:
     reference: int
     cache: int
     graphs: int = 0
+    replays: int = 0
+    """The learner's own graphs hold the activations of a pack, and gradients, for good."""
     drafter: int = 0
     gradients: int
     activations: int
@@ -69,7 +71,7 @@ class Plan:
     @property
     def resident(self) -> int:
         own = self.weights + self.masters + self.moments + self.reference
-        return own + self.cache + self.graphs + self.drafter
+        return own + self.cache + self.graphs + self.replays + self.drafter
 
     @property
     def learning(self) -> int:
@@ -145,6 +147,7 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
     wide, half = max(4, size), size < 4
     adapters = settings.model.lora.rank * shape.adapted
     trained = adapters or shape.parameters
+    activations = activation_bytes(shape, settings, flash=flash)
     return Plan(
         weights=(shape.parameters + adapters) * size,
         masters=trained * wide if half else 0,
@@ -152,9 +155,10 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
         reference=trained * size if settings.learn.kl_coef else 0,
         cache=cache_bytes(cached_numbers(shape, settings), settings.rollout, size),
         graphs=graph_bytes(shape.vocab, settings.rollout),
+        replays=activations + 2 * trained * size if flash and half and _replayed(shape, settings.learn) else 0,
         drafter=drafter_bytes(shape, size) if "eagle" in settings.draft.drafters else 0,
         gradients=trained * (wide + size if half else wide),
-        activations=activation_bytes(shape, settings, flash=flash),
+        activations=activations,
         logits=logit_bytes(shape.vocab, pack_tokens(settings), size),
         decoding=decoding_bytes(shape, settings.rollout, size),
     )
@@ -163,11 +167,14 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
 def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) -> Room:
     """The plan within `room` bytes, by the first of these that fits (a resident cache costs no time):
 
-    all of it at once; the cache lent to the learner, unless rollouts may run on over an update (`keep`); a pool with
-    fewer pages, as many as fit, at least one context. Whole slots cannot be fewer: they are left as they are.
+    all of it at once; the same without graphs of the learner's own; the cache lent to the learner, unless rollouts may
+    run on over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots cannot be
+    fewer: they are left as they are.
     """
     whole, r = plan(shape, settings, flash=flash), settings.rollout
     lendable = not (r.mode == "stream" and r.on_update == "keep")
+    if whole.total > room:
+        whole = replace(whole, replays=0)
     if whole.total <= room:
         return Room(plan=whole, pages=r.pages, release=False)
     if not (r.page or r.graphs) or (lendable and whole.lent <= room):
@@ -180,6 +187,24 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
     cache = cache_bytes(cached, r.model_copy(update={"pages": pages}), size)
     fewer = replace(whole, cache=cache)
     return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room)
+
+
+def host_bound(parameters: int, layers: int, tokens: int) -> bool:
+    """Whether the device would wait for the host in forward and backward of a full pack: 6 N T / 3e14 FLOP/s, what a
+    large card does on small matrices, against 4 ms a layer, what launching it takes.
+
+    16,384 tokens through 135M parameters in 30 layers: 44 ms of work, 120 ms of launches. Through 1.5B in 28: 505 ms
+    of work, 112 ms of launches, and graphs would hold 50 GiB of activations for good.
+
+    >>> host_bound(135_000_000, 30, 16384), host_bound(1_540_000_000, 28, 16384)
+    (True, False)
+    """
+    return 6 * parameters * tokens / 3e14 < 4e-3 * layers
+
+
+def _replayed(shape: Shape, learn: config.Learn) -> bool:
+    plain = not learn.compile or learn.checkpoint_activations
+    return not plain and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
 
 
 def page_tokens(rollout: config.Rollout) -> int:
