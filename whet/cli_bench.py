@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.errors import WhetError
-from whet.terminal import out_console
+from whet.terminal import DataFolder, Sets, folder_set, out_console
 from whet.text import printable
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure whet against its peers on this machine.")
@@ -166,6 +166,70 @@ def show_ladder(result: Mapping[str, Any]) -> None:
         told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
     told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
     out_console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+@bench_app.command("train")
+def bench_train(
+    matrix: Annotated[Path, typer.Argument(help="A TOML matrix: recipe, seeds, start, arms.")],
+    runs: Annotated[Path, typer.Option(help="Folder for the runs, one a cell.")] = Path("runs/matrix"),
+    out: Out = RESULTS,
+    arms: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
+    seeds: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
+    seconds: Annotated[float, typer.Option(help="Begins no cell that would end later.")] = float("inf"),
+    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; only one alone tells seconds.")] = 1,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+    commit: Annotated[str, typer.Option(help="Of the code, where it cannot be found out.")] = "",
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Run nothing: tables and figures of what is there.")
+    ] = False,
+    docs: Annotated[Path, typer.Option(help="For results.md and figures/, with --report-only.")] = Path("docs"),
+    readme: Annotated[Path, typer.Option(help="Filled in, too, where it has the marks.")] = Path("README.md"),
+) -> None:
+    """Arms and seeds from the same weights, each cell a run; what is done is kept, so it may take several goes."""
+    from whet.bench.matrix import read_plan
+    from whet.bench.train import Places, Work, planned
+
+    def told(line: str) -> None:
+        out_console.print(printable(line, one_line=True), markup=False, highlight=False, soft_wrap=True)
+
+    chosen = [*folder_set(data_folder), *(sets or [])]
+    whole = read_plan(matrix, chosen, names(arms), numbers(seeds))
+    if report_only:
+        from whet.bench.document import write_report
+
+        for path in write_report(whole, out, docs, readme):
+            told(f"Written: {path}")
+        return
+    places = Places(plan=whole, runs=runs, out=out)
+    lines = planned(places)
+    table = Table("cell", "state", "minutes")
+    for line in lines:
+        table.add_row(line.cell.name, line.state, f"{line.seconds / 60:.1f}")
+    left = sum(line.seconds for line in lines if line.state != "done") / 60
+    table.add_row("", "to do", f"{left:.1f}" + (f", {beside} at a time" if beside > 1 else ""))
+    out_console.print(table)
+    if plan or all(line.state == "done" for line in lines):
+        return
+    from whet.bench.circumstances import circumstances
+    from whet.bench.start import make_start
+
+    about = circumstances() | ({"commit": commit} if commit else {})
+    work = Work(places=places, start=make_start(whole, runs, told), beside=beside, told=told, about=about)
+    if left := work.run(seconds):
+        told(f"{left} cells are left for another time; the same command goes on.")
+
+
+def numbers(listed: str) -> list[int]:
+    """
+    >>> numbers("0, 2")
+    [0, 2]
+    """
+    try:
+        return [int(one) for one in names(listed)]
+    except ValueError:
+        raise WhetError(f'Seeds are whole numbers with commas between, got "{listed}".') from None
 
 
 @bench_app.command("curriculum")

@@ -1,0 +1,201 @@
+"""The report of a matrix: tables and figures in docs/results.md and the README, from the JSON of its cells alone.
+
+`whet bench train MATRIX --report-only` calls `write_report`. It replaces what stands between the marks
+`<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word alone. The numbers are `results.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+from whet import files
+from whet.bench.figure import Line, figure
+from whet.bench.matrix import Plan
+from whet.bench.outcome import read_outcome
+from whet.bench.results import (
+    Arms,
+    Log,
+    Show,
+    at_equal_seconds,
+    cost_text,
+    curve,
+    end,
+    end_row,
+    pick_levels,
+    range_text,
+    reaches,
+    share,
+    share_text,
+    start_accuracy,
+    target_level,
+    usable,
+)
+from whet.errors import WhetError
+from whet.report import formats
+from whet.report.levels import median_reach
+
+COSTS: dict[str, Show] = {"tokens": formats.count, "rollouts": formats.count, "seconds": formats.duration}
+RULE = (
+    "Median over the seeds, and their range. A level is reached at the first of two consecutive evaluations at or "
+    "above it; the number of seeds that did is given where not all did. Tokens and rollouts are those generated for "
+    "training, seconds those of training: what evaluation and saving take is in neither. Seconds are of cells that "
+    "ran alone. The interval of an accuracy is Wilson's 95% over the test problems; it does not hold what another "
+    "seed would change. Informative: groups with right and wrong answers, of those asked. Entropy and length: in the "
+    "first update, and over the last three."
+)
+
+
+def write_report(plan: Plan, out: Path, docs: Path, readme: Path) -> list[Path]:
+    """docs/results.md, docs/figures/MATRIX_*.svg, and the README where it has the marks; gives what was written."""
+    arms = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
+    notes = {arm.name: arm.note for arm in plan.matrix.arm}
+    page = docs / "results.md"
+    text = page.read_text() if page.is_file() else "# Results\n"
+    if marks(plan.name)[0] not in text:
+        text = text.rstrip() + f"\n\n## {plan.name}\n" + "\n".join(marks(plan.name)) + "\n"
+    figures = write_figures(arms, plan.name, docs / "figures")
+    shown = [f"![Accuracy against its cost](figures/{path.name})" for path in figures]
+    files.write_text(page, fill(text, plan.name, "\n\n".join([document(arms, plan.baseline, notes), *shown, RULE])))
+    written = [page, *figures]
+    if readme.is_file() and marks(plan.name)[0] in (text := readme.read_text()):
+        files.write_text(readme, fill(text, plan.name, short_table(arms, plan.baseline)))
+        written.append(readme)
+    return written
+
+
+def read_arms(folder: Path, order: Sequence[str]) -> dict[str, list[Log]]:
+    """The cells that are there, arms in the order of the matrix, then those that it no longer names."""
+    cells = [read_outcome(path) for path in sorted(folder.glob("*.json"))]
+    cells = [cell for cell in cells if any(accuracy is not None for accuracy in _accuracies(cell))]
+    if not cells:
+        raise WhetError(f"There are no finished cells in {folder}.")
+    arms: dict[str, list[Log]] = {name: [] for name in order}
+    for cell in sorted(cells, key=lambda cell: cell["seed"]):
+        arms.setdefault(cell["arm"], []).append(cell)
+    return {name: some for name, some in arms.items() if some}
+
+
+def _accuracies(cell: Log) -> list[float | None]:
+    place = cell["columns"].index("accuracy")
+    return [row[place] for row in cell["rows"]]
+
+
+def write_figures(arms: Arms, name: str, folder: Path) -> list[Path]:
+    written = []
+    for cost in ("tokens", "seconds"):
+        lines = [Line(arm, [curve(cell, cost) for cell in usable(cells, cost)]) for arm, cells in arms.items()]
+        label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
+        drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
+        if drawn:
+            files.write_text(folder / f"{name}_{cost}.svg", drawn)
+            written.append(folder / f"{name}_{cost}.svg")
+    return written
+
+
+def marks(name: str) -> tuple[str, str]:
+    return f"<!-- results: {name} -->", f"<!-- end: {name} -->"
+
+
+def fill(text: str, name: str, body: str) -> str:
+    """The text with `body` between the marks of `name`, and all else as it was.
+
+    >>> fill("a\\n<!-- results: m -->\\nold\\n<!-- end: m -->\\nb", "m", "new").split("\\n")
+    ['a', '<!-- results: m -->', 'new', '<!-- end: m -->', 'b']
+    """
+    opening, closing = marks(name)
+    before, found, rest = text.partition(opening)
+    _, ended, after = rest.partition(closing)
+    if not found or not ended:
+        raise WhetError(f"The mark {closing if found else opening} is missing.")
+    return f"{before}{opening}\n{body}\n{closing}{after}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---:|" * (len(heads) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def cost_table(arms: Arms, cost: str, levels: Sequence[float]) -> str:
+    rows = [
+        [arm, *(cost_text(reaches(usable(cells, cost), level, cost), COSTS[cost]) for level in levels)]
+        for arm, cells in arms.items()
+    ]
+    return table([f"{cost} to", *map(formats.level, levels)], rows)
+
+
+def share_cells(arms: Arms, arm: str, baseline: str, level: float, cost: str) -> list[str]:
+    """[what the level cost, what part of the baseline's that is]."""
+    mine, theirs = (reaches(usable(arms[name], cost), level, cost) for name in (arm, baseline))
+    ratio = share_text(share(median_reach(theirs), median_reach(mine))) if mine and theirs else formats.MISSING
+    return [cost_text(mine, COSTS[cost]), ratio]
+
+
+def share_table(arms: Arms, baseline: str, level: float) -> str:
+    rows = [[arm, *(text for cost in COSTS for text in share_cells(arms, arm, baseline, level, cost))] for arm in arms]
+    heads = [head for cost in COSTS for head in (f"{cost} to {formats.level(level)}", f"of {baseline}'s")]
+    return table(["arm", *heads], rows)
+
+
+def circumstances_lines(arms: Arms) -> list[str]:
+    """Start, machine, versions and commits of all cells."""
+    cells = [cell for some in arms.values() for cell in some]
+    evaluation, best, start = cells[0]["evaluation"], max(cells, key=end), start_accuracy(arms)
+
+    def all_of(what: Callable[[Log], str]) -> str:
+        return ", ".join(dict.fromkeys(what(cell) for cell in cells))
+
+    starts = all_of(lambda cell: cell["start"]["weights"][:12])
+    machines = all_of(lambda cell: cell["hardware"].get("gpu") or cell["hardware"]["cpu"])
+    versions = all_of(lambda cell: f"torch {cell['versions']['torch']}")
+    alone, minutes = sum(cell["solo"] for cell in cells), sum(cell["wall_s"] for cell in cells) / 60
+    lines = [
+        f"{len(cells)} cells, {alone} of them alone on their machine, {minutes:.0f} minutes in all; evaluated on "
+        f"{evaluation['prompts']:,} problems ({evaluation['name']}), trained on a pool of {cells[0]['pool']:,}. They "
+        f"began from weights {starts} with an accuracy of {start:.3f}; the best ended at {end(best):.3f} "
+        f"({best['arm']}, seed {best['seed']}), {end(best) / max(start, 1e-9):.2f} times the start.",
+        f"{machines}; {versions}; commit {all_of(lambda cell: cell['commit'][:12])}.",
+    ]
+    if ", " in starts:
+        lines.append("**The cells did not begin from the same bytes**, so their costs are not to be compared.")
+    return lines
+
+
+def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
+    """All tables of a matrix, as Markdown."""
+    target = target_level(arms[baseline]) if baseline in arms else None
+    levels = pick_levels(arms, target)
+    equal = at_equal_seconds(arms, baseline)
+    ends = {arm: end_row(arm, cells, equal) for arm, cells in arms.items()}
+    heads = list(next(iter(ends.values())))
+    parts = [*circumstances_lines(arms), table(["arm", *heads], [[arm, *row.values()] for arm, row in ends.items()])]
+    if equal is not None:
+        low, high = equal.interval
+        parts.append(
+            f"The last column: accuracy after {formats.duration(equal.seconds)} of training, against {baseline}'s "
+            f"interval ({low:.3f}–{high:.3f})."
+        )
+    if target is not None:
+        parts += [f"The highest level that {baseline} reaches is {target:.2f}:", share_table(arms, baseline, target)]
+    elif baseline in arms:
+        parts.append(f"{baseline} reaches no level above its start, so no share of its cost can be given.")
+    if levels:
+        parts += [cost_table(arms, cost, levels) for cost in COSTS]
+    parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))
+    return "\n\n".join(part for part in parts if part)
+
+
+def short_table(arms: Arms, baseline: str) -> str:
+    """For the README: where each arm ended, and its costs at the highest level that the baseline reaches."""
+    target = target_level(arms[baseline]) if baseline in arms else None
+    costs = ("tokens", "seconds")
+    heads, rows = ["arm", "seeds", "accuracy at the end"], []
+    for arm, cells in arms.items():
+        row = [arm, f"{len(cells)}", f"{median(map(end, cells)):.3f} ({range_text([*map(end, cells)])})"]
+        if target is not None:
+            row += [text for cost in costs for text in share_cells(arms, arm, baseline, target, cost)]
+        rows.append(row)
+    if target is not None:
+        heads += [head for cost in costs for head in (f"{cost} to {target:.2f}", f"of {baseline}'s")]
+    return table(heads, rows)

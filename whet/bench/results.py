@@ -1,0 +1,217 @@
+"""What the cells of a matrix come to: the cost of each accuracy level, and where each arm ended. Pure.
+
+Takes what `outcome.py` wrote, gives numbers and short texts; `document.py` makes tables of them. A level is reached as
+in `whet compare`: at the first of two consecutive evaluations at or above it; a seed that never gets there is counted,
+not left out. Seconds are told by cells that had the machine to themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from whet.intervals import Interval, wilson
+from whet.report import formats
+from whet.report.curves import Curve, Point, at
+from whet.report.levels import Reach, first_crossing, median_reach, reach
+
+Log = Mapping[str, Any]
+"""What `outcome` wrote of a cell."""
+Arms = Mapping[str, Sequence[Log]]
+"""Arm -> its cells, one a seed."""
+GRID = 100
+"""Levels are hundredths."""
+MOST_LEVELS = 6
+ENOUGH = 3
+"""Seeds that a claim rests on; an arm with fewer is marked."""
+Show = Callable[[float | None], str]
+
+
+# What a cell says
+
+
+def column(cell: Log, name: str) -> list[float | None]:
+    place = cell["columns"].index(name)
+    return [row[place] for row in cell["rows"]]
+
+
+def points(cell: Log, cost: str) -> list[Point]:
+    """The evaluations, with `cost` in the place of tokens."""
+    columns = (column(cell, name) for name in ("step", cost, "seconds", "accuracy"))
+    return [
+        Point(step=int(step or 0), tokens=spent or 0.0, seconds=seconds or 0.0, accuracy=accuracy)
+        for step, spent, seconds, accuracy in zip(*columns, strict=True)
+        if accuracy is not None
+    ]
+
+
+def curve(cell: Log, cost: str) -> Curve:
+    return [(point.tokens, point.accuracy) for point in points(cell, cost)]
+
+
+def end(cell: Log) -> float:
+    """Accuracy of the last evaluation."""
+    return points(cell, "tokens")[-1].accuracy
+
+
+def last(cell: Log, name: str) -> float:
+    return column(cell, name)[-1] or 0.0
+
+
+def mean(cell: Log, name: str) -> float | None:
+    values = [value for value in column(cell, name) if value is not None]
+    return fmean(values) if values else None
+
+
+def drift(cell: Log, name: str) -> tuple[float, float] | None:
+    """(in the first update, mean of the last three)."""
+    values = [value for value in column(cell, name) if value is not None]
+    return (values[0], fmean(values[-3:])) if values else None
+
+
+# Levels and what they cost
+
+
+def reaches(cells: Sequence[Log], level: float, cost: str) -> list[Reach]:
+    return [reach(points(cell, cost), level, "tokens") for cell in cells]
+
+
+def usable(cells: Sequence[Log], cost: str) -> list[Log]:
+    """Seconds are told by cells alone on their machine."""
+    return [cell for cell in cells if cell["solo"] or cost != "seconds"]
+
+
+def target_level(cells: Sequence[Log]) -> float | None:
+    """The highest level that the median seed reaches; None where it reaches none above its start."""
+    curves = [points(cell, "tokens") for cell in cells]
+    start = max((c[0].accuracy for c in curves), default=1.0)
+    for k in range(GRID, 0, -1):
+        level = k / GRID
+        if level > start and median_reach(reaches(cells, level, "tokens")).known:
+            return level
+    return None
+
+
+def pick_levels(arms: Arms, target: float | None) -> list[float]:
+    """A few from the start to the highest that any cell reaches, `target` among them, rising."""
+    curves = [points(cell, "tokens") for cells in arms.values() for cell in cells]
+    start = max((c[0].accuracy for c in curves), default=1.0)
+    reached = [
+        k / GRID for k in range(1, GRID + 1) if k / GRID > start and any(first_crossing(c, k / GRID) for c in curves)
+    ]
+    stride = math.ceil(len(reached) / MOST_LEVELS) if reached else 1
+    return sorted({*reached[::-1][::stride], *([target] if target is not None else [])})
+
+
+def share(baseline: Reach, other: Reach) -> Reach:
+    """What part of the baseline's cost the other takes, as an interval.
+
+    >>> share(Reach(600, 600), Reach(300, 300)), share(Reach(600, 600), Reach(900, math.inf))
+    (Reach(low=0.5, high=0.5), Reach(low=1.5, high=inf))
+    """
+    low = other.low / baseline.high if baseline.high > 0 else 0.0
+    return Reach(low, other.high / baseline.low if baseline.low > 0 else math.inf)
+
+
+def share_text(found: Reach) -> str:
+    """
+    >>> share_text(Reach(0.5, 0.5)), share_text(Reach(1.5, math.inf))
+    ('0.50', '>1.50')
+    """
+    if found.known:
+        return f"{found.low:.2f}"
+    return f">{found.low:.2f}" if found.low > 0 else formats.MISSING
+
+
+def cost_text(found: Sequence[Reach], show: Show) -> str:
+    """Median, range, and how many got there where not all did.
+
+    >>> cost_text([Reach(9, math.inf), Reach(7, math.inf)], formats.count), cost_text([Reach(3, 3)], formats.count)
+    ('never (by 7)', '3')
+    """
+    if not found:
+        return formats.MISSING
+    known = [one.low for one in found if one.known]
+    if not known:
+        return f"never (by {show(min(one.low for one in found))})"
+    middle = median_reach(found)
+    text = show(middle.low) if middle.known else f">{show(middle.low)}"
+    if len(found) == 1:
+        return text
+    most = show(max(known)) if len(known) == len(found) else "never"
+    return f"{text} ({show(min(known))}–{most})" + ("" if most != "never" else f", {len(known)} of {len(found)}")
+
+
+# Where the arms ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Equal:
+    """Accuracy of each arm after as many seconds of training as the baseline had."""
+
+    seconds: float
+    accuracy: Mapping[str, float]
+    interval: Interval
+    """Of the baseline."""
+
+    def verdict(self, arm: str) -> str:
+        if arm not in self.accuracy:
+            return formats.MISSING
+        value = self.accuracy[arm]
+        return "better" if value > self.interval.high else "within" if value >= self.interval.low else "worse"
+
+
+def at_equal_seconds(arms: Arms, baseline: str) -> Equal | None:
+    """Between evaluations in proportion; who ended earlier keeps what it had. None without cells that ran alone."""
+    alone = {arm: usable(cells, "seconds") for arm, cells in arms.items() if usable(cells, "seconds")}
+    if baseline not in alone:
+        return None
+    seconds = min(points(cell, "seconds")[-1].tokens for cell in alone[baseline])
+    accuracy = {arm: median(at(curve(cell, "seconds"), seconds) for cell in cells) for arm, cells in alone.items()}
+    size = alone[baseline][0]["evaluation"]["prompts"]
+    return Equal(seconds=seconds, accuracy=accuracy, interval=wilson(accuracy[baseline], size))
+
+
+def start_accuracy(arms: Arms) -> float:
+    return median(points(cell, "tokens")[0].accuracy for cells in arms.values() for cell in cells)
+
+
+def end_row(arm: str, cells: Sequence[Log], equal: Equal | None) -> dict[str, str]:
+    accuracy = median(map(end, cells))
+    low, high = wilson(accuracy, cells[0]["evaluation"]["prompts"])
+    alone = usable(cells, "seconds")
+    least = "≥" if any(cell["distinct_is_least"] for cell in cells) else ""
+    row = {
+        "seeds": f"{len(cells)}" + (" (few)" if len(cells) < ENOUGH else ""),
+        "accuracy at the end (95%)": f"{accuracy:.3f} ({low:.3f}–{high:.3f})",
+        "seeds' range": range_text([*map(end, cells)]),
+        "updates": formats.count(median(last(cell, "step") for cell in cells)),
+        "tokens": formats.count(median(last(cell, "tokens") for cell in cells)),
+        "rollouts": formats.count(median(last(cell, "rollouts") for cell in cells)),
+        "seconds": formats.duration(median(last(cell, "seconds") for cell in alone) if alone else None),
+        "informative": formats.share(_middle([mean(cell, "signal") for cell in cells])),
+        "entropy": _drift([drift(cell, "entropy") for cell in cells], "{:.2f}"),
+        "length": _drift([drift(cell, "length") for cell in cells], "{:.0f}"),
+        "prompts used": least + formats.count(median(cell["distinct_prompts"] for cell in cells)),
+    }
+    if equal is not None:
+        value = equal.accuracy.get(arm)
+        row[f"at {formats.duration(equal.seconds)}"] = f"{formats.accuracy(value)}, {equal.verdict(arm)}"
+    return row
+
+
+def _middle(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def range_text(accuracies: Sequence[float]) -> str:
+    return f"{min(accuracies):.3f}–{max(accuracies):.3f}" if len(accuracies) > 1 else formats.MISSING
+
+
+def _drift(pairs: Sequence[tuple[float, float] | None], form: str) -> str:
+    known = [pair for pair in pairs if pair is not None]
+    return " → ".join(form.format(median(side)) for side in zip(*known, strict=True)) if known else formats.MISSING
