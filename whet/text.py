@@ -162,12 +162,17 @@ class Codec:
 
     def _spoken(self, ids: Sequence[int] | Any) -> list[int]:
         """Without the token that ended it, which a tokenizer need not know as special."""
-        numbers = [int(i) for i in ids]
+        numbers = ids if type(ids) is list else [int(i) for i in ids]
         return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
 
     def _decode(self, ids: list[int], *, skip: bool) -> str:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+
         def spell(known: list[int]) -> str:
-            text = self.tokenizer.decode(known, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            if backend is not None:  # as `decode` does, which first looks at every id: most of its time
+                text = backend.decode(known, skip_special_tokens=skip)
+            else:
+                text = self.tokenizer.decode(known, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
             assert isinstance(text, str)
             return text
 

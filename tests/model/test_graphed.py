@@ -67,9 +67,9 @@ def ready(model, *packs, budget=BUDGET):
 
 
 def test_sizes_by_hand():
-    assert size_of(15000, 20, 1000, 16384) == Size(16384, 32, 1024)
-    assert size_of(2048, 16, 128, 16384) == Size(2048, 16, 128)
-    assert size_of(2049, 16, 129, 16384) == Size(4096, 32, 256), "2,047 tokens of padding: 16 sequences more"
+    assert size_of(15000, 20, 1000, 16384) == Size(16384, 64, 1024)
+    assert size_of(4096, 64, 128, 16384) == Size(4096, 64, 512)
+    assert size_of(4097, 64, 129, 16384) == Size(8192, 128, 512), "4,095 tokens of padding: 32 sequences more"
     assert size_of(16385, 1, 16385, 16384) is None
 
 
@@ -80,7 +80,7 @@ def test_a_size_holds_its_pack(budget, lengths):
     if tokens > budget:
         assert size is None
         return
-    assert tokens <= size.tokens < tokens + budget / 8 + 1
+    assert tokens <= size.tokens < tokens + budget / 4 + 1
     assert size.longest >= max(lengths)
     assert len(lengths) + -(-(size.tokens - tokens) // max(lengths)) <= size.sequences
 

@@ -118,7 +118,7 @@ def test_barrier_drains_in_order_of_finish() -> None:
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
 def test_finished_rollouts_are_told_early_in_order_and_once(mode: str) -> None:
     engine = make_engine(MODEL, slots=3, mode=mode)
-    engine.submit([ask(i, max_tokens=(9, 3, 9, 2, 5)[i]) for i in range(5)])
+    engine.submit([ask(i, max_tokens=(29, 3, 29, 2, 5)[i]) for i in range(5)])
     early: list[Rollout] = []
     running: list[int] = []
 
@@ -130,7 +130,7 @@ def test_finished_rollouts_are_told_early_in_order_and_once(mode: str) -> None:
     while not engine.idle:
         collected += engine.collect(told)
         assert early == collected  # the very same objects, in the same order
-    assert len(collected) == 5 and running[0] == 2 and running[-1] == 0
+    assert len(collected) == 5 and running[0] >= 2 and running[-1] == 0, "told while others run, and at the end"
 
 
 def test_stream_hands_out_what_finished_and_counts_free_slots() -> None:

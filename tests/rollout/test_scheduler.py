@@ -55,6 +55,25 @@ def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
     assert wave(scheduler, 0, 5, roomy()) == []
 
 
+def test_few_wait_for_company_while_others_run_but_not_long() -> None:
+    """Three together at once; one alone after sixteen steps, or when nobody else runs."""
+    scheduler, cache = Scheduler(batch=3), roomy()
+    room = Room(cache, Rows(8, 32, np.dtype(np.float32), torch.device("cpu")), Lengths())
+
+    def admitted(slots: int, running: bool) -> int:
+        return len(scheduler.next_wave(slots, room, running=running).chunks)
+
+    scheduler.add([flight(0, prompt=0)])
+    assert admitted(4, running=False) == 1
+    scheduler.add([flight(i, prompt=i) for i in (1, 2)])
+    assert [admitted(4, running=True) for _ in range(3)] == [0, 0, 0]
+    scheduler.add([flight(3, prompt=3)])
+    assert admitted(2, running=True) == 0, "for three there must be slots, too"
+    assert admitted(4, running=True) == 3
+    scheduler.add([flight(4, prompt=4)])
+    assert [admitted(1, running=True) for _ in range(17)] == [0] * 16 + [1]
+
+
 def test_what_has_written_neither_forks_nor_is_forked() -> None:
     scheduler = Scheduler()
     scheduler.add([flight(0, written=2), flight(1), flight(2, written=1), flight(3)])

@@ -25,11 +25,12 @@ from whet.model.packing import Boundaries, Bucket, Pack, hidden_states
 
 MOST = 12
 """Sizes that are captured; those that come later take the plain way."""
-PARTS = 8
+PARTS = 4
 """Tokens are padded to so many sizes."""
-SEQUENCES = 16
-LONGEST = 128
-"""Sizes begin here. Flash attention works on blocks of 128 tokens: to tell shorter ones apart buys nothing."""
+SEQUENCES = 64
+LONGEST = 512
+"""Sizes begin here. Few sizes: a capture takes as long as several plain passes, and blocks of attention that find no
+sequence, or none so long, end at once."""
 SPARE = 0.9
 """Of the free memory, what a capture may want: one that runs out half-way is worse than none."""
 
@@ -41,13 +42,13 @@ class Size(NamedTuple):
 
 
 def size_of(tokens: int, sequences: int, longest: int, budget: int) -> Size | None:
-    """What a pack is padded to: tokens to an eighth of the budget, the rest to powers of two.
+    """What a pack is padded to: tokens to a quarter of the budget, the rest to powers of two.
 
     Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
     pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
 
     >>> size_of(15000, sequences=20, longest=1000, budget=16384)
-    Size(tokens=16384, sequences=32, longest=1024)
+    Size(tokens=16384, sequences=64, longest=1024)
     """
     if tokens > budget:
         return None

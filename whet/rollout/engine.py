@@ -39,6 +39,9 @@ from whet.rollout.scheduler import Scheduler, Wave
 from whet.rollout.snapshot import restore, snapshot
 from whet.types import Finish, Request, Rollout
 
+EARLY = 8
+"""Steps after which finished rollouts are handed out early: to look after judges takes the host some time."""
+
 
 class LocalEngine:
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
@@ -99,7 +102,7 @@ class LocalEngine:
             self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes)
         else:
             self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
-        self.scheduler = Scheduler(packed=graphs)
+        self.scheduler = Scheduler(packed=graphs, batch=max(1, slots // 16) if graphs else 1)
         self.lengths = Lengths()
         self.speculation = speculation
         if speculation is not None:
@@ -124,15 +127,17 @@ class LocalEngine:
         self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
 
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
-        told = 0
+        told = steps = 0
         while True:
-            if early is not None:
+            over = not self._busy or (self.mode == "stream" and bool(self.done))
+            if early is not None and (over or steps % EARLY == 0):
                 early(self.done[told:])
                 told = len(self.done)
-            if not self._busy or (self.mode == "stream" and self.done):
+            if over:
                 done, self.done = self.done, []
                 return done
             self.step()
+            steps += 1
 
     def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
         ticket = self.arrivals
@@ -216,7 +221,7 @@ class LocalEngine:
         running = rows.ready
         half = (rows.flights[-1], rows.fed) if rows.fed else None
         room = Room(self.cache, rows, self.lengths)
-        wave = self.scheduler.next_wave(self.slots - rows.size, room, half)
+        wave = self.scheduler.next_wave(self.slots - rows.size, room, half, running > 0)
         if running or wave.chunks:
             source = self._admit(running, wave)
             arm = self._choose(running) if not wave.chunks else OFF

@@ -12,7 +12,6 @@ written to the page that is nobody's.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from whet.model.kernels.race import race
 from whet.rollout import device_rows as on_device
 from whet.rollout.captures import Captures, Key
 from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows
-from whet.rollout.flight import Chunk, Flight
+from whet.rollout.flight import Chunk
 from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache
@@ -68,8 +67,6 @@ def buckets(slots: int) -> list[int]:
 class Launch:
     """A decode step under way."""
 
-    flights: list[Flight]
-    """Whose rows it decodes, in order."""
     arm: Arm
     logits: Tensor
     drawn: Tensor
@@ -142,9 +139,8 @@ class GraphRunner:
 
     def _decode(self, running: int, arm: Arm, ahead: bool) -> Drawn:
         """`ahead`: the next step may be launched; not where prompts are fed in this, as their rows would be missing."""
-        step = self._next
-        order = None if step is None else _places(self.rows.flights[:running], step.flights)
-        if step is None or order is None:
+        step, order = self._next, self.rows.launched[:running].copy()
+        if step is None or order.min() < 0:
             arm = self._ready(running, arm)
             self._upload(running)
             step, order = self._launch(running, arm), np.arange(running)
@@ -194,7 +190,8 @@ class GraphRunner:
         if self.device.type == "cuda":
             done = torch.cuda.Event()
             done.record()
-        return Launch(self.rows.flights[:running], arm, logits, drawn, done)
+        self.rows.launched[:running] = np.arange(running)
+        return Launch(arm, logits, drawn, done)
 
     def _read(self, step: Launch, order: np.ndarray) -> Drawn:
         if step.done is not None:
@@ -357,12 +354,3 @@ def joined(first: Drawn, second: Drawn) -> Drawn:
 
 def _fast(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:
     return torch.compile(function, dynamic=True) if on_gpu else function
-
-
-def _places(flights: Sequence[Flight], among: Sequence[Flight]) -> np.ndarray | None:
-    """Where each of `flights` is among others; None if one is not there."""
-    if len(flights) == len(among) and all(map(operator.is_, flights, among)):
-        return np.arange(len(flights))
-    place = {id(flight): i for i, flight in enumerate(among)}
-    found = [place.get(id(flight), -1) for flight in flights]
-    return None if -1 in found else np.array(found)

@@ -42,6 +42,8 @@ class Rows:
         self.drafted = np.zeros(slots, np.int64)
         self.accepted = np.zeros(slots, np.int64)
         """Tokens that were proposed by speculation, and of these kept."""
+        self.launched = np.full(slots, -1, np.int64)
+        """Its place in the step that is under way; -1 if it is not in it."""
         self.lane = np.zeros(slots, np.int32)
         """Where the device has the row's text, if it keeps one."""
         self.most = np.full(slots, ANY, np.int32)
@@ -84,7 +86,7 @@ class Rows:
         sampling, trace = flight.request.sampling, flight.trace
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
-        self.length[row], self.shared[row], self.paired[row] = flight.known, 0, 0
+        self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
         self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
         self.keys[:, row] = flight.key
@@ -120,6 +122,7 @@ class Rows:
             self.paired,
             self.drafted,
             self.accepted,
+            self.launched,
             self.lane,
             self.most,
             self.count,

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from whet.model.attention import PREFILL
 from whet.rollout.flight import Chunk, Flight
 
+PATIENCE = 16
+"""Steps that a flight waits for company. A prefill of its own is several steps of everybody else's."""
+
 Room = Callable[[Flight, bool], bool]
 """Takes a flight, forked or not, if the pages for it can be had (`forecast.Room`)."""
 
@@ -30,9 +33,12 @@ class Wave:
 
 
 class Scheduler:
-    def __init__(self, packed: bool = False) -> None:
-        """packed: prompts are prefilled one after the other in one row of tokens, not padded to the longest."""
-        self.packed = packed
+    def __init__(self, packed: bool = False, batch: int = 1) -> None:
+        """packed: prompts are prefilled one after the other in one row of tokens, not padded to the longest. batch:
+        flights that are admitted together while others run, or PATIENCE steps after the first could have been."""
+        self.packed, self.batch = packed, batch
+        self._held = 0
+        """Steps since somebody could have been admitted."""
         self.waiting: deque[Flight] = deque()
         self.begun: set[int] = set()
         """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
@@ -46,9 +52,15 @@ class Scheduler:
         """Flights that lost their row go first again; they arrived before all that wait."""
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
-    def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None) -> Wave:
-        """For so many free slots. `half`: a flight in a row, of which so many tokens are fed, comes first."""
+    def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
+        """For so many free slots. `half`: a flight in a row, of which so many tokens are fed, comes first. running:
+        rows go on meanwhile, whom every wave holds up."""
         wave = Wave()
+        ready = min(slots, len(self.waiting))
+        if running and half is None and 0 < ready < self.batch and self._held < PATIENCE:
+            self._held += 1
+            return wave
+        self._held = 0
         leaders: dict[str, int] = {}
         if half is not None:
             self._feed(wave, leaders, *half)
