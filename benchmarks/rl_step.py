@@ -4,7 +4,7 @@
     python benchmarks/rl_step.py --parts update stage3 --out benchmarks/results
     python benchmarks/rl_step.py --tiny --device cpu --out DIR     # all of it with a toy, to see that it runs
 
-idle    recipes/gsm8k.toml through `whet train`'s own loop, 64 prompts x 8 rollouts, uniform, no evaluation: 2 updates
+idle    recipes/gsm8k.toml through `whet train`'s own loop, 64 prompts x 8 rollouts, uniform, no evaluation: 6 updates
         to warm up, 6 that count, one under the profiler. A base model without --warm-start hardly solves anything, and
         groups without signal are not trained on: see tokens_trained. The idle share is measured twice: by
         the run's own metric (time/gpu_idle, events around the device's work) and as what the kernels' spans leave of
@@ -54,7 +54,7 @@ from whet.recipe import load_config, read_toml
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzLW0123456789+-*=?!.,'{}\\ "
 """Of the toy's tokenizer: the arithmetic problems, and FastCuRL's suffix."""
-WARM, COUNTED = 2, 6
+WARM, COUNTED = 6, 6
 """Updates of `idle`; one more is profiled."""
 GIB = 2**30
 SPLIT = ("generate", "judge", "log_probs", "train", "sync", "save", "eval", "idle", "total", "gpu_idle")

@@ -32,12 +32,9 @@ class Captures:
         self._pool: Any = None
         """What all graphs share; it lives as long as one of them."""
 
-    def replay(self, key: Key, wanted: Sequence[Key]) -> Tensor:
-        """Captures `wanted` before, this one among them, if it was not yet."""
+    def replay(self, key: Key) -> Tensor:
         if self.device.type != "cuda":
             return self.step(*key)
-        if key not in self.graphs:
-            self.capture(wanted)
         graph, out = self.graphs[key]
         with self.meter.span():
             graph.replay()

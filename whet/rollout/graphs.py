@@ -233,8 +233,11 @@ class GraphRunner:
 
     def _replay(self, size: int, arm: Arm) -> Tensor:
         """All sizes of plain steps are captured at once."""
-        sizes = reversed(self.sizes) if arm.tokens == 1 else [size]
-        return self.captures.replay(self._key(size, arm), [self._key(each, arm) for each in sizes])
+        key = self._key(size, arm)
+        if key not in self.captures.graphs:
+            sizes = reversed(self.sizes) if arm.tokens == 1 else [size]
+            self.captures.capture([self._key(each, arm) for each in sizes])
+        return self.captures.replay(key)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
