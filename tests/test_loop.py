@@ -153,6 +153,14 @@ def test_token_budget_ends_the_run(tmp_path: Path) -> None:
     assert "eval/held_out/accuracy" in rows[-1]
 
 
+def test_time_budget_ends_the_run(tmp_path: Path) -> None:
+    """At the first update past it, which is evaluated as a last one."""
+    run(tmp_path / "a", "time_budget=0.001", "steps=100")
+    rows = read_metrics(tmp_path / "a")
+    assert [row["step"] for row in rows] == [0, 1] and rows[-1]["time_s"] >= 0.001
+    assert "eval/held_out/accuracy" in rows[-1]
+
+
 def test_warm_start_then_no_steps_leaves_a_base(tmp_path: Path) -> None:
     run(tmp_path / "a", "steps=0", "warm_start.steps=3", "warm_start.batch=4", reward=None)
     assert [row["step"] for row in read_metrics(tmp_path / "a")] == [0]

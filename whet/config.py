@@ -357,6 +357,8 @@ class Config(Section):
     """Optimiser updates at most."""
     token_budget: int = Field(0, ge=0)
     """Stop after the step that passes so many generated tokens; 0 is no limit."""
+    time_budget: float = Field(0.0, ge=0)
+    """Stop after the step that passes so many seconds of training, evaluations not counted; 0 is no limit."""
     data_folder: str = ""
     """Where short names of data are looked for before `datasets` is asked; empty is $WHET_DATA."""
     model: Model = Model()
@@ -380,14 +382,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        limits = {"rollout.max_tokens": self.rollout.max_tokens}
+        context, limits = self.rollout.context, {"rollout.max_tokens": self.rollout.max_tokens}
         limits |= {f"curriculum.stages.{i}.max_tokens": s.max_tokens for i, s in enumerate(self.curriculum.stages)}
         limits |= {f"eval.{i}.max_tokens": e.max_tokens for i, e in enumerate(self.eval)}
         for key, limit in limits.items():
-            if 0 < self.rollout.context <= limit:
-                raise ValueError(
-                    f"{key} = {limit} leaves no room for a prompt in rollout.context = {self.rollout.context}"
-                )
+            if 0 < context <= limit:
+                raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}")
         names = [e.name for e in self.eval]
         if len(set(names)) < len(names):
             raise ValueError(f"eval names must differ, got {', '.join(names)}")

@@ -123,6 +123,8 @@ class Parts(Actor):
         shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]
         if self.config.token_budget:
             shares.append(self.tally.tokens_generated / self.config.token_budget)
+        if self.config.time_budget:
+            shares.append(self.tally.time_s / self.config.time_budget)
         return min(1.0, max(shares))
 
     @property
@@ -215,7 +217,7 @@ def build_engine(
     graphs = rollout.graphs and model.device.type == "cuda"
     if graphs:
         share_storage(model)  # before there is an optimiser: it is the last time that weights move
-    return LocalEngine(
+    engine = LocalEngine(
         model,
         encode=encode,
         decode=codec.decode,
@@ -237,6 +239,8 @@ def build_engine(
         eagle=drafter.live if drafter is not None else None,
         buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )
+    engine.begin()
+    return engine
 
 
 def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:

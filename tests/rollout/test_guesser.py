@@ -9,6 +9,7 @@ import pytest
 import torch
 from slow_engine import PROMPTS, VOCAB, ask, make_engine, sharp_model
 from test_speculation import Whim, requests, run, same
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, Arm
@@ -119,14 +120,15 @@ def watch_drafts(runner: GraphRunner, seen: list[tuple[list[int], list[int]]]) -
     draft, lanes = runner._draft, runner.lanes
     assert lanes is not None
 
-    def watched(drafter: str, size: int, depth: int) -> None:
-        draft(drafter, size, depth)
+    def watched(size: int, depth: int, drafter: str) -> Tensor:
+        out = draft(size, depth, drafter)
         length, lane = runner.device_rows.state[LENGTH], runner.device_rows.state[LANE]
         for i in range(size):
             if length[i] >= 0:
                 text = lanes.history[lane[i], : length[i] + 1].tolist()
                 drafts = runner.drafts[i, :depth]
                 seen.append((text, drafts[drafts >= 0].tolist()))
+        return out
 
     runner._draft = watched  # type: ignore[method-assign]
 

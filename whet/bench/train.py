@@ -280,5 +280,8 @@ def start_run(recipe: Path, folder: Path, beside: int) -> subprocess.Popen[bytes
 
 
 def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bool:
-    spent = rows[-1].get("tokens_generated") or 0.0
-    return rows[-1]["step"] >= settings.steps or bool(settings.token_budget and spent >= settings.token_budget)
+    last = rows[-1]
+    spent = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
+    return last["step"] >= settings.steps or any(
+        budget and (last.get(name) or 0.0) >= budget for name, budget in spent.items()
+    )

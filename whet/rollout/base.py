@@ -18,8 +18,8 @@ class Engine(Protocol):
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         """Finished rollouts, unjudged, with traces, in the order they finished.
 
-        `early` is called at the start and after each step with those that are new (often none): in the end it has
-        had all that is returned, in that order.
+        `early` is called at the start, now and then, and at the end with those that are new (maybe none): in the end it
+        has had all that is returned, in that order.
 
         barrier: runs until all is finished. stream: runs until at least one rollout finished.
         Never waits when idle. Evaluation rollouts are handed out by `generate` alone.

@@ -16,7 +16,7 @@ from torch import Tensor
 from whet.model.meter import Meter
 
 Key = tuple[int, int, str]
-"""Rows, tokens that each feeds, and what drafts them, if the step does that, too."""
+"""Rows, tokens that each feeds, and ""; or rows, tokens that are drafted for each, and the drafter."""
 Step = Callable[[int, int, str], Tensor]
 
 

@@ -121,6 +121,11 @@ class LocalEngine:
 
     # ---- what callers use
 
+    def begin(self) -> None:
+        """On a GPU: compiles and captures what every run wants, before the first request has to wait for it."""
+        if isinstance(self.runner, GraphRunner):
+            self.runner.begin()
+
     def submit(self, requests: Sequence[Request]) -> None:
         """Those that are expected to be long go first, so that none is left over at the end; equal ones keep order."""
         running = int(self.rows.count[: self.rows.size].sum())

@@ -109,7 +109,7 @@ class GraphRunner:
         self._launches = 0
         self._wishes = self._told = 0
         """How often the rows' wishes for drafts changed, and were told."""
-        self.captures = Captures(self.device, self._step, self._at_rest)
+        self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
@@ -219,7 +219,7 @@ class GraphRunner:
         return self._read(step, np.arange(running))
 
     def prepare(self, running: int, arm: Arm) -> None:
-        self.captures.capture([self._key(self._size(running), arm)])
+        self.captures.capture(self._keys(self._size(running), arm))
 
     @property
     def ahead(self) -> bool:
@@ -228,16 +228,24 @@ class GraphRunner:
     def _size(self, running: int) -> int:
         return next(size for size in self.sizes if size >= running)
 
-    def _key(self, size: int, arm: Arm) -> Key:
-        return size, arm.tokens, arm.drafter if arm.drafter in self.own else ""
+    def begin(self) -> None:
+        """Plain steps of every size, the largest first: what a run is sure to want."""
+        self.captures.capture([(size, 1, "") for size in reversed(self.sizes)])
+
+    def _keys(self, size: int, arm: Arm) -> list[Key]:
+        """The graphs of a step: the target's, which all drafters share, and before it the drafter's, if it is ours."""
+        target = (size, arm.tokens, "")
+        return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
 
     def _replay(self, size: int, arm: Arm) -> Tensor:
-        """All sizes of plain steps are captured at once."""
-        key = self._key(size, arm)
-        if key not in self.captures.graphs:
-            sizes = reversed(self.sizes) if arm.tokens == 1 else [size]
-            self.captures.capture([self._key(each, arm) for each in sizes])
-        return self.captures.replay(key)
+        keys = self._keys(size, arm)
+        if not all(key in self.captures.graphs for key in keys):
+            self.begin()
+            self.captures.capture(keys)
+        return [self.captures.replay(key) for key in keys][-1]
+
+    def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
+        return self._draft(size, tokens, drafter) if drafter else self._step(size, tokens)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -257,12 +265,10 @@ class GraphRunner:
             self.lanes.newest(self.rows, running)
         self._uploaded = (self.rows.edits, self.cache.edits)
 
-    def _step(self, size: int, new: int, drafter: str) -> Tensor:
+    def _step(self, size: int, new: int) -> Tensor:
         """The newest token of rows 0..size-1 and new - 1 drafts, on the device alone: draws, and the logits they are
         drawn from."""
         state, table = self.device_rows.state[:, :size], self.device_rows.table[:size]
-        if drafter:
-            self._draft(drafter, size, new - 1)
         drafts = self.drafts[:size, : new - 1]
         keys, count, heat = state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32)
         if new == 1:
@@ -283,7 +289,7 @@ class GraphRunner:
         accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
 
-    def _draft(self, drafter: str, size: int, depth: int) -> None:
+    def _draft(self, size: int, depth: int, drafter: str) -> Tensor:
         """Guesses for rows 0..size-1, left where `_step` reads them."""
         assert self.lanes is not None
         state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
@@ -297,6 +303,7 @@ class GraphRunner:
         else:
             lane = torch.where(length >= 0, state[LANE], -1)
             self.lanes.lookup(lane, most, drafts, kin=drafter == "suffix")
+        return drafts
 
     # ---- prompts
 
