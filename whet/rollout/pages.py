@@ -162,8 +162,8 @@ class SlotCache(PageStore):
 
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         longest = max(tokens)
+        index = torch.tensor([source, target], device=self.device)
         for pages in (*self.keys, *self.values):
-            index = torch.tensor([source, target], device=pages.device)
             pages[index[1], :, :longest] = pages[index[0], :, :longest]
 
     def lacking(self, length: np.ndarray) -> int:
@@ -227,9 +227,9 @@ class PagedCache(PageStore):
             copied += [(int(self.table[src, len(shared)]), page) for page in own]
             self._set(dst, shared + own)
         if copied:
+            old, new = torch.tensor(copied, device=self.device).T
             for pages in (*self.keys, *self.values):
-                index = torch.tensor(copied, device=pages.device).T
-                pages[index[1]] = pages[index[0]]
+                pages[new] = pages[old]
 
     def lacking(self, length: np.ndarray) -> int:
         return int(self._missing(length).sum())
