@@ -48,7 +48,8 @@ def test_rows_move_with_what_only_the_device_knows() -> None:
     rows = DeviceRows(4, 2, torch.device("cpu"))
     rows.state[TOKEN] = torch.tensor([5, 6, 7, 8])
     rows.state[LENGTH] = torch.tensor([1, 2, 3, 4])
-    rows.arrange(np.array([3, 1]), np.array([[9, 9], [8, 8], [7, 7]]))
+    rows.arrange(np.array([3, 1]))
+    rows.upload_table(np.array([[9, 9], [8, 8], [7, 7]]), 2)
     assert rows.state[TOKEN, :2].tolist() == [8, 6]
     assert rows.state[LENGTH].tolist() == [4, 2, -1, -1], "nobody beyond"
     assert rows.table[:2].tolist() == [[9, 9], [8, 8]], "pages are the host's to tell"

@@ -74,15 +74,15 @@ class Controller:
         serves: Callable[[Arm, int], bool] = lambda arm, batch: True,
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
-        epsilon: float = 0.05,
+        epsilon: float = 0.2,
         spend: float = 0.01,
         hysteresis: float = 0.03,
         dwell: int = 4,
     ) -> None:
         """serves: whether an arm's graphs exist for a batch; bucket: the size a batch is padded to.
 
-        With chance epsilon a step begins a trial of another arm, `dwell` steps long, if it fits into the share of
-        all time that trials may lose (`spend`, OURS). An arm is left for one that is better by `hysteresis`.
+        A choice stands for `dwell` steps. With chance epsilon it is a trial of another arm, if that fits into the share
+        of all time that trials may lose (`spend`, OURS). An arm is left for one that is better by `hysteresis`.
         """
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
         self.serves, self.bucket = serves, bucket
@@ -94,6 +94,8 @@ class Controller:
         self.current = OFF
         self._trial: Arm | None = None
         self._left = 0
+        """Steps for which the choice stands, trial or not, while the batch stays in this cell."""
+        self._cell: Cell = (0, 0)
         self._spent = self._lost = 0.0
         """Seconds in all, and by trials."""
         self._last = OFF
@@ -105,21 +107,22 @@ class Controller:
         if not self.latency.known(OFF):
             return OFF  # all other times are guessed from it
         cell = self.cell(batch, kv_bytes)
+        held = self._trial or self.current
+        if self._left > 0 and cell == self._cell and (held == OFF or self.serves(held, batch)):
+            self._left -= 1
+            return held
+        self._trial, self._left, self._cell = None, self.dwell - 1, cell
         arms = [arm for arm in self.arms if arm == OFF or self.serves(arm, batch)]
         rates = {arm: self.rate(arm, batch, cell) for arm in arms}
         best = max(arms, key=lambda arm: rates[arm])
         if self.current not in rates or rates[best] > rates[self.current] * (1 + self.hysteresis):
             self.current = best
-        if self._trial is not None and self._left > 0 and self._trial in rates:
-            self._left -= 1
-            return self._trial
-        self._trial, self._left = None, 0
         if len(arms) > 1 and self.generator.random() < self.epsilon:
             others = [arm for arm in arms if arm != self.current]
             trial = others[int(self.generator.integers(len(others)))]
             loss = self.dwell * self.latency.seconds(trial, cell) * max(0.0, 1 - rates[trial] / rates[self.current])
             if self._lost + loss <= self.spend * self._spent:
-                self._trial, self._left = trial, self.dwell - 1
+                self._trial = trial
                 return trial
         return self.current
 

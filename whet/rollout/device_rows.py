@@ -49,10 +49,10 @@ class DeviceRows:
         state[STOPS:, :running] = -1
         state[STOPS : STOPS + len(stops), :running] = stops
         self.state.copy_(staged, non_blocking=True)
-        self._upload_table(table, running)
+        self.upload_table(table, running)
 
-    def arrange(self, order: np.ndarray, table: np.ndarray) -> None:
-        """Row i becomes what row order[i] is, however far the device has come with it; nobody beyond. Pages are the
+    def arrange(self, order: np.ndarray) -> None:
+        """Row i becomes what row order[i] is, however far the device has come with it; nobody beyond. Its table is the
         host's to tell."""
         staged = self._next(self._orders)
         running = len(order)
@@ -61,7 +61,7 @@ class DeviceRows:
         moved = self.state.index_select(1, index)
         self.state[LENGTH] = -1
         self.state[:, :running] = moved
-        self._upload_table(table, running)
+        self._turn += 1
 
     def tell(self, line: int, column: np.ndarray) -> None:
         """One line of the first rows, whose order is the host's."""
@@ -70,7 +70,7 @@ class DeviceRows:
         self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
         self._turn += 1
 
-    def _upload_table(self, table: np.ndarray, running: int) -> None:
+    def upload_table(self, table: np.ndarray, running: int) -> None:
         staged = self._next(self._tables)
         staged.numpy()[:running, : table.shape[1]] = table[:running]
         self.table[:running].copy_(staged[:running], non_blocking=True)

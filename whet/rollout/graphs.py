@@ -146,11 +146,17 @@ class GraphRunner:
             step, order = self._launch(running, arm), np.arange(running)
         self._next = None
         if ahead and self._may_run_ahead(running, step.arm, arm):
-            if self._uploaded != (self.rows.edits, self.cache.edits):
-                self.device_rows.arrange(order, self.cache.table)
-                self._uploaded = (self.rows.edits, self.cache.edits)
+            self._arrange(order)
             self._next = self._launch(running, arm)
         return self._read(step, order)
+
+    def _arrange(self, order: np.ndarray) -> None:
+        """Rows as the host has them in the order it has them now, however far the device has come with them."""
+        if self._uploaded[0] != self.rows.edits:
+            self.device_rows.arrange(order)
+        if self._uploaded != (self.rows.edits, self.cache.edits):
+            self.device_rows.upload_table(self.cache.table, len(order))
+        self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _ready(self, running: int, arm: Arm) -> Arm:
         """The arm, or OFF where it lacks pages; a drafter that has missed tokens reads them."""

@@ -161,11 +161,10 @@ class Rows:
         Those of `running` rows were fed with them."""
         counted = self._up_to_the_end(token, counted, decode)
         rows, count = self._numbers[: counted.size], self.count[: counted.size]
-        for place in range(int(counted.max(initial=0))):
-            some = rows[counted > place]
-            at = count[some] + place
-            self.ids[some, at], self.log_probs[some, at] = token[some, place], log_prob[some, place]
-            self.versions[some, at] = version
+        row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
+        at = count[row] + place
+        self.ids[row, at], self.log_probs[row, at] = token[row, place], log_prob[row, place]
+        self.versions[row, at] = version
         self.token[: counted.size] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
         self.accepted[: counted.size] += counted - 1
