@@ -269,12 +269,12 @@ def test_the_trained_drafter_is_accepted_far_above_chance() -> None:
 @pytest.mark.gpu
 def test_on_a_gpu_in_half_precision_losses_fall_too() -> None:
     model = target(torch.bfloat16).cuda()
-    buffer = DataBuffer(10_000, pin=True)
+    buffer = DataBuffer(10_000, device="cuda")
     random = torch.Generator().manual_seed(5)
     for i, length in enumerate((9, 5, 17, 12)):
         ids = torch.randint(VOCABULARY, (length,), generator=random).cuda()
         buffer.add(f"r{i}", 0, ids, hidden_of(model, ids)[:-1], prompt=3)
-    assert buffer.entries[0].hidden.is_pinned() and buffer.entries[0].hidden.dtype == torch.bfloat16
+    assert buffer.entries[0].hidden.is_cuda and buffer.entries[0].hidden.dtype == torch.bfloat16
     live = eagle_head(model, draft_ids=torch.arange(20))
     trainer = DrafterTrainer(live, buffer, lr=3e-3, pack=64)
     first = trainer.run(64)

@@ -313,5 +313,5 @@ def test_a_drafter_takes_a_layer_of_cache_and_its_own_weights() -> None:
     h, kv = SHAPE.hidden, SHAPE.cached // SHAPE.layers
     assert got.cache == plain.cache * (SHAPE.cached + h + 1 + kv) // SHAPE.cached
     numbers = 2 * h * h + 2 * h * SHAPE.query + h * kv + 3 * h * SHAPE.inner
-    assert got.drafter == numbers * (4 + 16) and plain.drafter == 0
+    assert got.drafter == numbers * (4 + 16) + 200_000 * 8 * 4 and plain.drafter == 0
     assert got.resident - plain.resident == got.cache - plain.cache + got.drafter

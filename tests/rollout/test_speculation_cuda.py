@@ -40,7 +40,7 @@ def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, 
 
 def test_a_drafter_published_in_place_drafts_better() -> None:
     """Captured graphs see its new weights; the target's are untouched, and so are the tokens."""
-    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, pin=True)
+    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
     head = eagle_head(model)
     asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3) for i in range(30)]
     whim = Whim([Arm("eagle", 4)])

@@ -7,6 +7,8 @@ but tensors, so the trainer may as well run where a GPU is idle.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,24 +18,29 @@ from transformers import PreTrainedModel
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.training import DrafterTrainer
+from whet.model.memory import BUFFER
 
-CAPACITY = 200_000
-"""Tokens of the buffer: at 1,536 numbers a token and bfloat16, 600 MB of host memory."""
+SMALL, LARGE = 2048, 8192
+"""Tokens of an update. A drafter learns faster by small ones, but on a GPU they take the host as long as large ones."""
 
 
 class AdaptiveDrafter:
     def __init__(self, model: PreTrainedModel, share: float, seed: int = 0) -> None:
         """share: tokens to train on after a step, of those the step has generated."""
         self.live: EagleHead = eagle_head(model, seed=seed)
-        self.buffer = DataBuffer(CAPACITY, pin=model.device.type == "cuda")
-        self.trainer = DrafterTrainer(self.live, self.buffer, seed=seed)
+        self.buffer = DataBuffer(BUFFER, device=model.device)
+        pack = LARGE if model.device.type == "cuda" else SMALL
+        self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)
         self.share = share
 
-    def train(self, step_tokens: int) -> dict[str, float]:
-        """On a share of the step's tokens, then publishes; metrics of it, none where nothing was learnt."""
+    def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
+        """On a share of the step's tokens, for about so many seconds at most, then publishes; metrics of it, none where
+        nothing was learnt."""
         if not self.share or not self.buffer.entries:
             return {}
-        done = self.trainer.run(self.trainer.budget(step_tokens, self.share))
+        until = time.perf_counter() + seconds
+        budget = self.trainer.budget(step_tokens, self.share)
+        done = self.trainer.run(budget, should_stop=lambda: time.perf_counter() > until)
         if not done.updates:
             return {}
         self.trainer.publish(self.live)

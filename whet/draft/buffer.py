@@ -1,10 +1,11 @@
 """The data buffer: what the target has written lately, with the hidden states it computed while doing so.
 
-Whoever runs the target adds finished rollouts; the drafter's trainer samples windows of them. Everything lies in host
-memory (pinned where asked, so that it goes back to a GPU fast) and is measured in tokens. A drafter trains before the
-longest responses of a step exist, so those of the last step stay: when a step begins, of the last one only the
-longest quarter is kept, and nothing of those before (TLT, "one-step-off"). Beyond capacity the lengths share alike
-(OURS): the class of lengths (by powers of two) that holds the most tokens loses its oldest entry.
+Whoever runs the target adds finished rollouts; the drafter's trainer samples windows of them. Hidden states lie on the
+device where the trainer wants them (to bring them to the host would make it wait at every rollout's end), and are
+measured in tokens. A drafter trains before the longest responses of a step exist, so those of the last one stay: when a
+step begins, of the last one only the longest quarter is kept, and nothing of those before (TLT, "one-step-off"). Beyond
+capacity the lengths share alike (OURS): the class of lengths (by powers of two) that holds the most tokens loses its
+oldest entry.
 
 What it holds and gives follows from what was added and from the key of the sample alone. It knows no model.
 """
@@ -62,10 +63,10 @@ class Window:
 
 
 class DataBuffer:
-    def __init__(self, capacity: int, *, kept: float = KEPT, pin: bool = False) -> None:
+    def __init__(self, capacity: int, *, kept: float = KEPT, device: torch.device | str = "cpu") -> None:
         if capacity < 2:
             raise WhetError(f"A buffer of {capacity} tokens holds no pair to train a drafter on; give it at least 2.")
-        self.capacity, self.kept, self.pin = capacity, kept, pin
+        self.capacity, self.kept, self.device = capacity, kept, torch.device(device)
         self.step = 0
         self.entries: list[Entry] = []
         """In the order they came."""
@@ -92,8 +93,7 @@ class DataBuffer:
             return
         if step > self.step:
             self._turn(step)
-        host = torch.empty(hidden.shape, dtype=hidden.dtype, pin_memory=self.pin)
-        self.entries.append(Entry(uid, step, ids, host.copy_(hidden), prompt))
+        self.entries.append(Entry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
         self._evict()
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
@@ -137,8 +137,7 @@ class DataBuffer:
         ids = tensors["ids"].split([line[3] for line in described])
         hidden = tensors["hidden"].split([line[4] for line in described])
         for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
-            host = torch.empty(states.shape, dtype=states.dtype, pin_memory=self.pin)
-            self.entries.append(Entry(uid, step, mine.clone(), host.copy_(states), prompt))
+            self.entries.append(Entry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
 
     # ---- what stays
 

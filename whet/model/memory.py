@@ -22,6 +22,8 @@ from whet.model.twin import kv_shapes
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1
 """Of the memory to be had, left to the allocator and whatever else runs: a plan that takes more does not fit."""
+BUFFER = 200_000
+"""Tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers a token in bfloat16."""
 RANK = 16
 """Of the adapters that are proposed where a full training does not fit."""
 
@@ -239,9 +241,9 @@ def cached_numbers(shape: Shape, settings: config.Config) -> int:
 
 def drafter_bytes(shape: Shape, size: int) -> int:
     """Of one layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I: in use (b bytes), and what its trainer
-    holds in fp32: weights, two moments, a gradient."""
+    holds in fp32: weights, two moments, a gradient; and the hidden states that it learns from."""
     h, kv = shape.hidden, shape.cached // shape.layers
-    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16)
+    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
 
 
 def graph_bytes(vocab: int, rollout: config.Rollout) -> int:
