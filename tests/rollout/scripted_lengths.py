@@ -40,6 +40,9 @@ class ScriptedRunner:
         ends = [rows.count[i] + 1 == self.length(rows.flights[i]) for i in range(rows.ready)]
         return single(np.where(ends, STOP, 2), np.zeros(rows.ready))
 
+    def prepare(self, running: int, arm: Arm) -> float:
+        return 0.0
+
     def forget(self) -> None: ...
 
     def stats(self) -> dict[str, float]:

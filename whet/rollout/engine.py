@@ -230,6 +230,7 @@ class LocalEngine:
         if running or wave.chunks:
             source = self._admit(running, wave)
             arm = self._choose(running) if not wave.chunks else OFF
+            begin += self.runner.prepare(running, arm)
             if arm == OFF or arm.drafter in self.runner.own or not self._speculate(arm, running):
                 own = arm if arm.drafter in self.runner.own else OFF
                 drawn = self.runner.advance(running, wave.chunks, source, own, ahead=own == arm)
@@ -259,7 +260,6 @@ class LocalEngine:
         assert speculation is not None
         if self.runner.ahead:
             return False
-        self.runner.prepare(running, arm)
         begin = time.perf_counter()
         most = self._wanted(arm, running)
         if self.cache.lacking(rows.length[:running] + most) > self.cache.free:

@@ -12,6 +12,7 @@ written to the page that is nobody's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -224,8 +225,11 @@ class GraphRunner:
             step = self._launch(running, Arm("", most))
         return self._read(step, np.arange(running))
 
-    def prepare(self, running: int, arm: Arm) -> None:
-        self.captures.capture(self._keys(self._size(running), arm))
+    def prepare(self, running: int, arm: Arm) -> float:
+        begin = time.perf_counter()
+        if arm.depth:
+            self.captures.capture(self._keys(self._size(running), arm))
+        return time.perf_counter() - begin
 
     @property
     def ahead(self) -> bool:

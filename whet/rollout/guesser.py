@@ -127,12 +127,13 @@ class Guesser:
     def read(self, row: int) -> Tensor:
         """The hidden states [cached tokens, width] of a row."""
         length = int(self.rows.length[row])
-        pages = self._table(row + 1)[row, : -(-length // self.page)].long()
+        pages = self._table(row + 1, row)[0, : -(-length // self.page)].long()
         return self.states[pages, 0].flatten(0, 1)[:length]
 
-    def _table(self, running: int) -> Tensor:
+    def _table(self, stop: int, start: int = 0) -> Tensor:
+        """Of rows start .. stop - 1."""
         table = self.cache.table if isinstance(self.cache, PagedCache) else self._own
-        return self._tensor(table[:running])
+        return self._tensor(table[start:stop])
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device)

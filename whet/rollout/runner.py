@@ -61,8 +61,8 @@ class Runner(Protocol):
     def budgeted(self) -> None:
         """The rows' `most` has changed; what is under way keeps to the old one."""
 
-    def prepare(self, running: int, arm: Arm) -> None:
-        """So many rows may be served by this arm soon: what that takes once is done now."""
+    def prepare(self, running: int, arm: Arm) -> float:
+        """So many rows are served by this arm next: what that takes once is done now. Seconds that took."""
 
     @property
     def ahead(self) -> bool:
@@ -124,7 +124,8 @@ class EagerRunner:
 
     def budgeted(self) -> None: ...
 
-    def prepare(self, running: int, arm: Arm) -> None: ...
+    def prepare(self, running: int, arm: Arm) -> float:
+        return 0.0
 
     @property
     def ahead(self) -> bool:
