@@ -178,9 +178,26 @@ class EagleHead(nn.Module):
         all pairs of all rows. After a verification, call it over all verified places: pairs past the accepted ones
         write what is overwritten before it is read, since lengths do not count them.
         """
+        angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
+        return self._read(hidden, ids, angles, position, row, table, length, starts, most, splits)
+
+    def _read(
+        self,
+        hidden: Tensor,
+        ids: Tensor,
+        angles: Tensor,
+        position: Tensor,
+        row: Tensor,
+        table: Tensor,
+        length: Tensor,
+        starts: Tensor,
+        most: int,
+        splits: int = 0,
+    ) -> Tensor:
+        """`extend`, the angles [T, 2 d] of the positions given."""
         shape = self.shape
         x = self._fuse(hidden, ids)
-        cos, sin = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1)).chunk(2, -1)
+        cos, sin = angles.chunk(2, -1)
         query = rope_write(
             F.linear(x, self.qkv),
             cos,
@@ -215,16 +232,18 @@ class EagleHead(nn.Module):
         position + steps - 2 are written, so the table must hold pages of the row's own for them, as it must for
         verifying; places past the table are left out, and what is drafted from there on is of no use.
         """
-        rows, room = len(row), min(table.shape[1] * self.keys.shape[2], len(self.angles))
-        starts = torch.arange(rows + 1, dtype=torch.int32, device=row.device)
+        room = min(table.shape[1] * self.keys.shape[2], len(self.angles))
+        starts = torch.arange(len(row) + 1, dtype=torch.int32, device=row.device)
+        # All places at once: what is small is launched as often as what is large.
+        place = position + torch.arange(steps - 1, dtype=torch.int32, device=row.device)[:, None]
+        out = (row < 0) | (place >= room)
+        place = place.masked_fill(out, 0)
+        rows, lengths = row.expand_as(out).masked_fill(out, -1), (place + 1).masked_fill(out, 0)
+        angles = self.angles[place]
         drafted = [self.choose(feature)]
-        for _ in range(steps - 1):
-            out = (row < 0) | (position >= room)
-            place = position.masked_fill(out, 0)
-            length = (place + 1).masked_fill(out, 0)
-            feature = self.extend(feature, drafted[-1], place, row.masked_fill(out, -1), table, length, starts, 1)
+        for i in range(steps - 1):
+            feature = self._read(feature, drafted[-1], angles[i], place[i], rows[i], table, lengths[i], starts, 1)
             drafted.append(self.choose(feature))
-            position = position + 1
         return torch.stack(drafted, 1)
 
     def choose(self, feature: Tensor) -> Tensor:
@@ -240,10 +259,10 @@ class EagleHead(nn.Module):
         return F.linear(torch.cat((embedded.to(self.dtype), hidden.to(self.dtype)), -1), self.fc)
 
     def _finish(self, mixed: Tensor, x: Tensor) -> Tensor:
-        x = x + F.linear(mixed, self.out)
+        x = torch.addmm(x, mixed, self.out.T)
         normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.shape.eps)
         gate, up = F.linear(normed, self.gate_up).chunk(2, -1)
-        return x + F.linear(F.silu(gate) * up, self.down)
+        return torch.addmm(x, F.silu(gate) * up, self.down.T)
 
 
 def eagle_head(
