@@ -4,7 +4,8 @@ A decode step is forward, draw and bookkeeping in one graph replay; the host tel
 came, went or got a page, and reads two numbers a row when the step is done. Where nothing stands against it the next
 step is launched before these are read, so that the device does not wait for the host: rows that turn out to have ended
 are left out of what it gives. Prompts are prefilled apart, packed without padding, by the same network. On a CPU
-everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
+everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A step that speculates is two
+replays, the drafter's (`lanes.py`, `guesser.py`) and the target's, and several numbers a row.
 
 Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1,
 written to the page that is nobody's.
@@ -175,7 +176,8 @@ class GraphRunner:
         rows = self.rows
         if rows.picky[:running].any():
             return False
-        if (self.guesser is not None and then.drafter == self.guesser.name != arm.drafter) or then.depth < arm.depth:
+        reads = self.guesser is not None and then.drafter == self.guesser.name
+        if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
             return False  # it may have to read more than it does by itself
         left = rows.limit[:running] - rows.count[:running] - 1
         length = rows.length[:running] + np.minimum(arm.tokens + then.depth, left)
