@@ -49,7 +49,16 @@ def result(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
 def test_the_ladder(result: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, found, lines = result
     assert json.loads((out / "draft.json").read_text()) == json.loads(json.dumps(found))
-    names = ["off", "elastic_ngram", "elastic_suffix", "controller", "elastic_eagle", "controller_eagle", "bandit"]
+    names = [
+        "off",
+        "elastic_ngram",
+        "elastic_suffix",
+        "controller",
+        "budgets",
+        "elastic_eagle",
+        "controller_eagle",
+        "bandit",
+    ]
     assert list(found["rungs"]) == [*names, "off_again"]
     assert found["work"]["requests"] == 6 and found["circumstances"]["commit"] and found["repeats"] == 2
     for rung in found["rungs"].values():

@@ -129,6 +129,22 @@ def test_greedy_siblings_write_each_others_drafts() -> None:
     assert engine.stats()["rollout/steps"] > 48 / 9, "forgotten texts are not looked at"
 
 
+def test_budgets_follow_from_what_has_ended() -> None:
+    """Sixteen rollouts of 5 tokens have ended: rows that may go on for long want drafts, those about to end none."""
+    engine = drafting(Whim([Arm("ngram", 4)]), slots=2)
+    assert engine.speculation is not None
+    asked = [ask(0, max_tokens=6, temperature=0.0), ask(1, max_tokens=50, temperature=0.0)]
+    for sharing in (False, True):
+        engine.speculation.sharing = sharing
+        engine.speculation._lengths.extend([5] * 16)
+        engine.submit(asked)
+        for _ in range(4):
+            engine.step()
+        short, long = (engine.rows.most[row] for row in np.argsort(engine.rows.limit[:2]))
+        assert (short < long) == sharing
+        engine.collect()
+
+
 def test_a_row_that_wants_no_drafts_has_none() -> None:
     class Modest(Speculation):
         def budgets(self, rows: Any, running: int) -> np.ndarray:

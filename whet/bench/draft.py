@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from whet.draft.guard import Guard
 from whet.errors import WhetError
 from whet.rollout.engine import LocalEngine
 from whet.rollout.graphs import GraphRunner, buckets
+from whet.rollout.rows import ANY
 from whet.types import Key, Rollout
 
 ELASTIC = {"ngram": 8, "suffix": 8, "eagle": 4}
@@ -51,6 +52,8 @@ class Rung:
     """None: plain decoding, by an engine that knows of no drafts."""
     arms: tuple[Arm, ...] = ()
     """What it may choose, beside OFF."""
+    sharing: bool = False
+    """Rows have budgets."""
 
 
 @dataclass(slots=True)
@@ -158,7 +161,8 @@ class Bench:
         if engine.lanes is not None:
             engine.lanes.forget()
         speculation.drafters = {name: self.drafters[eagle][name] for name in rung.drafters}
-        speculation.chooser, engine.speculation = watch, speculation
+        speculation.chooser, speculation.sharing, engine.speculation = watch, rung.sharing, speculation
+        engine.rows.most[:] = ANY
         return watch
 
     def _now(self) -> float:
@@ -192,6 +196,7 @@ def ladder(model: PreTrainedModel, slots: int, *, eagle: bool, seed: int, fixed:
 
     names = ("ngram", "suffix", *(("eagle",) if eagle else ()))
     rungs = [Rung("off"), elastic("ngram"), elastic("suffix"), chosen("controller", "controller", "ngram", "suffix")]
+    rungs.append(replace(chosen("budgets", "controller", "ngram", "suffix"), sharing=True))
     if eagle:
         rungs += [elastic("eagle"), chosen("controller_eagle", "controller", *names)]
     rungs.append(chosen("bandit", "bandit", *names))

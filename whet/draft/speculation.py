@@ -45,6 +45,9 @@ class Speculation:
     def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int) -> None:
         self.drafters: dict[str, Guard] = {}
         self.chooser, self.vocab = chooser, vocab
+        self.sharing = False
+        """Whether rows get budgets. In a step's padded shape a draft that is left out saves no time, and rows that end
+        sooner make all later steps smaller; so not, unless it is found to pay (`whet bench draft` has a rung)."""
         for drafter in drafters:
             self.join(drafter)
         self.token_bytes = 0
@@ -64,7 +67,7 @@ class Speculation:
         """Drafts that each row wants at most, made anew now and then, None meanwhile: rows that will end soon gain
         nothing from a draft, as the batch waits for others."""
         self._budgeted -= 1
-        if self._budgeted >= 0 or len(self._lengths) < ENOUGH:
+        if not self.sharing or self._budgeted >= 0 or len(self._lengths) < ENOUGH:
             return None
         self._budgeted = EVERY
         return budgets(remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths)), MOST)

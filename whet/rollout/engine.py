@@ -39,8 +39,8 @@ from whet.rollout.scheduler import Scheduler, Wave
 from whet.rollout.snapshot import restore, snapshot
 from whet.types import Finish, Request, Rollout
 
-EARLY = 8
-"""Steps after which finished rollouts are handed out early: to look after judges takes the host some time."""
+EARLY = 16
+"""Steps after which judges are looked after though nothing has finished: that takes the host some time."""
 
 
 class LocalEngine:
@@ -135,7 +135,7 @@ class LocalEngine:
         told = steps = 0
         while True:
             over = not self._busy or (self.mode == "stream" and bool(self.done))
-            if early is not None and (over or steps % EARLY == 0):
+            if early is not None and (over or len(self.done) > told or steps % EARLY == 0):
                 early(self.done[told:])
                 told = len(self.done)
             if over:
