@@ -195,10 +195,11 @@ def _judged(rollout: Rollout) -> Rollout:
 
 
 def make_learner(model: PreTrainedModel, work: Work) -> Learner:
-    """One for all arms: it is compiled once, and lengths do not ask what the weights are."""
+    """One for all arms: compiled once, its graphs captured by a few updates, and lengths do not ask what the weights
+    are."""
     settings = config.Learn(estimator="rloo", lr=1e-6, pack_tokens=16_384)
     learner = Learner(model.requires_grad_(True), settings, encode=work.ids)
-    trainer = Trainer(model, replace(work, updates=1), Arm("warm-up", "barrier"), learner)
+    trainer = Trainer(model, replace(work, updates=3), Arm("warm-up", "barrier"), learner)
     trainer.run()
     return learner
 
@@ -259,6 +260,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=0)
     parser.add_argument("--slots", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--arms", nargs="+", default=[""], help='words in the names of those to run: "keep, 1" "cut"')
     parser.add_argument("--learner", action="store_true", help="train on the groups, too")
     parser.add_argument("--train", action="store_true", help="train a small model for real, with accuracy curves")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of --train")
@@ -290,10 +292,11 @@ def generate_arms(args: argparse.Namespace) -> None:
     share_storage(model)
     learner = make_learner(model, work) if args.learner else None
     path = args.out / ("stream_learner.json" if args.learner else "stream.json")
-    runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in ARMS}
+    arms_run = [arm for arm in ARMS if arm.mode == "barrier" or any(word in arm.name for word in args.arms)]
+    runs: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms_run}
     order: list[str] | None = None
     for _ in range(args.repeats):
-        for arm in ARMS:
+        for arm in arms_run:
             figures, prompts = measure(model, work, arm, learner)
             order = prompts if order is None else order
             assert prompts == order, "every arm trains the same groups, in the same order"
