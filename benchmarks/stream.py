@@ -45,6 +45,8 @@ from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 ROLLOUTS = 8
 UPDATES = 40
 """Of --train."""
+WARM_UP = 3
+"""Updates before the clock runs: a size of pack is captured when it comes a second time."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def make_learner(model: PreTrainedModel, work: Work) -> Learner:
     are."""
     settings = config.Learn(estimator="rloo", lr=1e-6, pack_tokens=16_384)
     learner = Learner(model.requires_grad_(True), settings, encode=work.ids)
-    trainer = Trainer(model, replace(work, updates=3), Arm("warm-up", "barrier"), learner)
+    trainer = Trainer(model, replace(work, updates=WARM_UP), Arm("warm-up", "barrier"), learner)
     trainer.run()
     return learner
 

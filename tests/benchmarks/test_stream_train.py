@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from stream import ARMS, WORK, Arm, make_learner, measure
+from stream import ARMS, WARM_UP, WORK, Arm, make_learner, measure
 from stream_train import compare, demo_recipe
 
 from whet.bench.shapes import shape_model
@@ -66,5 +66,5 @@ def test_a_learner_adds_its_time_and_nothing_else() -> None:
     assert prompts == same and trained["tokens_trained"] == figures["tokens_trained"]
     assert trained["steps"] == figures["steps"], "lengths are drawn beforehand"
     assert 0 < trained["learner_seconds"] < trained["seconds"]
-    assert learner.updates == 1 + work.updates
+    assert learner.updates == WARM_UP + work.updates
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
