@@ -33,7 +33,6 @@ class DeviceRows:
         self._tables = [torch.full((most, width), nobody, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._lines = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
-        self._turn = 0
 
     def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
         """Rows 0..running-1 as the host has them; nobody beyond."""
@@ -61,23 +60,22 @@ class DeviceRows:
         moved = self.state.index_select(1, index)
         self.state[LENGTH] = -1
         self.state[:, :running] = moved
-        self._turn += 1
 
     def tell(self, line: int, column: np.ndarray) -> None:
         """One line of the first rows, whose order is the host's."""
         staged = self._next(self._lines)
         staged.numpy()[: column.size] = column
         self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
-        self._turn += 1
 
     def upload_table(self, table: np.ndarray, running: int) -> None:
         staged = self._next(self._tables)
         staged.numpy()[:running, : table.shape[1]] = table[:running]
         self.table[:running].copy_(staged[:running], non_blocking=True)
-        self._turn += 1
 
     def _next(self, buffers: list[Tensor]) -> Tensor:
-        return buffers[self._turn % 2]
+        """The one of its kind that was written longer ago."""
+        buffers.reverse()
+        return buffers[0]
 
 
 def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
