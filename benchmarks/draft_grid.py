@@ -4,8 +4,8 @@ Weights are random, so nothing could be guessed; but noise is keyed, so what pla
 will draw: a drafter that knows it proposes it, wrong with chance 1 - a at each place. Temperature is 100: the noise
 alone decides, and no rounding of logits makes a verified row part from the plain one. A cell is `batch` rows at a
 context of about --context; only steps count in which all of them run. speed_up = (tokens a row and step) x (plain step)
-/ (verifying step): all that a step costs on host and device is in it, but a real drafter's own time is not; `draft_ms`
-is what this one took.
+/ (verifying step), on a GPU by its own clock: drafters there make their drafts on the device and steps are launched
+ahead, while this one proposes from the host. A real drafter's own time is not in it; `draft_ms` is what this one took.
 """
 
 from __future__ import annotations
@@ -87,30 +87,40 @@ class Grid:
             speculation=self.speculation,
         )
 
-    def run(self, batch: int, arm: Arm) -> tuple[list[Step], np.ndarray]:
-        """The steps of a run, and what was written [batch, new]."""
+    def run(self, batch: int, arm: Arm) -> tuple[list[Step], float, np.ndarray]:
+        """The steps of a run, seconds of one in which all rows run, and what was written [batch, new]."""
         watch = self.speculation.chooser = Watch(Fixed(arm))
         self.speculation.drafting = 0.0
         wanted = Sampling(max_tokens=self.options.new, temperature=HEAT)
-        self.engine.submit([Request(prompt_id=str(i), group_id=i, n=1, sampling=wanted) for i in range(batch)])
-        done = sorted(self.engine.collect(), key=lambda rollout: rollout.group_id)
-        return watch.take(), np.stack([rollout.trace.ids for rollout in done if rollout.trace is not None])
+        engine = self.engine
+        engine.submit([Request(prompt_id=str(i), group_id=i, n=1, sampling=wanted) for i in range(batch)])
+        while engine.rows.ready < batch:
+            engine.step()
+        engine.stats()
+        while engine.rows.size == batch:
+            engine.step()
+        found = engine.stats()
+        done = sorted(engine.collect(), key=lambda rollout: rollout.group_id)
+        steps = watch.take()
+        on_device = found.get("rollout/gpu_seconds", 0.0) / found["rollout/steps"]
+        written = np.stack([rollout.trace.ids for rollout in done if rollout.trace is not None])
+        return steps, on_device or seconds_a_step(steps, batch), written
 
     def plain(self, batch: int) -> tuple[float, np.ndarray]:
         """Seconds a step, and the tokens."""
-        steps, written = self.run(batch, OFF)
-        return seconds_a_step(steps, batch), written
+        _, seconds, written = self.run(batch, OFF)
+        return seconds, written
 
     def cell(self, batch: int, verify: int, accept: float, off: Sequence[float], plain: np.ndarray) -> dict[str, Any]:
         arm = Arm(Forced.name, verify - 1)
-        self.engine.runner.prepare(batch, arm.tokens)
+        self.engine.runner.prepare(batch, arm)
         self.forced.know(plain, accept, arm.depth, self.options.seed)
         taken, lengths, drafting, same = [], [], [], []
         for _ in range(self.options.repeats):
-            steps, written = self.run(batch, arm)
+            steps, seconds, written = self.run(batch, arm)
             full = [s for s in steps if s.batch == batch and s.most is not None and s.most.min() == arm.depth]
             lengths.append(accept_length(full or steps) or 1.0)
-            taken.append(seconds_a_step(steps, batch))
+            taken.append(seconds)
             drafting.append(self.speculation.drafting / len(steps))
             same.append(float((written == plain).all(1).mean()))
         length = statistics.fmean(lengths)
@@ -127,8 +137,8 @@ class Grid:
 def seconds_a_step(steps: Sequence[Step], batch: int) -> float:
     """From one step to the next, the median over those in which all rows run; of the only one, its own."""
     full = [step for step in steps if step.batch == batch]
-    apart = [b.at - a.at for a, b in itertools.pairwise(full)]
-    return statistics.median(apart) if apart else full[0].seconds
+    apart = [(b.at - a.at) / b.steps for a, b in itertools.pairwise(full)]
+    return statistics.median(apart) if apart else full[0].seconds / full[0].steps
 
 
 def expected_length(accept: float, depth: int) -> float:

@@ -4,12 +4,13 @@
     python benchmarks/rl_step.py --parts update stage3 --out benchmarks/results
     python benchmarks/rl_step.py --tiny --device cpu --out DIR     # all of it with a toy, to see that it runs
 
-idle    recipes/gsm8k.toml through `whet train`'s own loop, 64 prompts x 8 rollouts, uniform, no evaluation: 6 updates
-        to warm up, 6 that count, one under the profiler. A base model without --warm-start hardly solves anything, and
-        groups without signal are not trained on: see tokens_trained. The idle share is measured twice: by
-        the run's own metric (time/gpu_idle, events around the device's work) and as what the kernels' spans leave of
-        the wall; the gaps between them are given by size, by what the host did meanwhile, and the longest one by one.
-        The profiler slows the host, so its kernels are also set against the wall of the updates without it.
+idle    recipes/gsm8k.toml through `whet train`'s own loop, 64 prompts x 8 rollouts, uniform, no evaluation: 16 updates
+        to warm up (graphs of new sizes are captured), 8 that count, one under the profiler. A base model without
+        --warm-start hardly solves anything, and groups without signal are not trained on: see tokens_trained. The idle
+        share is measured twice: by the run's own metric (time/gpu_idle, events around the device's work) and as what
+        the kernels' spans leave of the wall; the gaps between them are given by size, by what the host did meanwhile,
+        and the longest one by one. The profiler slows the host, so its kernels are also set against the wall of the
+        updates without it.
 update  the 1.5B shape: from the end of the optimiser's step to the first new token on the host, for rows that run on
         (keep), for a fresh request (release, take back, update, prefill), and for recomputed rows. Medians of 10.
 stage3  stage 3 of FastCuRL's recipe (context 24,576) with the 1.5B shape, random weights and coin-toss verdicts, for
@@ -54,7 +55,7 @@ from whet.recipe import load_config, read_toml
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzLW0123456789+-*=?!.,'{}\\ "
 """Of the toy's tokenizer: the arithmetic problems, and FastCuRL's suffix."""
-WARM, COUNTED = 6, 6
+WARM, COUNTED = 16, 8
 """Updates of `idle`; one more is profiled."""
 GIB = 2**30
 SPLIT = ("generate", "judge", "log_probs", "train", "sync", "save", "eval", "idle", "total", "gpu_idle")

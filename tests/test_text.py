@@ -121,6 +121,16 @@ def test_the_least_used_prompt_leaves_first() -> None:
     assert list(codec._cache) == ["a", "c"]
 
 
+def test_prompts_made_ready_are_those_encoded_and_fill_the_cache_at_most() -> None:
+    ready, fresh = (Codec(bytes_tokenizer(chat=True), cache=3) for _ in range(2))
+    prompts = [plain("a"), chat("b"), plain("c"), plain("d")]
+    ready.prepare(prompts)
+    assert len(ready._cache) == 3
+    assert [list(ids) for ids in ready._cache.values()] == [fresh.encode(prompt) for prompt in prompts[:3]]
+    ready.prepare(prompts[3:])
+    assert len(ready._cache) == 3 and ready.encode(prompts[3]) == fresh.encode(prompts[3])
+
+
 @pytest.mark.parametrize(
     ("eos", "stop", "end"),
     [

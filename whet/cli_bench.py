@@ -114,6 +114,7 @@ def bench_draft(
     drafter: Annotated[Path | None, typer.Option(help="A folder with a trained EAGLE drafter.")] = None,
     train: Annotated[int, typer.Option(min=0, help="Or: rounds to train one here, on the other prompts.")] = 0,
     fixed: Annotated[bool, typer.Option(help="Also every arm on its own, to find the best.")] = True,
+    naive: Annotated[bool, typer.Option("--naive", help="Also graph memory, against a graph for each arm.")] = False,
     out: Out = RESULTS,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
@@ -135,10 +136,12 @@ def bench_draft(
         cap=cap,
         drafter=drafter,
         train=train,
+        naive=naive,
         seed=seed,
     )
     loaded, work, head, notes = prepared(asked, out, told)
-    result = draft_bench(out, loaded, work, head=head, repeats=repeats, fixed=fixed, seed=seed, notes=notes, told=told)
+    how: dict[str, Any] = {"repeats": repeats, "fixed": fixed, "naive": naive, "seed": seed}
+    result = draft_bench(out, loaded, work, head=head, **how, notes=notes, told=told)
     show_ladder(result)
 
 
@@ -165,7 +168,21 @@ def show_ladder(result: Mapping[str, Any]) -> None:
     if "best_fixed" in found:
         told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
     told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
+    if plan := naive_plan(result["graphs"]["plan"]):
+        told += " " + plan
     out_console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+def naive_plan(plan: Mapping[str, int]) -> str:
+    """What shared graphs take of what one for each arm would; "" where it was not measured."""
+    if not plan.get("bytes_naive"):
+        return ""
+    ours, naive = (plan[f"bytes{kind}"] + plan[f"driver_bytes{kind}"] for kind in ("", "_naive"))
+    of_pool = plan["bytes"] / plan["bytes_naive"]
+    return (
+        f"Graphs that verify take {plan['bytes'] / 2**20:,.0f} MiB, {of_pool:.2f} of those of the naive plan "
+        f"({ours / naive:.2f} with what the driver takes)."
+    )
 
 
 @bench_app.command("train")

@@ -21,7 +21,7 @@ from whet.run import Run
 from whet.types import Batch, Report, Request, Rollout
 
 DRAFTER_SHARE = 0.03
-"""Of a step's time, for training the drafter."""
+"""Of the steps' time, for training the drafter."""
 
 
 class Watcher(Protocol):
@@ -119,12 +119,12 @@ def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
 
 def train_drafter(parts: Parts, seen: Sequence[Rollout], watch: Stopwatch) -> dict[str, float]:
     """While nothing is decoded; no token depends on it. On a GPU, where steps are short and a drafter's updates wait
-    for the host, never for more than a small share of the step."""
+    for the host, a small share of the steps' time: seldom, where it would not suffice for an update in each."""
     if parts.drafter is None:
         return {}
-    limit = DRAFTER_SHARE * watch.without("save") if parts.model.device.type == "cuda" else math.inf
+    granted = DRAFTER_SHARE * watch.without("save") if parts.model.device.type == "cuda" else math.inf
     with watch.timing("draft"), parts.meter.span():
-        return parts.drafter.train(sum(r.length for r in seen), limit)
+        return parts.drafter.train(sum(r.length for r in seen), granted)
 
 
 def step_metrics(

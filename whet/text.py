@@ -57,7 +57,7 @@ class Codec:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of `render(prompt)`: all that the model reads before it speaks."""
-        key = prompt.text if not prompt.messages else json.dumps(prompt.messages)
+        key = _key(prompt)
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return list(known)
@@ -68,6 +68,14 @@ class Codec:
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
         return ids
+
+    def prepare(self, prompts: Iterable[Prompt]) -> None:
+        """Fills the cache with the first of them, a quarter of the time that `encode` takes for each: while a run
+        begins, rather than while a GPU waits for its first prompts."""
+        rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
+        while batch := list(islice(rest, LENGTH_BATCH)):
+            known = zip(batch, self._encode_all(batch), strict=True)
+            self._cache |= {_key(prompt): tuple(ids) for prompt, ids in known if ids}
 
     def render(self, prompt: Prompt) -> str:
         """The exact text the model reads, special tokens included."""
@@ -269,3 +277,7 @@ def printable(text: str, *, one_line: bool = False) -> str:
 def _visible(character: str) -> bool:
     """isprintable, and the spaces of other scripts, which it leaves out; line separators are no spaces."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _key(prompt: Prompt) -> str:
+    return prompt.text if not prompt.messages else json.dumps(prompt.messages)

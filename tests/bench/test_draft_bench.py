@@ -10,10 +10,11 @@ import torch
 from typer.testing import CliRunner
 
 from whet.bench.candidate import Asked, prepared
-from whet.bench.draft import Bench, Rung, draft_bench, graph_plan, ladder, verdict
+from whet.bench.draft import Bench, Rung, draft_bench, graph_plan, ladder, plans, verdict
 from whet.bench.tail import model_work, read_texts, shape_work
 from whet.bench.watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from whet.cli import app
+from whet.cli_bench import naive_plan
 from whet.draft.base import OFF, Arm
 from whet.errors import WhetError
 from whet.model.tiny import char_tokenizer, tiny_model
@@ -104,6 +105,7 @@ def test_the_command(tmp_path: Path) -> None:
         (Asked(shape="tiny", device="tpu"), "no device"),
         (Asked(shape="tiny", device="cpu", dtype="int4"), "no dtype"),
         (Asked(shape="huge", device="cpu"), "no shape"),
+        (Asked(shape="tiny", device="cpu", naive=True), "there are none on a CPU"),
     ],
 )
 def test_what_cannot_be_measured_is_said(asked: Asked, sentence: str, tmp_path: Path) -> None:
@@ -180,3 +182,30 @@ def test_graphs_are_shared() -> None:
     plan = graph_plan(ladder(tiny_model(20), 128, eagle=True, seed=0), 128)
     assert plan["graphs"] == 34 and plan["graphs_naive"] == 3 * 5 * 10
     assert plan["tokens"] < 0.5 * plan["tokens_naive"]
+
+
+def test_what_the_naive_plan_captures() -> None:
+    """4 slots, sizes 2 and 4. Two drafters of one depth share what verifies it, and 4 rows of 200 drafts serve
+    nobody."""
+    arms = (Arm("ngram", 2), Arm("suffix", 2), Arm("ngram", 200))
+    shared, naive = plans([Rung("a", arms=arms[:2]), Rung("b", arms=arms)], 4)
+    assert shared == [(2, 3, ""), (4, 3, ""), (2, 201, "")]
+    assert naive == [(size, arm.tokens, arm.drafter) for arm in arms for size in (2, 4)]
+
+
+def test_the_memory_of_both_plans_is_told() -> None:
+    plan = {"bytes": 2**20, "bytes_naive": 4 * 2**20, "driver_bytes": 2**20, "driver_bytes_naive": 12 * 2**20}
+    assert naive_plan(plan) == (
+        "Graphs that verify take 1 MiB, 0.25 of those of the naive plan (0.12 with what the driver takes)."
+    )
+    assert naive_plan({"graphs": 3}) == ""
+
+
+@pytest.mark.gpu
+def test_the_memory_of_both_plans_is_measured(tmp_path: Path) -> None:
+    asked = Asked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=16, naive=True)
+    model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
+    found = draft_bench(tmp_path, model, work, repeats=1, fixed=False, naive=True)["graphs"]
+    assert 0 < found["plan"]["bytes"] <= found["plan"]["bytes_naive"]
+    assert found["model_free"]["graph_bytes"] > 0
+    assert json.loads((tmp_path / "draft.json").read_text())["graphs"] == found

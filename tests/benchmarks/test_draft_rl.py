@@ -31,7 +31,17 @@ def test_updates_are_compared_in_pairs() -> None:
 
     found = summary({"plain": rows(9, 9, 4, 6, 8), "eagle": rows(9, 9, 2, 2, 2)})["eagle"]
     assert found["faster"] == 3 and found["seconds"] == 2 and found["generate_share"] == 0.5
-    assert found["mean_length_apart"] == pytest.approx(0.6)
+    assert found["mean_length_apart"] == pytest.approx(0.6) and found["lessons_share"] == 0
+
+
+def test_the_share_of_lessons_is_of_all_seconds() -> None:
+    """Every other update has one: the median would be none, or twice as much."""
+    lessons = [0.0, 0.5, 0.0, 0.2, 0.0]
+    rows = [
+        {"step": i + 1.0, "time/total": s, "time/generate": s / 2, "time/draft": lesson, "length/mean": 9.0}
+        for i, (s, lesson) in enumerate(zip([9, 9, 4, 2, 4], lessons, strict=True))
+    ]
+    assert summary({"plain": rows})["plain"]["lessons_share"] == pytest.approx(0.2 / 10)
 
 
 def test_no_problem_comes_twice(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def ready(model, *packs, budget=BUDGET):
 
 
 def test_sizes_by_hand():
-    assert size_of(15000, 20, 1000, 16384) == Size(16384, 64, 1024)
-    assert size_of(4096, 64, 128, 16384) == Size(4096, 64, 512)
-    assert size_of(4097, 64, 129, 16384) == Size(8192, 128, 512), "4,095 tokens of padding: 32 sequences more"
+    assert size_of(15000, 20, 1000, 16384) == Size(16384, 256, 1024)
+    assert size_of(4096, 256, 128, 16384) == Size(4096, 256, 512)
+    assert size_of(4097, 224, 129, 16384) == Size(8192, 256, 512), "4,095 tokens of padding: 32 sequences more"
+    assert size_of(4097, 225, 129, 16384) == Size(8192, 512, 512)
     assert size_of(16385, 1, 16385, 16384) is None
 
 

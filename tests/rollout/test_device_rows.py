@@ -17,7 +17,7 @@ from whet.rollout.device_rows import (
     fed_with_drafts,
 )
 from whet.rollout.engine import LocalEngine
-from whet.rollout.graphs import GraphRunner
+from whet.rollout.graphs import BURST, GraphRunner
 from whet.types import Request, Rollout
 
 
@@ -73,25 +73,26 @@ def test_steps_ahead_give_the_same_tokens(stops: tuple[int, ...]) -> None:
     """Rows of many lengths, more of them than slots, pages that do not suffice for all."""
     requests: list[Request] = [ask(i, n=2, max_tokens=3 + 7 * (i % 5), stop_ids=stops) for i in range(9)]
     plain, graph = engines()
-    ahead = 0
+    ahead = set()
     for engine in (plain, graph):
         engine.submit(requests)
         while engine._busy:
             engine.step()
-            if isinstance(engine.runner, GraphRunner):
-                ahead += engine.runner._next is not None
+            if isinstance(engine.runner, GraphRunner) and engine.runner._next is not None:
+                ahead.add(len(engine.runner._next.drawn))
     assert tokens(plain.collect()) == tokens(graph.collect())
-    assert ahead > 3, "steps were launched ahead"
+    assert BURST in ahead, "steps were launched ahead, several at once"
 
 
 def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
     plain, graph = engines()
     out = []
-    for engine in (plain, graph):
+    for engine in (graph, plain):
         engine.on_update = "keep"
         engine.submit([ask(i, max_tokens=20) for i in range(4)])
-        for _ in range(5):
+        while engine.rows.size == 0 or engine.rows.count[0] < 1 + 1 + BURST:  # of the prompt, of one step, of a burst
             engine.step()
+        assert engine.rows.count[:4].tolist() == [2 + BURST] * 4
         with torch.no_grad():
             for weight in engine.twin.parameters():
                 weight.mul_(0.9)

@@ -115,3 +115,17 @@ def test_a_run_by_graphs_trains(tmp_path: Path) -> None:
     run_recipe(settings, tmp_path / "run", watcher=watcher, reward=even_digits)
     assert [row["step"] for row in watcher.rows] == [0, 1, 2] and best_checkpoint(tmp_path / "run") is not None
     assert watcher.rows[-1]["rollout/graphs"] > 0 and watcher.rows[-1]["learn/mismatch_max"] < 0.05
+
+
+def test_bytes_are_what_the_graphs_memory_pool_grew_by() -> None:
+    """Whatever is freed elsewhere meanwhile: here a piece that lies unused, which a capture gives back."""
+    engine = make_engine(on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), graphs=True, slots=8)
+    unused = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    del unused
+    engine.submit(REQUESTS)
+    engine.collect()
+    assert isinstance(engine.runner, GraphRunner)
+    captures = engine.runner.captures
+    assert captures.bytes.keys() == captures.graphs.keys()
+    assert all(size >= 0 for size in captures.bytes.values())
+    assert 0 < sum(captures.bytes.values()) == captures.stats()["rollout/graph_bytes"] < 2**28

@@ -360,6 +360,16 @@ def test_ordered_delivery(workers: int) -> None:
     assert [r.verdict for r in got] == ["right", "right", "unjudged", "wrong", "right", "unjudged", "right"]
 
 
+@pytest.mark.parametrize(("pace", "busy"), [(1e-4, 1), (1.0, 3)])
+def test_little_work_is_not_divided(pace: float, busy: int) -> None:
+    with make(workers=3) as judge:
+        judge._pace = pace
+        judge.send(rollouts(*["slow 0.2"] * 6))
+        assert sum(bool(worker.chunk) for worker in judge._workers) == busy
+        assert [r.verdict for r in judge.receive(wait=True)] == ["right"] * 6
+        assert judge._pace > 0.05, "it is measured"
+
+
 def test_unordered_delivery() -> None:
     with make(workers=2, ordered=False, timeout_s=5.0) as judge:
         judge.send(rollouts("slow 1", "right"))

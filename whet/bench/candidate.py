@@ -34,6 +34,8 @@ class Asked:
     drafter: Path | None = None
     train: int = 0
     """Rounds."""
+    naive: bool = False
+    """The memory of graphs is measured too."""
     seed: int = 0
 
 
@@ -49,6 +51,8 @@ def prepared(asked: Asked, out: Path, told: Told) -> tuple[PreTrainedModel, Work
         raise WhetError("--drafter brings a trained drafter and --train makes one; give one of them.")
     if asked.dtype not in ("", "float32", "bfloat16"):
         raise WhetError(f'There is no dtype "{asked.dtype}" here; there are float32 and bfloat16.')
+    if asked.naive and device != "cuda":
+        raise WhetError("--naive measures the memory of CUDA graphs, and there are none on a CPU; leave it out.")
     sizes: dict[str, Any] = {"rollouts": asked.rollouts, "siblings": asked.siblings, "cap": asked.cap}
     if asked.model is None:
         model = shape_model(asked.shape, device)

@@ -32,6 +32,8 @@ from whet.draft.build import DEPTHS, DRAFTERS, build_speculation, serves
 from whet.draft.eagle import EagleHead
 from whet.draft.guard import Guard
 from whet.errors import WhetError
+from whet.rollout.captures import Captures
+from whet.rollout.captures import Key as GraphKey
 from whet.rollout.engine import LocalEngine
 from whet.rollout.graphs import GraphRunner, buckets
 from whet.rollout.rows import ANY
@@ -39,7 +41,7 @@ from whet.types import Key, Rollout
 
 ELASTIC = {"ngram": 8, "suffix": 8, "eagle": 4}
 """Depth of the fixed arm that a drafter is tried with behind the switch."""
-GRAPHS = ("graphs", "graph_bytes")
+GRAPHS = ("graphs", "graph_bytes", "graph_driver_bytes")
 POINTS = 60
 """Of the curve of running requests."""
 
@@ -146,6 +148,21 @@ class Bench:
         stats = {"eagle" if eagle else "model_free": engine.stats() for eagle, engine in self.engines.items()}
         return {name: {k: found.get(f"rollout/{k}", 0.0) for k in GRAPHS} for name, found in stats.items()}
 
+    def plan_bytes(self, rungs: Sequence[Rung]) -> dict[str, int]:
+        """Of `plans`, captured once more, each in a pool of its own, largest first, and let go of: what the pool and
+        the driver took."""
+        runner = self.engine(self.head is not None).runner
+        assert isinstance(runner, GraphRunner), "there are no graphs without a GPU"
+        made, found = runner.captures, dict[str, int]()
+        for kind, plan in zip(("", "_naive"), plans(rungs, self.work.rollouts), strict=True):
+            captures = Captures(made.device, lambda size, tokens, _: made.step(size, tokens, ""), made.at_rest)
+            captures.capture(sorted(plan, key=lambda key: key[0] * key[1], reverse=True))
+            found[f"bytes{kind}"] = sum(captures.bytes.values())
+            found[f"driver_bytes{kind}"] = captures.driver_bytes
+            del captures
+            torch.cuda.empty_cache()
+        return found
+
     def _equip(self, rung: Rung, eagle: bool) -> Watch | None:
         """Drafters have seen nothing of the work: that of the last round was the same."""
         engine, speculation = self.engines[eagle], self.speculations[eagle]
@@ -213,11 +230,13 @@ def draft_bench(
     head: EagleHead | None = None,
     repeats: int = 3,
     fixed: bool = True,
+    naive: bool = False,
     seed: int = 0,
     notes: Mapping[str, Any] | None = None,
     told: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measures, writes draft.json into `out` after every round, and returns it."""
+    """Measures, writes draft.json into `out` after every round, and returns it. naive: at the end also the memory of
+    `plans`, on a GPU."""
     rungs = ladder(model, work.rollouts, eagle=head is not None, seed=seed, fixed=fixed)
     bench = Bench(model, work, head, seed)
     bench.run(rungs[0])  # its tokens are what all others must write
@@ -239,10 +258,17 @@ def draft_bench(
         for rung in rungs:
             taken[rung.name].append(bench.run(rung))
         result |= figures(rungs, taken)
-        files.make_folder(out)
-        files.write_text(out / "draft.json", json.dumps(result, indent=1) + "\n")
+        write(out, result)
         told(f"round {round_ + 1} of {repeats}: " + ", ".join(f"{n} {t[-1].seconds:.2f} s" for n, t in taken.items()))
+    if naive:
+        result["graphs"]["plan"] |= bench.plan_bytes(rungs)
+        write(out, result)
     return result
+
+
+def write(out: Path, result: Mapping[str, Any]) -> None:
+    files.make_folder(out)
+    files.write_text(out / "draft.json", json.dumps(result, indent=1) + "\n")
 
 
 def figures(rungs: Sequence[Rung], taken: Mapping[str, Sequence[Taken]]) -> dict[str, Any]:
@@ -284,17 +310,23 @@ def _figures(rung: Rung, runs: Sequence[Taken], off: Sequence[float]) -> dict[st
     }
 
 
-def graph_plan(rungs: Sequence[Rung], slots: int) -> dict[str, int]:
-    """Verification graphs, and tokens that they feed, which is what their memory grows with: shared by drafters and
-    for the batches that an arm serves, against one for each arm and batch size."""
+def plans(rungs: Sequence[Rung], slots: int) -> tuple[list[GraphKey], list[GraphKey]]:
+    """Verification graphs: shared by drafters and for the batches that an arm serves; and the naive plan, one for each
+    arm and batch size, with the name of its drafter."""
     arms = dict.fromkeys(arm for rung in rungs for arm in rung.arms)
-    naive = [(size, arm.tokens) for arm in arms for size in buckets(slots)]
-    shared = {pair for pair in naive if serves(Arm("", pair[1] - 1), pair[0])}
+    naive = [(size, arm.tokens, arm.drafter) for arm in arms for size in buckets(slots)]
+    shared = dict.fromkeys((size, new, "") for size, new, _ in naive if serves(Arm("", new - 1), size))
+    return list(shared), naive
+
+
+def graph_plan(rungs: Sequence[Rung], slots: int) -> dict[str, int]:
+    """Graphs of `plans`, and tokens that they feed, which is what their memory grows with."""
+    shared, naive = plans(rungs, slots)
     return {
         "graphs": len(shared),
         "graphs_naive": len(naive),
-        "tokens": sum(size * new for size, new in shared),
-        "tokens_naive": sum(size * new for size, new in naive),
+        "tokens": sum(size * new for size, new, _ in shared),
+        "tokens_naive": sum(size * new for size, new, _ in naive),
     }
 
 

@@ -18,17 +18,19 @@ from whet.draft.speculation import Columns, Speculation
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decode step of `batch` rows."""
+    """A decode step of `batch` rows, or several that were launched together."""
 
     arm: Arm
     batch: int
     seconds: float
     accepted: np.ndarray | None = None
-    """Drafted tokens that were right, per row; None where nothing was drafted."""
+    """Drafted tokens that were right, per row and step; None where nothing was drafted."""
     most: np.ndarray | None = None
-    """How many were asked for, per row."""
+    """How many were asked for, per row and step."""
     at: float = 0.0
     """When it was told, on the host's clock."""
+    steps: int = 1
+    """How many they were."""
 
 
 class Fixed:
@@ -69,12 +71,13 @@ class Watch:
         batch: int,
         seconds: float,
         *,
+        steps: int = 1,
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
     ) -> None:
-        self.steps.append(Step(arm, batch, seconds, accepted, most, time.perf_counter()))
-        self.chooser.record(arm, batch, seconds, accepted=accepted, most=most, kv_bytes=kv_bytes)
+        self.steps.append(Step(arm, batch, seconds, accepted, most, time.perf_counter(), steps))
+        self.chooser.record(arm, batch, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv_bytes)
 
     def updated(self) -> None:
         self.chooser.updated()
@@ -143,9 +146,9 @@ def by_batch(steps: Sequence[Step]) -> dict[str, dict[str, float | None]]:
         classes.setdefault(1 << max(0, step.batch - 1).bit_length(), []).append(step)
     return {
         str(size): {
-            "steps": len(mine),
+            "steps": sum(step.steps for step in mine),
             "seconds": sum(step.seconds for step in mine),
-            "speculating": sum(step.arm != OFF for step in mine) / len(mine),
+            "speculating": sum(step.steps for step in mine if step.arm != OFF) / sum(step.steps for step in mine),
             "accept_length": accept_length(mine),
         }
         for size, mine in sorted(classes.items())

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from whet.draft.allowance import Allowance
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.training import DrafterTrainer
@@ -32,18 +33,25 @@ class AdaptiveDrafter:
         pack = LARGE if model.device.type == "cuda" else SMALL
         self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)
         self.share = share
+        self.allowance = Allowance()
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
-        """On a share of the step's tokens, for about so many seconds at most, then publishes; metrics of it, none where
-        nothing was learnt."""
+        """On a share of the step's tokens, then publishes; metrics of it, none where nothing was learnt.
+
+        seconds: what the step grants. Where that is too little for an update nothing is learnt now, and it is kept for
+        the next steps; what an update took beyond it is owed (`allowance.py`).
+        """
+        self.allowance.grant(seconds)
         if not self.share or not self.buffer.entries:
             return {}
-        until = time.perf_counter() + seconds
+        begin = time.perf_counter()
         budget = self.trainer.budget(step_tokens, self.share)
-        done = self.trainer.run(budget, should_stop=lambda: time.perf_counter() > until)
+        done = self.trainer.run(budget, should_stop=lambda: not self.allowance.allows(time.perf_counter() - begin))
+        if done.updates:
+            self.trainer.publish(self.live)
+        self.allowance.spend(time.perf_counter() - begin, done.updates + done.skipped)
         if not done.updates:
             return {}
-        self.trainer.publish(self.live)
         return {
             "draft/loss": done.token_loss,
             "draft/feature_loss": done.feature_loss,

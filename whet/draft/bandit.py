@@ -81,14 +81,15 @@ class Bandit:
         batch: int,
         seconds: float,
         *,
+        steps: int = 1,
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
     ) -> None:
-        """Reward r = a * batch / seconds with a = mean accepted + 1, of this step."""
+        """Reward r = a * batch / seconds with a = mean accepted + 1, of a step."""
         self._tally.add(arm, seconds, accepted)
         if arm.name in self.rewards and accepted is not None:
-            self.rewards[arm.name].append((float(accepted.sum()) / batch + 1) * batch / seconds)
+            self.rewards[arm.name].append((float(accepted.sum()) / (batch * steps) + 1) * batch * steps / seconds)
 
     def updated(self) -> None:
         """The step has ended: off again."""

@@ -94,11 +94,13 @@ class Chooser(Protocol):
         batch: int,
         seconds: float,
         *,
+        steps: int = 1,
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
     ) -> None:
-        """What a step of `arm` took on the host's clock; drafted tokens accepted, of at most `most`, per row."""
+        """What so many steps of `arm` took on the host's clock; drafted tokens accepted, of at most `most`, per row and
+        step."""
 
     def updated(self) -> None: ...
 

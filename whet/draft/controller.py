@@ -38,14 +38,15 @@ class Acceptance:
         """Tokens that a step of so many drafted ones writes for a row: 1 + c_1 + c_1 c_2 + ..."""
         self._sum()
 
-    def record(self, accepted: np.ndarray, most: np.ndarray) -> None:
-        """accepted [B] of at most `most` [B] wanted: a drafter that has nothing to propose is a miss."""
+    def record(self, accepted: np.ndarray, most: np.ndarray, steps: int = 1) -> None:
+        """accepted [B] of at most `most` [B] wanted, in so many steps: a drafter that has nothing to propose is a
+        miss."""
         depth = self.hits.size
         ended = np.bincount(accepted, minlength=depth + 1)[: depth + 1]
         through = np.bincount(accepted[accepted >= most], minlength=depth + 1)[:depth]  # asked for no more
         reached = ended[::-1].cumsum()[::-1]  # rows that accepted so many or more
         tries = reached[:-1] - through
-        fading = np.where(tries > 0, self.memory, 1.0)
+        fading = np.where(tries > 0, self.memory**steps, 1.0)
         self.hits = self.hits * fading + reached[1:]
         self.tries = self.tries * fading + tries
         self._sum()
@@ -141,6 +142,7 @@ class Controller:
         batch: int,
         seconds: float,
         *,
+        steps: int = 1,
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
@@ -148,12 +150,12 @@ class Controller:
         cell = self.cell(batch, kv_bytes)
         if arm.depth and accepted is not None:
             wanted = np.full(accepted.size, arm.depth) if most is None else most
-            self.acceptance[arm.drafter].record(accepted, wanted)
+            self.acceptance[arm.drafter].record(accepted, wanted, steps)
         if arm == self._trial:
             best = self.rate(self.current, batch, cell)
             self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell) / best))
         if arm == self._last or not self.latency.known(arm, cell):  # the step of a switch may pay for the switch
-            self.latency.record(arm, cell, seconds)
+            self.latency.record(arm, cell, seconds / steps)
         self._last = arm
         self._spent += seconds
         self._tally.add(arm, seconds, accepted)

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from whet.model.compiled import first_line
 from whet.model.memory import host_bound
 from whet.model.packing import Boundaries, Bucket, Pack, hidden_states
+from whet.model.pool import pool_bytes
 
 MOST = 12
 """Sizes that are captured; those that come later take the plain way."""
 PARTS = 4
 """Tokens are padded to so many sizes."""
-SEQUENCES = 64
+SEQUENCES = 256
 LONGEST = 512
 """Sizes begin here. Few sizes: a capture takes as long as several plain passes, and blocks of attention that find no
 sequence, or none so long, end at once."""
@@ -48,7 +49,7 @@ def size_of(tokens: int, sequences: int, longest: int, budget: int) -> Size | No
     pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
 
     >>> size_of(15000, sequences=20, longest=1000, budget=16384)
-    Size(tokens=16384, sequences=64, longest=1024)
+    Size(tokens=16384, sequences=256, longest=1024)
     """
     if tokens > budget:
         return None
@@ -234,18 +235,17 @@ class Graphed:
 
     def _captured(self, buffers: Buffers) -> str:
         """Why it failed, if it did. Errors other than a full memory leave CUDA's state broken: they are not caught."""
-        reserved = torch.cuda.memory_reserved(self.device)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(forward, pool=self._pool):
+            with torch.cuda.graph(forward, pool=pool):
                 out = self._decode(buffers)
-            with torch.cuda.graph(backward, pool=self._pool):
+            with torch.cuda.graph(backward, pool=pool):
                 self._differentiate(out, buffers)
         except torch.OutOfMemoryError:
             return "they do not fit in memory"
         buffers.out, buffers.graphs = out.detach(), (forward, backward)
-        self.bytes += torch.cuda.memory_reserved(self.device) - reserved
+        self.bytes = pool_bytes(pool)
         return ""
 
     # ---- the passes

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whet.model.meter import Meter
+from whet.model.pool import driver_bytes, pool_bytes
 
 Key = tuple[int, int, str]
 """Rows, tokens that each feeds, and ""; or rows, tokens that are drafted for each, and the drafter."""
@@ -28,6 +29,8 @@ class Captures:
         """With the tensor that the step gave, which every replay writes anew."""
         self.bytes: dict[Key, int] = {}
         """What the pool grew by for each: little but for the largest."""
+        self.driver_bytes = 0
+        """What the driver took for all of them, beside the pool."""
         self.meter = Meter(device)
         self._pool: Any = None
         """What all graphs share; it lives as long as one of them."""
@@ -36,8 +39,7 @@ class Captures:
         if self.device.type != "cuda":
             return self.step(*key)
         graph, out = self.graphs[key]
-        with self.meter.span():
-            graph.replay()
+        graph.replay()
         return out
 
     def capture(self, wanted: Sequence[Key]) -> None:
@@ -45,26 +47,29 @@ class Captures:
         wanted = [key for key in wanted if key not in self.graphs]
         if self.device.type != "cuda" or not wanted:
             return
-        torch.cuda.empty_cache()  # as each capture does: what is freed meanwhile must not be set off against graphs
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream()
         with torch.inference_mode(False), torch.no_grad(), self.at_rest():
             for key in wanted:
-                reserved = torch.cuda.memory_reserved(self.device)
                 stream.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(stream):
                     for _ in range(2):
                         self.step(*key)
                 torch.cuda.current_stream().wait_stream(stream)
+                before = driver_bytes(self.device)
                 graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=self._pool):
+                with torch.cuda.graph(graph, pool=pool):
                     out = self.step(*key)
                 self.graphs[key] = (graph, out)
-                torch.cuda.empty_cache()  # what the first runs took
-                self.bytes[key] = torch.cuda.memory_reserved(self.device) - reserved
+                self.bytes[key] = pool_bytes(pool) - sum(self.bytes.values())
+                self.driver_bytes += driver_bytes(self.device) - before
 
     def stats(self) -> dict[str, float]:
         """Graphs there are; and, since the last call, how long the GPU worked."""
-        out = {"rollout/graphs": float(len(self.graphs)), "rollout/graph_bytes": float(sum(self.bytes.values()))}
+        out = {
+            "rollout/graphs": float(len(self.graphs)),
+            "rollout/graph_bytes": float(sum(self.bytes.values())),
+            "rollout/graph_driver_bytes": float(self.driver_bytes),
+        }
         seconds = self.meter.seconds()
         return out if seconds is None else {**out, "rollout/gpu_seconds": seconds}

@@ -39,8 +39,8 @@ from whet.rollout.scheduler import Scheduler, Wave
 from whet.rollout.snapshot import restore, snapshot
 from whet.types import Finish, Request, Rollout
 
-EARLY = 16
-"""Steps after which judges are looked after though nothing has finished: that takes the host some time."""
+EARLY = 8
+"""Turns after which judges are looked after though nothing has finished: that takes the host some time."""
 
 
 class LocalEngine:
@@ -116,8 +116,6 @@ class LocalEngine:
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
-        self._asked = np.zeros(0, np.int64)
-        """Drafts that rows wanted at the last step that had any."""
 
     # ---- what callers use
 
@@ -201,9 +199,8 @@ class LocalEngine:
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
         out["rollout/seconds"] = self._seconds
-        out["rollout/tail_share"] = (
-            self._tail / self._seconds if self._seconds else 0.0
-        )  # a quarter of the slots or less
+        # of the time, where a quarter of the slots or less were in use
+        out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
         out |= self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
         self._stats.clear()
         self._seconds = self._tail = 0.0
@@ -234,10 +231,9 @@ class LocalEngine:
             if arm == OFF or arm.drafter in self.runner.own or not self._speculate(arm, running):
                 own = arm if arm.drafter in self.runner.own else OFF
                 drawn = self.runner.advance(running, wave.chunks, source, own, ahead=own == arm)
-                self._record(drawn, running)
+                drafted = self._record(drawn, running)
                 if self.speculation is not None and not wave.chunks:
-                    self._tell(drawn, running, time.perf_counter() - begin)
-            self._stats["steps"] += 1
+                    self._tell(drawn, running, time.perf_counter() - begin, *drafted)
             self._stats["prefill_tokens"] += wave.tokens
             self._retire(rows.finished(self.decode))
         spent = time.perf_counter() - begin
@@ -266,35 +262,41 @@ class LocalEngine:
             return False
         self.cache.grow(rows.length[:running] + most)
         drawn = replace(self.runner.verify(speculation.draft(arm, rows, most)), arm=arm)
-        self._record(drawn, running)
-        self._tell(drawn, running, time.perf_counter() - begin)
+        drafted = self._record(drawn, running)
+        self._tell(drawn, running, time.perf_counter() - begin, *drafted)
         return True
 
-    def _wanted(self, arm: Arm, running: int) -> np.ndarray:
-        """Drafts of each row at most. The last token of a rollout is never guessed: the target's own draw brings it."""
+    def _wanted(self, arm: Arm, running: int, ahead: np.ndarray | int = 0) -> np.ndarray:
+        """Drafts of each row at most, so many tokens ahead of its newest. The last token of a rollout is never guessed:
+        the target's own draw brings it."""
         rows = self.rows
-        left = np.maximum(rows.limit[:running] - rows.count[:running] - 1, 0)
+        left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
 
-    def _record(self, drawn: Drawn, running: int) -> None:
-        rows = self.rows
-        if drawn.arm == OFF:
+    def _record(self, drawn: Drawn, running: int) -> list[np.ndarray]:
+        """Writes down what was drawn. For each step of a row that drafts were made for: how many came true, of how many
+        wanted."""
+        rows, steps = self.rows, len(drawn.counted)
+        self._stats["steps"] += steps
+        if steps == 1 and drawn.arm == OFF:
             rows.length[:running] += 1
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
-            return
-        self._asked = self._wanted(drawn.arm, running)
-        rows.drafted[:running] += drawn.proposed[:running]
-        self._stats["tokens"] += rows.record_runs(
-            drawn.token, drawn.log_prob, drawn.counted, running, self.version, self.decode
-        )
-
-    def _tell(self, drawn: Drawn, running: int, seconds: float) -> None:
-        assert self.speculation is not None
+            return []
+        wanted = self._wanted(drawn.arm, running, drawn.before[:, :running])
+        kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
+        self._stats["tokens"] += int(kept.sum())
+        real = drawn.real(kept)[:, :running]
+        lived = real > 0
         if drawn.arm == OFF:
-            self.speculation.told(OFF, self.rows, running, seconds)
-        else:
-            self.speculation.told(drawn.arm, self.rows, running, seconds, drawn.counted[:running] - 1, self._asked)
+            return []
+        rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
+        rows.accepted[:running] += kept[:running] - lived.sum(0)
+        return [real[lived] - 1, wanted[lived]]
+
+    def _tell(self, drawn: Drawn, running: int, seconds: float, *drafted: np.ndarray) -> None:
+        assert self.speculation is not None
+        self.speculation.told(drawn.arm, self.rows, running, seconds, len(drawn.counted), *drafted)
 
     def _admit(self, running: int, wave: Wave) -> list[int]:
         """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""

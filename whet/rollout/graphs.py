@@ -2,10 +2,11 @@
 
 A decode step is forward, draw and bookkeeping in one graph replay; the host tells the device of rows only when one
 came, went or got a page, and reads two numbers a row when the step is done. Where nothing stands against it the next
-step is launched before these are read, so that the device does not wait for the host: rows that turn out to have ended
-are left out of what it gives. Prompts are prefilled apart, packed without padding, by the same network. On a CPU
-everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A step that speculates is two
-replays, the drafter's (`lanes.py`, `guesser.py`) and the target's, and several numbers a row.
+steps are launched before these are read, a few at once, so that the device does not wait for the host: the device ends
+rows by itself, and what it draws for them after that is left out. Prompts are prefilled apart, packed without padding,
+by the same network. On a CPU everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A
+step that speculates is two replays, the drafter's (`lanes.py`, `guesser.py`) and the target's, and several numbers a
+row.
 
 Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1,
 written to the page that is nobody's.
@@ -34,11 +35,14 @@ from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache
 from whet.rollout.rows import Rows
-from whet.rollout.runner import Drawn, fork_rows, single
+from whet.rollout.runner import Drawn, burst, fork_rows, single
 from whet.rollout.sampling import sample
 
 MOST_DRAFTS = 47
 """Tokens a row may be ahead of the target: with the newest, 48 to verify."""
+BURST = 4
+"""Steps that are launched together ahead of their turn: what the host does for each takes it longer than a small model
+takes for its step. Rows that end meanwhile stay in the batch, doing nothing, for so many steps more."""
 STALE = (-1, -1)
 """No number of edits: what the device has is not what the host has."""
 
@@ -67,12 +71,13 @@ def buckets(slots: int) -> list[int]:
 
 @dataclass(slots=True)
 class Launch:
-    """A decode step under way."""
+    """Decode steps under way."""
 
     arm: Arm
     logits: Tensor
+    """Of the last of them."""
     drawn: Tensor
-    """On the host, once `done`."""
+    """[steps, lines, rows] on the host, once `done`."""
     done: torch.cuda.Event | None
 
 
@@ -102,7 +107,8 @@ class GraphRunner:
         self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)
         """What `accept` says of each row."""
         on_gpu = self.device.type == "cuda"
-        self._drawn = [torch.zeros_like(self.drawn, device="cpu", pin_memory=on_gpu) for _ in range(2)]
+        shape = (BURST, *self.drawn.shape)
+        self._drawn = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
         self._fed, self._fed_with_drafts = _fast(on_device.fed, on_gpu), _fast(on_device.fed_with_drafts, on_gpu)
         self._uploaded = STALE
@@ -140,16 +146,17 @@ class GraphRunner:
     # ---- decoding
 
     def _decode(self, running: int, arm: Arm, ahead: bool) -> Drawn:
-        """`ahead`: the next step may be launched; not where prompts are fed in this, as their rows would be missing."""
+        """`ahead`: the next steps may be launched; not where prompts are fed in this, as their rows would be missing.
+        What is waited for at once is one step: tokens come soon, and the host has time while the next ones run."""
         step, order = self._next, self.rows.launched[:running].copy()
         if step is None or order.min() < 0:
             arm = self._ready(running, arm)
             self._upload(running)
             step, order = self._launch(running, arm), np.arange(running)
         self._next = None
-        if ahead and self._may_run_ahead(running, step.arm, arm):
+        if ahead and (steps := self._steps_ahead(running, step, arm)):
             self._arrange(order)
-            self._next = self._launch(running, arm)
+            self._next = self._launch(running, arm, steps)
         return self._read(step, order)
 
     def _arrange(self, order: np.ndarray) -> None:
@@ -171,30 +178,37 @@ class GraphRunner:
             self.guesser.catch_up(running, arm.depth)
         return arm
 
-    def _may_run_ahead(self, running: int, arm: Arm, then: Arm) -> bool:
-        """Whether `then` after `arm` needs nothing that the host learns from this one; gives rows their pages."""
-        rows = self.rows
+    def _steps_ahead(self, running: int, step: Launch, then: Arm) -> int:
+        """How many of `then` may be launched after the steps under way, which needs nothing that the host learns from
+        them; gives rows their pages."""
+        rows, arm = self.rows, step.arm
         if rows.picky[:running].any():
-            return False
+            return 0
         reads = self.guesser is not None and then.drafter == self.guesser.name
         if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
-            return False  # it may have to read more than it does by itself
-        left = rows.limit[:running] - rows.count[:running] - 1
-        length = rows.length[:running] + np.minimum(arm.tokens + then.depth, left)
-        length[left <= 0] = -1
-        if length.max() < 0 or self.cache.lacking(length) > self.cache.free:
-            return False
-        self.cache.grow(length)
-        return True
+            return 0  # it may have to read more than it does by itself
+        left = rows.limit[:running] - rows.count[:running]
+        going = left > len(step.drawn)
+        most = min(BURST, int(left.max()) - len(step.drawn))
+        for steps in (most, 1) if most > 1 else (most,):
+            reach = len(step.drawn) * arm.tokens + steps * then.tokens - 1
+            length = np.where(going, rows.length[:running] + np.minimum(reach, left - 1), -1)
+            if steps > 0 and self.cache.lacking(length) <= self.cache.free:
+                self.cache.grow(length)
+                return steps
+        return 0
 
-    def _launch(self, running: int, arm: Arm) -> Launch:
-        drawn = self._drawn[self._launches % 2][: 2 * arm.tokens + 2]
+    def _launch(self, running: int, arm: Arm, steps: int = 1) -> Launch:
+        drawn = self._drawn[self._launches % 2][:steps, : 2 * arm.tokens + 2]
         self._launches += 1
         if self._told != self._wishes:
             self.device_rows.tell(MOST, self.rows.most[:running])
             self._told = self._wishes
-        logits = self._replay(self._size(running), arm)
-        drawn.copy_(self.drawn[: len(drawn)], non_blocking=True)
+        keys = self._ready_keys(self._size(running), arm)
+        with self.captures.meter.span():
+            for lines in drawn:
+                logits = [self.captures.replay(key) for key in keys][-1]
+                lines.copy_(self.drawn[: len(lines)], non_blocking=True)
         done = None
         if self.device.type == "cuda":
             done = torch.cuda.Event()
@@ -205,17 +219,18 @@ class GraphRunner:
     def _read(self, step: Launch, order: np.ndarray) -> Drawn:
         if step.done is not None:
             step.done.synchronize()
-        lines, new = step.drawn.numpy()[:, order], step.arm.tokens
-        token = np.ascontiguousarray(lines[2 : 2 + new].T)
-        log_prob = np.ascontiguousarray(lines[2 + new :].T).view(np.float32)
+        lines, new = step.drawn.numpy()[:, :, order], step.arm.tokens
+        token = np.ascontiguousarray(lines[:, 2 : 2 + new].swapaxes(1, 2))
+        log_prob = np.ascontiguousarray(lines[:, 2 + new :].swapaxes(1, 2)).view(np.float32)
         picky = np.flatnonzero(self.rows.picky[: len(order)])
-        if picky.size:  # only evaluations may be; their tokens are drawn outside of the graph
+        if picky.size:  # only evaluations may be, step by step; their tokens are drawn outside of the graph
             self._uploaded = STALE
             logits = step.logits[self._tensor(order[picky], np.int64)]
-            token[picky, 0], log_prob[picky, 0] = self._draw(logits, picky)
+            token[0, picky, 0], log_prob[0, picky, 0] = self._draw(logits, picky)
+        counted = lines[:, 0]
         if self.guesser is not None and step.arm.drafter == self.guesser.name:
-            self.rows.paired[: len(order)] = self.rows.length[: len(order)]
-        return Drawn(token, log_prob, lines[0], lines[1], step.arm)
+            self.rows.paired[: len(order)] = self.rows.length[: len(order)] + counted[:-1].sum(0)
+        return burst(token, log_prob, counted, lines[:, 1], step.arm)
 
     def verify(self, drafts: np.ndarray) -> Drawn:
         assert self._next is None, "a step under way knows nothing of drafts"
@@ -249,12 +264,12 @@ class GraphRunner:
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
 
-    def _replay(self, size: int, arm: Arm) -> Tensor:
+    def _ready_keys(self, size: int, arm: Arm) -> list[Key]:
         keys = self._keys(size, arm)
         if not all(key in self.captures.graphs for key in keys):
             self.begin()
             self.captures.capture(keys)
-        return [self.captures.replay(key) for key in keys][-1]
+        return keys
 
     def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
         return self._draft(size, tokens, drafter) if drafter else self._step(size, tokens)
@@ -363,13 +378,13 @@ class GraphRunner:
 
 
 def joined(first: Drawn, second: Drawn) -> Drawn:
-    """Of rows one after the other, where the first may have drawn several tokens."""
-    wide = [(0, 0), (0, first.token.shape[1] - 1)]
+    """Of rows one after the other, where the first may have drawn several tokens in several steps, the second one."""
+    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
     return Drawn(
         np.concatenate((first.token, np.pad(second.token, wide))),
         np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
-        np.concatenate((first.counted, second.counted)),
-        np.concatenate((first.proposed, second.proposed)),
+        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
+        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
         first.arm,
     )
 

@@ -156,9 +156,9 @@ class Rows:
 
     def record_runs(
         self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
-    ) -> int:
-        """The first `counted` [B] of token [B, W] for each row that is ready, up to what ends it; how many that were.
-        Those of `running` rows were fed with them."""
+    ) -> np.ndarray:
+        """The first `counted` [B] of token [B, W] for each row that is ready, up to what ends it; how many that were
+        [B]. Those of `running` rows were fed with them."""
         counted = self._up_to_the_end(token, counted, decode)
         rows, count = self._numbers[: counted.size], self.count[: counted.size]
         row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
@@ -167,9 +167,8 @@ class Rows:
         self.versions[row, at] = version
         self.token[: counted.size] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
-        self.accepted[: counted.size] += counted - 1
         count += counted
-        return int(counted.sum())
+        return counted
 
     def _up_to_the_end(self, token: np.ndarray, counted: np.ndarray, decode: Decode) -> np.ndarray:
         n = counted.size

@@ -26,17 +26,27 @@ from whet.rollout.sampling import sample
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step drew: for each row one token or, after drafts, several."""
+    """What was drawn in S steps, one or a burst: for each row one token a step or, after drafts, several."""
 
     token: np.ndarray
-    """[rows, W]."""
+    """[rows, W]: those that count, from the left, of all steps."""
     log_prob: np.ndarray
     counted: np.ndarray
-    """How many of a row's draws count: those up to and with the first that is not what was drafted."""
+    """[S, rows]: how many of a step's draws count: those up to and with the first that is not what was drafted. What
+    comes after a row's end is for nothing."""
     proposed: np.ndarray
-    """How many drafts the row had."""
+    """[S, rows]: how many drafts the row had."""
     arm: Arm = OFF
     """What made the drafts."""
+
+    @property
+    def before(self) -> np.ndarray:
+        """[S, rows]: tokens of the steps before each."""
+        return self.counted.cumsum(0) - self.counted
+
+    def real(self, kept: np.ndarray) -> np.ndarray:
+        """[S, rows]: tokens of each step where so many [rows] were kept in all; 0 after the row's end."""
+        return np.clip(kept - self.before, 0, self.counted)
 
 
 class Runner(Protocol):
@@ -46,7 +56,7 @@ class Runner(Protocol):
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
     ) -> Drawn:
-        """What comes next of every row that is ready.
+        """What comes next of every row that is ready: a step of it, or several that were launched together.
 
         Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then
         rows that fork from the rows `source`, prompts and all. A chunk that is not its flight's last stands alone and
@@ -120,7 +130,7 @@ class EagerRunner:
         numbers, draws, count = torch.arange(running, device=self.device), rows.draws(), rows.positions()
         drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
-        return Drawn(token, log_prob, walk(drafts, size, token), size)
+        return Drawn(token, log_prob, walk(drafts, size, token)[None], size[None])
 
     def budgeted(self) -> None: ...
 
@@ -161,7 +171,27 @@ class EagerRunner:
 
 def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
     """One token for each row."""
-    return Drawn(token[:, None], log_prob[:, None], np.ones(token.size, np.int64), np.zeros(token.size, np.int64))
+    ones = np.ones((1, token.size), np.int64)
+    return Drawn(token[:, None], log_prob[:, None], ones, 0 * ones)
+
+
+def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: Arm) -> Drawn:
+    """Steps [S, rows, W], of whose draws `counted` [S, rows] count, as one: what counts moves together.
+
+    >>> token = np.array([[[1, 2]], [[3, 4]]])
+    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
+    array([[1, 3, 4, 0]])
+    """
+    steps, rows, width = token.shape
+    if steps == 1 or width == 1:
+        shape = (rows, steps * width)
+        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
+        return Drawn(tokens, log_probs, counted, proposed, arm)
+    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
+    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
+    at = (counted.cumsum(0) - counted)[step, row] + place
+    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
+    return Drawn(*packed, counted, proposed, arm)
 
 
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from whet.model.attention import PREFILL
 from whet.rollout.flight import Chunk, Flight
 
-PATIENCE = 16
-"""Steps that a flight waits for company. A prefill of its own is several steps of everybody else's."""
+PATIENCE = 4
+"""Turns of the engine, each a burst of steps, that a flight waits for company. A prefill of its own is several steps
+of everybody else's."""
 
 Room = Callable[[Flight, bool], bool]
 """Takes a flight, forked or not, if the pages for it can be had (`forecast.Room`)."""

@@ -26,6 +26,8 @@ from whet.types import Prompt, Rollout, Verdict
 
 CHUNK = 64
 """Items at most that a worker is given at once."""
+LUMP_S = 0.005
+"""Work that is not divided among workers: to hand out and to collect takes the time of whoever calls."""
 
 Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
 """The reward of a rollout that has its verdict, and each term of it; raises WhetError where it cannot be said."""
@@ -79,6 +81,8 @@ class Judge:
         self._judged: dict[int, Rollout] = {}
         """Results not delivered yet, in the order they came."""
         self._counts = dict.fromkeys(COUNTS, 0.0)
+        self._pace = LUMP_S
+        """Seconds an item takes, lately."""
         self.complaint = ""
         """What the last failure said, for the user to see."""
         self._workers: list[Worker] = []
@@ -168,7 +172,8 @@ class Judge:
             assert self._todo or not self._awaited, "a result is awaited that nobody works on"
             return
         left = min(worker.deadline(self._timeout_s) for worker in busy.values()) - time.monotonic()
-        wait_for(list(busy), max(0.0, left) if patience is None else min(patience, max(0.0, left)))
+        if patience != 0:
+            wait_for(list(busy), max(0.0, left) if patience is None else min(patience, max(0.0, left)))
         for worker in busy.values():
             self._look_after(worker)
         self._hand_out()
@@ -180,8 +185,9 @@ class Judge:
             if not self._todo:
                 break
             if not worker.chunk:
-                # One worker takes all it may; several leave some for whoever is done first.
-                size = min(CHUNK, math.ceil(len(self._todo) / (2 * len(self._workers) - 1)))
+                # One worker takes all it may; several leave some for whoever is done first, if it is worth dividing.
+                share = math.ceil(len(self._todo) / (2 * len(self._workers) - 1))
+                size = min(CHUNK, len(self._todo), max(share, int(LUMP_S / self._pace)))
                 worker.give([self._todo.popleft() for _ in range(size)])
                 if worker.broken:
                     self._bury(worker, "crashes")
@@ -204,6 +210,7 @@ class Judge:
         """True if the worker ran out of memory on the last of them."""
         for item, reply, took in answered:
             self._counts["seconds"] += took
+            self._pace += (max(took, 1e-5) - self._pace) / 10
             if reply.kind == Kind.SCORE:
                 self._settle(item, reply.judgement)
             elif reply.kind == Kind.LATE:

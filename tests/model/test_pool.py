@@ -1,0 +1,30 @@
+"""Bytes of a graphs' memory pool, of hand-made segments and of a real pool."""
+
+import pytest
+import torch
+
+from whet.model.pool import driver_bytes, pool_bytes, total_size
+
+
+def segment(pool: tuple[int, int], size: int) -> dict[str, object]:
+    return {"segment_pool_id": pool, "total_size": size, "allocated_size": 0, "device": 0}
+
+
+def test_only_the_pools_own_segments_count() -> None:
+    segments = [segment((0, 0), 64), segment((0, 2), 3), segment((2, 0), 16), segment((0, 2), 5), segment((0, 3), 32)]
+    assert total_size(segments, (0, 2)) == 8
+    assert total_size(segments, (0, 4)) == 0 and total_size([], (0, 2)) == 0
+
+
+@pytest.mark.gpu
+def test_a_pool_grows_by_what_is_captured_whatever_is_freed_elsewhere() -> None:
+    device, pool = torch.device("cuda"), torch.cuda.graph_pool_handle()
+    assert pool_bytes(pool) == 0
+    elsewhere = torch.empty(2**28, dtype=torch.uint8, device=device)
+    graph, x = torch.cuda.CUDAGraph(), torch.zeros(2**22, device=device)
+    x + 1  # loads what the graph needs
+    del elsewhere
+    with torch.cuda.graph(graph, pool=pool):
+        out = x + 1
+    assert 2**24 <= pool_bytes(pool) < 2**26
+    assert out.shape == x.shape and driver_bytes(device) > 0
