@@ -75,9 +75,12 @@ class Watch:
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
+        typical: bool = True,
     ) -> None:
         self.steps.append(Step(arm, batch, seconds, accepted, most, time.perf_counter(), steps))
-        self.chooser.record(arm, batch, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv_bytes)
+        self.chooser.record(
+            arm, batch, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv_bytes, typical=typical
+        )
 
     def updated(self) -> None:
         self.chooser.updated()

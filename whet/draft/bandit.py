@@ -85,10 +85,11 @@ class Bandit:
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
+        typical: bool = True,
     ) -> None:
         """Reward r = a * batch / seconds with a = mean accepted + 1, of a step."""
         self._tally.add(arm, seconds, accepted)
-        if arm.name in self.rewards and accepted is not None:
+        if arm.name in self.rewards and accepted is not None and typical:
             self.rewards[arm.name].append((float(accepted.sum()) / (batch * steps) + 1) * batch * steps / seconds)
 
     def updated(self) -> None:

@@ -98,9 +98,10 @@ class Chooser(Protocol):
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
+        typical: bool = True,
     ) -> None:
-        """What so many steps of `arm` took on the host's clock; drafted tokens accepted, of at most `most`, per row and
-        step."""
+        """What so many steps of `arm` took on the host's clock, which says nothing of others if it is not typical;
+        drafted tokens accepted, of at most `most`, per row and step."""
 
     def updated(self) -> None: ...
 

@@ -75,15 +75,16 @@ class Controller:
         serves: Callable[[Arm, int], bool] = lambda arm, batch: True,
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
-        epsilon: float = 0.2,
+        epsilon: float = 0.1,
         spend: float = 0.01,
         hysteresis: float = 0.03,
-        dwell: int = 4,
+        dwell: int = 2,
     ) -> None:
         """serves: whether an arm's graphs exist for a batch; bucket: the size a batch is padded to.
 
-        A choice stands for `dwell` steps. With chance epsilon it is a trial of another arm, if that fits into the share
-        of all time that trials may lose (`spend`, OURS). An arm is left for one that is better by `hysteresis`.
+        A choice stands for `dwell` turns of the engine: steps, or bursts of them. With chance epsilon it is a trial of
+        another arm, if that fits into the share of all time that trials may lose (`spend`, OURS). An arm is left for
+        one that is better by `hysteresis`.
         """
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
         self.serves, self.bucket = serves, bucket
@@ -95,7 +96,9 @@ class Controller:
         self.current = OFF
         self._trial: Arm | None = None
         self._left = 0
-        """Steps for which the choice stands, trial or not, while the batch stays in this cell."""
+        """Turns for which the choice stands, trial or not, while the batch stays in this cell."""
+        self._steps = 1
+        """Of a turn, lately."""
         self._cell: Cell = (0, 0)
         self._spent = self._lost = 0.0
         """Seconds in all, and by trials."""
@@ -121,7 +124,8 @@ class Controller:
         if len(arms) > 1 and self.generator.random() < self.epsilon:
             others = [arm for arm in arms if arm != self.current]
             trial = others[int(self.generator.integers(len(others)))]
-            loss = self.dwell * self.latency.seconds(trial, cell) * max(0.0, 1 - rates[trial] / rates[self.current])
+            seconds = self.dwell * self._steps * self.latency.seconds(trial, cell)
+            loss = seconds * max(0.0, 1 - rates[trial] / rates[self.current])
             if self._lost + loss <= self.spend * self._spent:
                 self._trial = trial
                 return trial
@@ -146,6 +150,7 @@ class Controller:
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
         kv_bytes: float = 0.0,
+        typical: bool = True,
     ) -> None:
         cell = self.cell(batch, kv_bytes)
         if arm.depth and accepted is not None:
@@ -154,9 +159,10 @@ class Controller:
         if arm == self._trial:
             best = self.rate(self.current, batch, cell)
             self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell) / best))
-        if arm == self._last or not self.latency.known(arm, cell):  # the step of a switch may pay for the switch
+        # The step of a switch may pay for the switch.
+        if typical and (arm == self._last or not self.latency.known(arm, cell)):
             self.latency.record(arm, cell, seconds / steps)
-        self._last = arm
+        self._last, self._steps = arm, steps
         self._spent += seconds
         self._tally.add(arm, seconds, accepted)
 

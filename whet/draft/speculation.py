@@ -95,11 +95,15 @@ class Speculation:
         steps: int = 1,
         accepted: np.ndarray | None = None,
         most: np.ndarray | None = None,
+        *,
+        typical: bool = True,
     ) -> None:
-        """Steps of `running` rows took so long; with drafts, how many came true of each row's and step's, of how many
-        wanted."""
+        """Steps of `running` rows took so long, as such steps do or longer; with drafts, how many came true of each
+        row's and step's, of how many wanted."""
         kv = self._bytes(rows, running)
-        self.chooser.record(arm, running, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv)
+        self.chooser.record(
+            arm, running, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv, typical=typical
+        )
 
     def ended(self, flight: Flight, ids: np.ndarray) -> None:
         """The flight wrote `ids` and is done, or was cut."""

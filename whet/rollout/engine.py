@@ -296,7 +296,9 @@ class LocalEngine:
 
     def _tell(self, drawn: Drawn, running: int, seconds: float, *drafted: np.ndarray) -> None:
         assert self.speculation is not None
-        self.speculation.told(drawn.arm, self.rows, running, seconds, len(drawn.counted), *drafted)
+        steps = len(drawn.counted)
+        alone = steps == 1 and self.runner.ahead  # before a burst, and waited for at once
+        self.speculation.told(drawn.arm, self.rows, running, seconds, steps, *drafted, typical=not alone)
 
     def _admit(self, running: int, wave: Wave) -> list[int]:
         """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
