@@ -168,6 +168,7 @@ def show_ladder(result: Mapping[str, Any]) -> None:
     if "best_fixed" in found:
         told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
     told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
+    told += f" By half as many at once, OFF writes {result['same_in_half_batches']:.0%} of the rollouts alike."
     if plan := naive_plan(result["graphs"]["plan"]):
         told += " " + plan
     out_console.print(told, markup=False, highlight=False, soft_wrap=True)

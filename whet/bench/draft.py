@@ -5,7 +5,8 @@ controller over both; the same with EAGLE where a drafter is given or trained he
 wherever it serves, so that the controller can be held against the best of them. Plain decoding is run twice in each
 round: how far the two are apart is what no other difference may be mistaken for. Noise is keyed, so all rungs write the
 same tokens: on a CPU that is demanded, in half precision on a GPU a draw may fall to the other side of rounding and its
-rollout then goes its own way; how many did is written down, with the longest rollout, which sets the makespan.
+rollout then goes its own way; how many did is written down, beside how many do in plain decoding by batches of half the
+size, and with the longest rollout, which sets the makespan.
 """
 
 from __future__ import annotations
@@ -97,19 +98,30 @@ class Bench:
             vocab = self.model.config.get_text_config().vocab_size
             speculation = WatchedSpeculation([make() for make in DRAFTERS.values()], Fixed(OFF), vocab=vocab)
             more: dict[str, Any] = {"eagle": self.head} if eagle else {}
-            self.engines[eagle] = LocalEngine(
-                self.model,
-                encode=lambda name: self.work.prompts[name],
-                decode=lambda ids: "",
-                seed=self.seed,
-                slots=self.work.rollouts,
-                context=self.work.context,
-                graphs=self.model.device.type == "cuda",
-                speculation=speculation,
-                **more,
-            )
+            self.engines[eagle] = self._engine(self.work.rollouts, speculation=speculation, **more)
             self.speculations[eagle], self.drafters[eagle] = speculation, speculation.drafters
         return self.engines[eagle]
+
+    def _engine(self, slots: int, **more: Any) -> LocalEngine:
+        return LocalEngine(
+            self.model,
+            encode=lambda name: self.work.prompts[name],
+            decode=lambda ids: "",
+            seed=self.seed,
+            slots=slots,
+            context=self.work.context,
+            graphs=self.model.device.type == "cuda",
+            **more,
+        )
+
+    def control(self) -> float:
+        """Share of rollouts that are the same in plain decoding by half as many at once: what rounding does alone."""
+        engine = self._engine(max(1, self.work.rollouts // 2))
+        engine.submit(self.work.requests)
+        return self._same({r.key: r.trace.ids for r in engine.collect() if r.trace is not None})
+
+    def _same(self, tokens: Mapping[Key, np.ndarray]) -> float:
+        return sum(np.array_equal(tokens[key], ids) for key, ids in self.plain.items()) / len(self.plain)
 
     def run(self, rung: Rung) -> Taken:
         eagle = "eagle" in rung.drafters
@@ -128,7 +140,7 @@ class Bench:
         steps = watch.take() if watch is not None else []
         tokens = {r.key: r.trace.ids for r in done if r.trace is not None}
         self.plain = self.plain or tokens
-        same = sum(np.array_equal(tokens[key], ids) for key, ids in self.plain.items()) / len(self.plain)
+        same = self._same(tokens)
         if same < 1 and self.model.device.type == "cpu":
             raise WhetError(
                 f"{rung.name} wrote other tokens than plain decoding ({same:.1%} of rollouts are the same)."
@@ -246,6 +258,7 @@ def draft_bench(
         "what": "a long-tailed batch with and without speculation; speed_up is over plain decoding in the same round",
         **(notes or {}),
         "work": work.described(bench.plain),
+        "same_in_half_batches": bench.control(),
         "repeats": repeats,
         "prepare_seconds": time.perf_counter() - began,
         "graphs": {**graphs, "plan": graph_plan(rungs, work.rollouts)},
