@@ -28,7 +28,7 @@ from whet.bench.circumstances import circumstances
 from whet.recipe import load_config
 from whet.types import Prompt
 
-ARMS: dict[str, tuple[str, ...]] = {"plain": (), "model_free": ("ngram", "suffix"), "eagle": ("suffix", "eagle")}
+ARMS: dict[str, tuple[str, ...]] = {"plain": (), "model_free": ("suffix",), "eagle": ("suffix", "eagle")}
 WARM = 2
 KEPT = ("step", "time/", "draft/", "reward/mean", "length/mean", "rollout/steps", "rollout/tail_share", "learn/tokens")
 

@@ -2,10 +2,10 @@
 
     python benchmarks/plots.py --results benchmarks/results --out docs/figures
 
-Reads curricula_few.json, curricula_many.json, calibration.json, snr.json and rollout_gpu.json where they are there, and
-draws what they hold: arms that were not run are left out, and a figure without data is not written. The same results
-give the same bytes. A level is reached by the rule of `whet compare`: the first of two consecutive evaluations at or
-above it.
+Reads curricula_few.json, curricula_many.json, calibration.json, snr.json, rollout_gpu.json and draft.json where they
+are there, and draws what they hold: arms that were not run are left out, and a figure without data is not written. The
+same results give the same bytes. A level is reached by the rule of `whet compare`: the first of two consecutive
+evaluations at or above it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COLOURS = ("#666666", "#000000", "#e69f00", "#0072b2", "#009e73", "#d55e00", "#c
 """Okabe and Ito's, which the colour-blind can tell apart; dashes and marks tell the lines apart without colour."""
 DASHES: tuple[Any, ...] = ("--", ":", (0, (5, 1, 1, 1)), "-", (0, (7, 2)), "-.", "-")
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "whet",
     "figure.facecolor": "white",
@@ -84,6 +84,7 @@ def main() -> None:
         figures["calibration"] = calibration_figure(read_json(options.results / "calibration.json"))
         figures["snr"] = snr_figure(read_json(options.results / "snr.json"))
         figures["rollout"] = rollout_figure(read_json(options.results / "rollout_gpu.json"))
+        figures["speculation"] = speculation_figure(read_json(options.results / "draft.json"))
         for name, figure in figures.items():
             if figure is not None:
                 figure.savefig(options.out / f"{name}.svg", metadata={"Date": None, "Creator": None})
@@ -302,6 +303,54 @@ def draw_rates(panel: Axes, cells: Mapping[str, Any], peer: str, offset: float, 
         places, middles, lows, highs = zip(*rows, strict=True)
         panel.bar(places, middles, width=0.16, color=COLOURS[i], label=peer)
         panel.vlines(places, lows, highs, color="black", linewidth=1)
+
+
+def speculation_figure(result: Mapping[str, Any]) -> Figure | None:
+    """Who is still running when; what each drafter alone is worth by the length of its drafts; how often the tokens of
+    a draft of eight are accepted."""
+    rungs = result.get("rungs", {})
+    if "off" not in rungs or "controller" not in rungs:
+        return None
+    figure, (running, worth, chance) = plt.subplots(1, 3, figsize=(10.2, 3.2))
+    for name, i in {"off": 0, "bandit": 2, "controller": 3}.items():
+        if name in rungs:
+            draw_running(running, rungs[name]["running"], "plain" if name == "off" else name, i)
+    running.set(title="requests running", xlabel="seconds", xlim=(0, None), ylim=(0, None))
+    running.legend(loc="upper right")
+    for name, i in {"suffix": 3, "ngram": 4, "eagle": 5}.items():
+        draw_worth(worth, rungs, name, i)
+        if accepted := rungs.get(f"{name}_8_1_9", {}).get("accepted_by_position", {}).get(name):
+            style = {"color": COLOURS[i], "linestyle": DASHES[i], "marker": MARKS[i], "markersize": 4}
+            chance.plot(range(1, len(accepted) + 1), accepted, label=name, **style)
+    worth.axhline(rungs["controller"]["speed_up"]["median"], color="black", linewidth=1, linestyle=":")
+    worth.text(1, rungs["controller"]["speed_up"]["median"], "controller", va="bottom", ha="right", fontsize=7.5)
+    worth.texts[-1].set_transform(worth.get_yaxis_transform())
+    worth.axhline(1, color="#888888", linewidth=1)
+    worth.set(title="speed-up, one arm alone", xlabel="tokens drafted", xscale="log", ylim=(0, None))
+    worth.set_xticks(depths := [2, 4, 8, 16, 32], [str(depth) for depth in depths])
+    worth.minorticks_off()
+    worth.legend(loc="lower left")
+    chance.set(title="accepted, if those before it were", xlabel="place in a draft of 8", ylim=(0, 1))
+    return tight(figure)
+
+
+def draw_running(panel: Axes, curve: Sequence[Sequence[float]], label: str, i: int) -> None:
+    """From the first moment at which anything ran."""
+    begun = next((k for k, (_, rows) in enumerate(curve) if rows), len(curve))
+    if begun < len(curve):
+        seconds, rows = zip(*curve[begun:], strict=True)
+        panel.step(seconds, rows, where="post", color=COLOURS[i], linestyle=DASHES[i], label=label)
+
+
+def draw_worth(panel: Axes, rungs: Mapping[str, Any], name: str, i: int) -> None:
+    """A line through the arms of one drafter; those across it span the rounds."""
+    found = [(arm.split("_"), rung["speed_up"]) for arm, rung in rungs.items() if arm.startswith(f"{name}_")]
+    rows = [(int(parts[1]), speed["median"], speed["min"], speed["max"]) for parts, speed in found]
+    if rows:
+        depths, middles, lows, highs = zip(*rows, strict=True)
+        style = {"color": COLOURS[i], "linestyle": DASHES[i], "marker": MARKS[i], "markersize": 4}
+        panel.plot(depths, middles, label=name, **style)
+        panel.vlines(depths, lows, highs, color=COLOURS[i], linewidth=1)
 
 
 # Drawing

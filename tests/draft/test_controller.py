@@ -77,7 +77,7 @@ def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typica
     """Drafts do not pay. One lone plain step takes twice as long as those in bursts; what it is told of it decides."""
     share = []
     for seed in range(5):
-        world, ours = World({"ngram": 0.05, "suffix": 0.05}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)
+        world, ours = World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)
         ours.record(OFF, 64, 2 * world.seconds(OFF, 64), typical=typical)
         for _ in range(100):
             arm = ours.choose(64)

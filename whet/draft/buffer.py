@@ -70,10 +70,8 @@ class DataBuffer:
         self.step = 0
         self.entries: list[Entry] = []
         """In the order they came."""
-
-    @property
-    def tokens(self) -> int:
-        return sum(len(entry) for entry in self.entries)
+        self.tokens = 0
+        """Of all entries: counted as they come and go, since rollouts end while a GPU may wait."""
 
     def add(
         self, uid: str, step: int, ids: Tensor | np.ndarray | Sequence[int], hidden: Tensor, prompt: int = 0
@@ -94,7 +92,9 @@ class DataBuffer:
         if step > self.step:
             self._turn(step)
         self.entries.append(Entry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
-        self._evict()
+        self.tokens += len(hidden)
+        if self.tokens > self.capacity:
+            self._evict()
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
         """Windows of at most `tokens` pairs together, longest first: entries in an order drawn from `key`.
@@ -130,7 +130,7 @@ class DataBuffer:
         return {"ids": torch.cat([e.ids for e in self.entries]), "hidden": torch.cat([e.hidden for e in self.entries])}
 
     def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.step, self.entries = int(state["step"]), []
+        self.step, self.entries, self.tokens = int(state["step"]), [], 0
         described = state["entries"]
         if not described:
             return
@@ -138,6 +138,7 @@ class DataBuffer:
         hidden = tensors["hidden"].split([line[4] for line in described])
         for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
             self.entries.append(Entry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
+        self._count()
 
     # ---- what stays
 
@@ -146,6 +147,10 @@ class DataBuffer:
         longest = {id(e) for e in last[: math.ceil(self.kept * len(last))]}
         self.entries = [e for e in self.entries if id(e) in longest]
         self.step = step
+        self._count()
+
+    def _count(self) -> None:
+        self.tokens = sum(map(len, self.entries))
 
     def _evict(self) -> None:
         """Never the newest, which fits by itself."""
@@ -156,6 +161,7 @@ class DataBuffer:
             fullest = max(held, key=lambda c: (held[c], c))
             oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
             held[fullest] -= len(self.entries.pop(oldest))
+        self._count()
 
 
 def _class(entry: Entry) -> int:

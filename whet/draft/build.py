@@ -20,11 +20,18 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 
 
 def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int) -> Speculation | None:
-    """None where the recipe wants none. `sizes`: rows that a step may be padded to, the largest last."""
+    """None where the recipe wants none. `sizes`: rows that a step may be padded to, the largest last.
+
+    suffix looks in a row's own text first, as ngram does, and then in others': where both are named it serves alone, or
+    one would be tried in vain while the other is in use.
+    """
     if not settings.drafters:
         return None
-    drafters = [DRAFTERS[name]() for name in settings.drafters if name in DRAFTERS]  # eagle joins in the engine
-    return Speculation(drafters, _chooser(settings, sizes, seed), vocab=vocab)
+    names = [name for name in settings.drafters if name != "ngram" or "suffix" not in settings.drafters]
+    arms = [Arm(name, depth) for name in names for depth in DEPTHS]
+    drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
+    served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
+    return Speculation(drafters, _chooser(settings, arms, sizes, seed), vocab=vocab, served=served)
 
 
 def serves(arm: Arm, batch: int) -> bool:
@@ -32,8 +39,7 @@ def serves(arm: Arm, batch: int) -> bool:
     return batch * arm.tokens <= MOST_VERIFIED
 
 
-def _chooser(settings: config.Draft, sizes: Sequence[int], seed: int) -> Chooser:
-    arms = [Arm(name, depth) for name in settings.drafters for depth in DEPTHS]
+def _chooser(settings: config.Draft, arms: Sequence[Arm], sizes: Sequence[int], seed: int) -> Chooser:
     if settings.chooser == "bandit":
         return Bandit(arms, serves=serves, seed=seed)
 

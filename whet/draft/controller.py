@@ -78,17 +78,20 @@ class Controller:
         epsilon: float = 0.1,
         spend: float = 0.01,
         hysteresis: float = 0.03,
+        margin: float = 0.1,
         dwell: int = 2,
     ) -> None:
         """serves: whether an arm's graphs exist for a batch; bucket: the size a batch is padded to.
 
         A choice stands for `dwell` turns of the engine: steps, or bursts of them. With chance epsilon it is a trial of
         another arm, if that fits into the share of all time that trials may lose (`spend`, OURS). An arm is left for
-        one that is better by `hysteresis`.
+        one that is better by `hysteresis`. Drafts must promise more than plain steps by `margin` (OURS): what is
+        accepted is a mean over rows, and a batch waits for those that accept least.
         """
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
         self.serves, self.bucket = serves, bucket
         self.epsilon, self.spend, self.hysteresis, self.dwell = epsilon, spend, hysteresis, dwell
+        self.margin = margin
         self.generator = np.random.default_rng(seed)
         drafters = dict.fromkeys(arm.drafter for arm in self.arms)
         self.acceptance = {d: Acceptance(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
@@ -132,8 +135,9 @@ class Controller:
         return self.current
 
     def rate(self, arm: Arm, batch: int, cell: Cell) -> float:
-        """Expected tokens a second."""
-        return batch * self.acceptance[arm.drafter].lengths[arm.depth] / self.latency.seconds(arm, cell)
+        """Expected tokens a second; of plain steps by the margin more."""
+        length = self.acceptance[arm.drafter].lengths[arm.depth] if arm.depth else 1 + self.margin
+        return batch * length / self.latency.seconds(arm, cell)
 
     def cell(self, batch: int, kv_bytes: float) -> Cell:
         return cell_of(self.bucket(batch), kv_bytes)

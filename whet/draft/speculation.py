@@ -42,9 +42,17 @@ class Columns(Protocol):
 
 
 class Speculation:
-    def __init__(self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int) -> None:
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        chooser: Chooser,
+        *,
+        vocab: int,
+        served: Sequence[tuple[int, Arm]] = (),
+    ) -> None:
+        """served: rows a step is padded to, and an arm that may then be chosen: what to make ready beforehand."""
         self.drafters: dict[str, Guard] = {}
-        self.chooser, self.vocab = chooser, vocab
+        self.chooser, self.vocab, self.served = chooser, vocab, served
         self.sharing = False
         """Whether rows get budgets. In a step's padded shape a draft that is left out saves no time, and rows that end
         sooner make all later steps smaller; so not, unless it is found to pay (`whet bench draft` has a rung)."""

@@ -122,7 +122,7 @@ class LocalEngine:
     def begin(self) -> None:
         """On a GPU: compiles and captures what every run wants, before the first request has to wait for it."""
         if isinstance(self.runner, GraphRunner):
-            self.runner.begin()
+            self.runner.begin(self.speculation.served if self.speculation is not None else ())
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Those that are expected to be long go first, so that none is left over at the end; equal ones keep order."""

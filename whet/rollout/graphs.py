@@ -255,9 +255,12 @@ class GraphRunner:
     def _size(self, running: int) -> int:
         return next(size for size in self.sizes if size >= running)
 
-    def begin(self) -> None:
-        """Plain steps of every size, the largest first: what a run is sure to want."""
+    def begin(self, served: Sequence[tuple[int, Arm]] = ()) -> None:
+        """Plain steps of every size, the largest first: what a run is sure to want. And those that speculate with so
+        many rows, which would else be captured one by one while a batch waits."""
         self.captures.capture([(size, 1, "") for size in reversed(self.sizes)])
+        largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
+        self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
     def _keys(self, size: int, arm: Arm) -> list[Key]:
         """The graphs of a step: the target's, which all drafters share, and before it the drafter's, if it is ours."""
