@@ -7,6 +7,7 @@ after a weight update) the flight holds them itself. The engine makes flights an
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -105,5 +106,7 @@ def request_from_json(data: Mapping[str, Any]) -> Request:
     return Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
 
 
+@functools.cache
 def empty_trace(dtype: np.dtype[Any]) -> Trace:
+    """One for all: nothing can be written to it."""
     return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))

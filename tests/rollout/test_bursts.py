@@ -1,0 +1,98 @@
+"""Steps launched several at once, under all that may come between: the tokens are those of one step at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from slow_engine import VOCAB, ask, make_engine, sharp_model
+from test_speculation import Whim
+
+from whet.draft.base import OFF, Arm
+from whet.draft.speculation import Speculation
+from whet.draft.suffix import Suffix
+from whet.model.storage import share_storage
+from whet.rollout import graphs
+from whet.rollout.engine import LocalEngine
+from whet.rollout.runner import burst
+from whet.types import Request, Rollout
+
+
+def engine_of(how: str, seed: int) -> LocalEngine:
+    """By plain calls, in bursts, or in bursts with drafts; few pages, so that rows wait and are preempted."""
+    model = sharp_model(heads=6, kv_heads=2)
+    share_storage(model)
+    rng = np.random.default_rng(seed)
+    form: dict[str, Any] = {"slots": int(rng.integers(2, 8)), "page": 4, "pages": int(rng.integers(18, 60))}
+    if how == "drafts":
+        form["speculation"] = Speculation([Suffix()], Whim([OFF, Arm("suffix", 2), Arm("suffix", 6)]), vocab=VOCAB)
+    on_update = str(rng.choice(["keep", "recompute"]))
+    return make_engine(model, graphs=how != "plain", mode="stream", on_update=on_update, **form)
+
+
+def requests(rng: np.random.Generator, first: int) -> list[Request]:
+    stops: list[tuple[int, ...]] = [(), (3,), (3, 5, 7, 11, 13, 17)]
+    return [
+        ask(
+            int(rng.integers(12)),
+            n=int(rng.integers(1, 4)),
+            group=first + i,
+            max_tokens=int(rng.integers(1, 40)),
+            stop_ids=stops[rng.integers(3)],
+            stop_strings=("ab",) if rng.random() < 0.1 else (),
+        )
+        for i in range(int(rng.integers(1, 5)))
+    ]
+
+
+def story(how: str, seed: int) -> tuple[list[tuple[Any, ...]], LocalEngine]:
+    """Requests that come in between, evaluations with top-p, updates that change nothing but the version."""
+    engine, rng = engine_of(how, seed), np.random.default_rng(seed + 1)
+    done: list[Rollout] = []
+    for part in range(8):
+        engine.submit(requests(rng, 1000 * part))
+        if rng.random() < 0.3:
+            evaluation = ask(20 + part, n=2, phase="eval", max_tokens=9, top_p=0.8)
+            done += engine.generate([evaluation])
+        done += engine.collect()
+        if rng.random() < 0.4:
+            engine.update(part + 1)
+    while not engine.idle:
+        done += engine.collect()
+    return sorted(
+        (r.phase, r.key, r.finish, tuple(r.trace.ids.tolist()), tuple(np.round(r.trace.log_probs, 4).tolist()))
+        for r in done
+        if r.trace is not None
+    ), engine
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[int] = []
+    before = graphs.GraphRunner._launch
+
+    def noting(self: Any, running: int, arm: Arm, steps: int = 1) -> Any:
+        launched.append(steps)
+        return before(self, running, arm, steps)
+
+    monkeypatch.setattr(graphs.GraphRunner, "_launch", noting)
+    plain, _ = story("plain", seed)
+    assert story("bursts", seed)[0] == plain
+    assert graphs.BURST in launched
+    told, engine = story("drafts", seed)
+    assert told == plain
+    assert engine.cache.free == engine_of("plain", seed).cache.free, "all pages are given back"
+
+
+def test_a_burst_by_hand() -> None:
+    """Two rows, three steps of up to two tokens: 1; 2 3; 4 and 5 6; 7; 8 9. The second ends after 7."""
+    token = np.array([[[1, 0], [5, 6]], [[2, 3], [7, 0]], [[4, 0], [8, 9]]])
+    counted = np.array([[1, 2], [2, 1], [1, 2]])
+    drawn = burst(token, token / 10, counted, np.ones_like(counted), Arm("suffix", 1))
+    assert drawn.token.tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 9, 0]]
+    assert drawn.log_prob[0, :4].tolist() == [0.1, 0.2, 0.3, 0.4]
+    assert drawn.before.tolist() == [[0, 0], [1, 2], [3, 3]]
+    assert drawn.real(np.array([4, 3])).tolist() == [[1, 2], [2, 1], [1, 0]]
+    assert drawn.real(np.array([2, 1])).tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert drawn.counted.sum(0).tolist() == [4, 5]
