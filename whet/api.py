@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet import config, files
 from whet.check import check
-from whet.errors import WhetError
+from whet.errors import Collapsed, WhetError
 from whet.problems import JudgeFunction, Problems
 from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
@@ -109,7 +109,11 @@ def run_recipe(
         stack.callback(parts.close)
         from whet import loop
 
-        loop.train(run, parts, watcher)
+        try:
+            loop.train(run, parts, watcher)
+        except Collapsed:
+            _write_page(folder)
+            raise
         _write_page(folder)
 
 

@@ -9,5 +9,9 @@ class Starved(WhetError):
     """A curriculum cannot fill a batch, and its starvation policy says so instead of waiting for ever."""
 
 
+class Collapsed(WhetError):
+    """Evaluations fell far below what they were. All of it is saved, the best weights too."""
+
+
 class Diverged(WhetError):
     """Three steps in a row were not finite. The last good checkpoint is untouched."""

@@ -20,7 +20,7 @@ from whet import api, config, files
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
-from whet.run import best_checkpoint
+from whet.run import best_checkpoint, has_collapsed
 from whet.threads import one_thread
 
 
@@ -58,7 +58,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
         for folder, process in list(running.items()):
             if process.poll() is not None:
                 del running[folder]
-                if process.returncode != 0:
+                if process.returncode != 0 and not has_collapsed(folder):
                     words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
                     raise WhetError(f"The arm {folder.name} failed: {' '.join(words) or process.returncode}")
         while queue and len(running) < cores():

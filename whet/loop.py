@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from whet.advice import Advice
+from whet.collapse import Guard
 from whet.config import HELD_OUT
-from whet.errors import Starved
+from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
 from whet.metrics import Stopwatch, gpu_idle, group_metrics, rollout_metrics
 from whet.parts import Parts, save_parts
@@ -36,10 +37,11 @@ class Watcher(Protocol):
 
 def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
-    advice = Advice()
+    advice, guard = Advice(), Guard()
     watch = Stopwatch()
     if parts.fresh:
         metrics = evaluate_due(run, parts, watch)
+        guard.check(0, metrics)
         if parts.config.warm_start:
             metrics["time/warm_start"] = parts.warm_start_s
         record(run, parts, metrics | watch.metrics(), watcher)
@@ -53,12 +55,18 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
         with watch.timing("save"):
             run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
         metrics |= evaluate_due(run, parts, watch)
-        record(run, parts, metrics | watch.metrics(), watcher)
+        collapsed = guard.check(parts.tally.step, metrics)
+        record(run, parts, metrics | watch.metrics() | ({"collapsed": 1.0} if collapsed else {}), watcher)
         watch = Stopwatch()
         for sentence in advice.check(metrics, parts.judge.complaint):
             watcher.message(sentence)
-        if parts.done or run.stopping or parts.tally.step % parts.config.save.every == 0:
+        if parts.done or run.stopping or collapsed or parts.tally.step % parts.config.save.every == 0:
             save(run, parts, metrics, watch)
+        if collapsed:
+            raise Collapsed(
+                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. Begin again with a lower "
+                "learn.lr or a larger batch; --resume would go on from here."
+            )
 
 
 def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:

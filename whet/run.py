@@ -273,6 +273,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(_read_rows(path)) if path.exists() else []
 
 
+def has_collapsed(folder: Path) -> bool:
+    """Whether a run was stopped by the guard against collapse (`whet.collapse`): that is how it went, no failure."""
+    rows = read_metrics(folder) if (folder / METRICS).is_file() else []
+    return bool(rows) and bool(rows[-1].get("collapsed"))
+
+
 def mean_response(folder: Path) -> float | None:
     """Tokens of a mean response in the last step of a run; None where there is no run, or no step."""
     if not (folder / METRICS).is_file():

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from whet import config
 from whet.bench.circumstances import circumstances
+from whet.bench.document import document
 from whet.bench.matrix import Plan, read_plan
 from whet.bench.outcome import COLUMNS, hash_weights, read_outcome
 from whet.bench.start import Start, make_start, merged, store_adapter
@@ -198,6 +199,23 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
     places.result(plan.cells[0]).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
         Work(places=places, start=done.start, beside=1, told=told.append, about={}).run(seconds=10.0)
+
+
+def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
+    """Its last row says so; whoever waited for it was killed before the JSON was written."""
+    shutil.copytree(done.folder / "runs", tmp_path / "runs")
+    plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
+    places = Places(plan=plan, runs=tmp_path / "runs", out=tmp_path / "out")
+    metrics = places.run(plan.cells[0]) / "metrics.jsonl"
+    *lines, last = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*lines, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
+    told: list[str] = []
+    work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
+    assert work.run(seconds=600.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
+    found = read_outcome(places.result(plan.cells[0]))
+    assert found["ended_by"] == "collapse"
+    text = document({"dapo": [found]}, "dapo", {})
+    assert "Stopped by the guard against collapse: dapo (1 of 1)." in text
 
 
 def test_other_settings_and_another_start_are_refused(done: Done) -> None:

@@ -170,6 +170,10 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
     ends = {arm: end_row(arm, cells, equal) for arm, cells in arms.items()}
     heads = list(next(iter(ends.values())))
     parts = [*circumstances_lines(arms), table(["arm", *heads], [[arm, *row.values()] for arm, row in ends.items()])]
+    fallen = {arm: sum(cell.get("ended_by") == "collapse" for cell in cells) for arm, cells in arms.items()}
+    if any(fallen.values()):
+        seeds = ", ".join(f"{arm} ({n} of {len(arms[arm])})" for arm, n in fallen.items() if n)
+        parts.append(f"Stopped by the guard against collapse: {seeds}.")
     if equal is not None:
         low, high = equal.interval
         parts.append(

@@ -30,7 +30,7 @@ from whet.errors import WhetError
 from whet.experiment import cores
 from whet.recipe import dump_config, parse_config, read_toml
 from whet.report.arms import flatten
-from whet.run import CONFIG, read_metrics
+from whet.run import CONFIG, has_collapsed, read_metrics
 
 WHET = (sys.executable, "-m", "whet", "train")
 POLL = 0.2
@@ -179,7 +179,7 @@ class Work:
     def begin(self, line: Planned) -> None:
         cell, places = line.cell, self.places
         left = cell.seconds - places.spent(cell)
-        if left <= 0:  # it had its time, and whoever waited for it was gone
+        if left <= 0 or has_collapsed(places.run(cell)):  # it is over, and whoever waited for it was gone
             self.end(cell, asked=True)
             return
         files.make_folder(places.runs)
@@ -196,7 +196,8 @@ class Work:
         del self.going[one.cell.name]
         self.note_go(one)
         cell, code = one.cell, one.process.returncode
-        if code == 0 or (code == 130 and one.asked is not None):  # 130: asked while it was still loading
+        collapsed = has_collapsed(self.places.run(cell))
+        if code == 0 or collapsed or (code == 130 and one.asked is not None):  # 130: asked while it was still loading
             self.end(cell, asked=one.asked is not None)
         else:
             self.fail(f"The cell {cell.name} failed: {last_words(self.places.run(cell), code)}")
@@ -207,6 +208,8 @@ class Work:
         rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
         if not rows:
             self.fail(f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds.")
+        elif has_collapsed(folder):
+            self.finish(cell, "collapse")
         elif not asked and not at_its_end(cell.settings, rows):
             self.fail(f"The cell {cell.name} was stopped by somebody; the same command goes on with it.")
         else:
