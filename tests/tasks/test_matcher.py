@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.errors import WhetError
+from whet.tasks import verify
 from whet.tasks.matcher import Matcher, right_answers
 from whet.types import Prompt
 
@@ -144,3 +145,8 @@ def test_never_raises(text: str, answer: str) -> None:
     for response in (text, f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
         assert score(response, answer) in (0.0, 1.0)
     assert isinstance(MATH.final(text), str)
+
+
+def test_what_comparing_formulas_needs_is_loaded_before_judges_are_forked() -> None:
+    Matcher("math")
+    assert verify.warm.cache_info().currsize == 1

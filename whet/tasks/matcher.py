@@ -31,7 +31,7 @@ class Matcher:
             raise WhetError(f'There is no way to find an answer called "{answer}"{did_you_mean(answer, ANSWERS)}')
         self.matcher, self.answer = matcher, answer
         if matcher == "math":
-            verify.load()
+            verify.warm()
 
     def judge(self, prompt: Prompt, response: str) -> float:
         r"""1.0 if the response's final answer equals the prompt's, else 0.0.

@@ -82,7 +82,7 @@ def tame(text: str) -> bool:
 
 
 def load() -> Any:
-    """The package, imported once; in the parent, so that the workers it forks need not."""
+    """The package, imported once."""
     try:
         import math_verify
     except ImportError:
@@ -177,15 +177,16 @@ def _bases(text: str) -> set[str]:
 
 
 @lru_cache(maxsize=1)
-def _warm() -> None:
-    """The first comparison of a process loads much of sympy, half a second of it, and is nobody's fault."""
+def warm() -> None:
+    """The first comparison loads much of sympy, half a second of it: in the parent, so that no rollout waits for it in
+    one worker after the other."""
     load().verify(list(_parse("2\\pi")), list(_parse("x")), timeout_seconds=None)
 
 
 @lru_cache(maxsize=4096)
 def _compare(found: str, gold: str) -> bool:
     math_verify = load()
-    _warm()
+    warm()
     with _limited(PATIENCE_S):
         wanted = _parse(gold)
         given = _parse(found)
