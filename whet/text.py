@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -52,7 +53,8 @@ class Codec:
         self._prefix = self._default_prefix()
         self._read_specials(eos)
         self._opening = self._open_thought()
-        self._cache: OrderedDict[str, tuple[int, ...]] = OrderedDict()
+        self._cache: OrderedDict[str, array[int]] = OrderedDict()
+        """Arrays: thousands of long prompts as Python's integers would take gigabytes."""
         self._cache_size = cache
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -64,7 +66,7 @@ class Codec:
         [ids] = self._encode_all([prompt])
         if not ids:
             raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
-        self._cache[key] = tuple(ids)
+        self._cache[key] = array("i", ids)
         if len(self._cache) > self._cache_size:
             self._cache.popitem(last=False)
         return ids
@@ -75,7 +77,7 @@ class Codec:
         rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
         while batch := list(islice(rest, LENGTH_BATCH)):
             known = zip(batch, self._encode_all(batch), strict=True)
-            self._cache |= {_key(prompt): tuple(ids) for prompt, ids in known if ids}
+            self._cache |= {_key(prompt): array("i", ids) for prompt, ids in known if ids}
 
     def render(self, prompt: Prompt) -> str:
         """The exact text the model reads, special tokens included."""
