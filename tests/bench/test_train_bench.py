@@ -20,7 +20,7 @@ from whet.bench.circumstances import circumstances
 from whet.bench.document import document
 from whet.bench.matrix import Plan, read_plan
 from whet.bench.outcome import COLUMNS, hash_weights, read_outcome
-from whet.bench.start import Start, make_start, merged, store_adapter
+from whet.bench.start import Start, make_pool, make_start, merged, store_adapter, without
 from whet.bench.train import Going, Places, Work, cell_settings, planned
 from whet.cli import app
 from whet.errors import WhetError
@@ -276,6 +276,25 @@ def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkey
     assert not settings.warm_start
     again = make_start(read_plan(path), tmp_path / "other", told.append)  # another machine, which has the adapter
     assert again.hashes == start.hashes and len(told) == 3 and "Merging" in told[2]
+
+
+def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
+    problems = [{"prompt": f"{i} + {i} =", "answer": str(2 * i), "solution": f"It is {2 * i}."} for i in range(20)]
+    (tmp_path / "all.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
+    tree = f'[[data]]\npath = "{tmp_path}/all.jsonl"\n[[eval]]\npath = "{tmp_path}/test.jsonl"\n'
+    (tmp_path / "test.jsonl").write_text(json.dumps(problems[3]) + "\n")
+    (tmp_path / "recipe.toml").write_text(tree + "[[warm_start]]\nsteps = 2\n")
+    text = 'recipe = "recipe.toml"\npool = { size = 6, unseen = true }\n[[arm]]\nname = "a"\n'
+    (tmp_path / "small.toml").write_text(text)
+    plan = read_plan(tmp_path / "small.toml")
+    assert plan.matrix.pool is not None and plan.matrix.pool.unseen
+    pool = make_pool(plan, tmp_path / "runs")
+    settings = without(plan.base, pool, tmp_path / "runs" / "rest.jsonl")
+    rest = tmp_path / "runs" / "rest.jsonl"
+    assert settings.data[0].path == str(rest) and settings.warm_start[0].steps == 2
+    asked, taught = ([json.loads(line)["prompt"] for line in path.read_text().splitlines()] for path in (pool, rest))
+    assert len(asked) == 6 and len(taught) == 13, "one of the 20 is the test's"
+    assert not {*asked} & {*taught} and "3 + 3 =" not in {*asked, *taught}
 
 
 def test_merging_adds_the_product_of_the_adapters(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ class Pool(Section):
     size: int = Field(ge=1)
     """Problems of the recipe's first [[data]] entry, drawn evenly over its levels, less those of the evaluation."""
     seed: int = Field(0, ge=0)
+    unseen: bool = False
+    """The warm start is trained on the others alone: what is learnt of these is learnt by reinforcement."""
 
 
 class Arm(Section):

@@ -37,7 +37,7 @@ class Start:
 
 def make_start(plan: Plan, runs: Path, told: Told) -> Start:
     pool = make_pool(plan, runs) if plan.matrix.pool else None
-    folder = start_weights(plan, runs, told)
+    folder = start_weights(plan, runs, told, pool if plan.matrix.pool and plan.matrix.pool.unseen else None)
     hashes = {"weights": hash_weights(folder)}
     if pool is not None:
         hashes["pool"] = hashlib.sha256(pool.read_bytes()).hexdigest()
@@ -58,7 +58,24 @@ def make_pool(plan: Plan, runs: Path) -> Path:
     return path
 
 
-def start_weights(plan: Plan, runs: Path, told: Told) -> Path:
+def without(tree: Mapping[str, Any], pool: Path, path: Path) -> config.Config:
+    """The recipe on its other problems, written to `path`."""
+    settings = parse_config(tree)
+    if not path.is_file():
+        tests = [entry.path for entry in settings.eval if entry.path]
+        prepare_file(settings.data[0], path, folder=settings.data_folder, against=[*tests, str(pool)])
+    return parse_config(on_problems(tree, settings, path))
+
+
+def on_problems(tree: Mapping[str, Any], settings: config.Config, path: Path) -> dict[str, Any]:
+    """The tree of a recipe with the problems of a file in place of its first [[data]] entry's."""
+    first, *rest = [entry.model_dump(exclude_none=True) for entry in settings.data]
+    kept = {key: first[key] for key in ("task", "reward", "options", "weight", "curriculum")}
+    return {**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]}
+
+
+def start_weights(plan: Plan, runs: Path, told: Told, unseen: Path | None = None) -> Path:
+    """unseen: problems that no warm start may see."""
     from whet.measure import weights_of
     from whet.model.load import resolve_model
 
@@ -70,6 +87,8 @@ def start_weights(plan: Plan, runs: Path, told: Told) -> Path:
     if stored is None or not (stored / "adapter_config.json").is_file():
         if not settings.warm_start:
             return resolve_model(settings.model.name).resolve()
+        if unseen is not None:
+            settings = without(plan.base, unseen, runs / "rest.jsonl")
         made = warm_start(runs / "base", settings, told)
         if not (made / "adapter_config.json").is_file():
             return made.resolve()

@@ -25,7 +25,7 @@ from typing import Any
 from whet import config, files
 from whet.bench.matrix import Cell, Plan, differing
 from whet.bench.outcome import outcome, read_outcome, write_outcome
-from whet.bench.start import Start, Told, last_words
+from whet.bench.start import Start, Told, last_words, on_problems
 from whet.errors import WhetError
 from whet.experiment import cores
 from whet.recipe import dump_config, parse_config, read_toml
@@ -259,11 +259,7 @@ def refuse_other_start(places: Places, start: Start) -> None:
 def cell_settings(cell: Cell, start: Start) -> config.Config:
     """The cell's recipe on the common weights and problems, without a warm start of its own."""
     tree = {**cell.tree, "warm_start": [], "model": {**cell.tree.get("model", {}), "name": str(start.folder)}}
-    if start.pool is not None:
-        first, *rest = [entry.model_dump(exclude_none=True) for entry in cell.settings.data]
-        kept = {key: first[key] for key in ("task", "reward", "options", "weight", "curriculum")}
-        tree["data"] = [{**kept, "path": str(start.pool.resolve())}, *rest]
-    return parse_config(tree)
+    return parse_config(tree if start.pool is None else on_problems(tree, cell.settings, start.pool))
 
 
 def start_run(recipe: Path, folder: Path, beside: int) -> subprocess.Popen[bytes]:
