@@ -288,9 +288,7 @@ class Curriculum(Section):
         if self.speed.low >= self.speed.high:
             raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
         if self.name in ("speed", "all") and self.speed.n_init >= self.rollouts:
-            raise ValueError(
-                f"speed.n_init = {self.speed.n_init} leaves nothing to continue with: rollouts = {self.rollouts}"
-            )
+            raise ValueError(f"speed.n_init = {self.speed.n_init} leaves none to continue: rollouts = {self.rollouts}")
         return self
 
 
@@ -315,7 +313,9 @@ class Learn(Section):
     importance_cap: float = Field(2.0, ge=1)
     """C of w = min(pi_old / pi_behaviour, C)."""
     updates: int = Field(1, ge=1)
-    """Optimiser steps a batch."""
+    """Passes over a batch, an optimiser step each."""
+    minibatches: int = Field(1, ge=1)
+    """Parts that a pass is divided into, an optimiser step each instead."""
     kl_coef: float = Field(0.0, ge=0)
     entropy_coef: float = Field(0.0, ge=0)
     overlong: int = Field(0, ge=0)

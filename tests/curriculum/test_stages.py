@@ -253,7 +253,7 @@ def test_settings_of_a_stage() -> None:
     settings_ = config.Curriculum(name="speed", rollouts=24, groups=16)
     assert stage_settings(Stage(), settings_) == settings_
     assert stage_settings(Stage(groups=3, rollouts=8), settings_).groups == 3
-    with pytest.raises(WhetError, match="n_init = 4 leaves nothing to continue with: rollouts = 4"):
+    with pytest.raises(WhetError, match="n_init = 4 leaves none to continue: rollouts = 4"):
         stage_settings(Stage(rollouts=4), settings_)
 
 

@@ -225,6 +225,45 @@ def test_two_updates_use_the_log_probs_from_before_the_first(model, batch_of, en
     assert report.metrics["learn/clipped"] == pytest.approx(held / sum(r.length for r in rollouts))
 
 
+def test_two_parts_of_a_batch_are_two_batches(model_of, batch_of, encoder):
+    """Each has an optimiser step, and what the second learns from was drawn before the first. A batch that is one
+    version old says the same by its importance weights, as long as nothing is clipped."""
+    models = [model_of(), model_of()]
+    batch = batch_of([[1.0, 0.0], [0.0, 1.0]])
+    groups = []
+    for group in batch.groups:
+        with torch.no_grad():
+            drawn, _ = padded_log_probs(models[0], encoder, group.rollouts)
+        traces = [
+            dataclasses.replace(r.trace, log_probs=lp.numpy()) for r, lp in zip(group.rollouts, drawn, strict=True)
+        ]
+        rollouts = tuple(dataclasses.replace(r, trace=trace) for r, trace in zip(group.rollouts, traces, strict=True))
+        groups.append(dataclasses.replace(group, rollouts=rollouts))
+    settings = {"estimator": "dr_grpo", "lr": 1e-3, "warmup": 0, "clip_low": 0.9, "clip_high": 9.0}
+    whole = Learner(models[0], Learn(**settings, minibatches=2), encode=encoder)
+    report = whole.step(dataclasses.replace(batch, groups=tuple(groups)))
+    assert (whole.version, whole.updates) == (1, 2)
+    assert report.metrics["learn/importance_mean"] == pytest.approx(1.0), "all is drawn from the policy before"
+    apart = Learner(models[1], Learn(**settings), encode=encoder)
+    for group in groups:
+        apart.step(dataclasses.replace(batch, groups=(group,)))
+    for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11, msg=name)
+    moved = [
+        float((p - q).detach().abs().max())
+        for p, q in zip(models[0].parameters(), model_of().parameters(), strict=True)
+    ]
+    assert max(moved) > 1e-3
+
+
+def test_more_parts_than_samples_and_scores_of_all(model, batch_of, encoder):
+    batch = batch_of([[1.0, 0.0], [1.0, 1.0, 0.0]])
+    learner = Learner(model, Learn(minibatches=9, updates=2), encode=encoder)
+    report = learner.step(batch, needs={"score"})
+    assert learner.updates == 2 * 5
+    assert len(report.signals) == 5, "under the weights before the first update"
+
+
 def test_importance_is_capped(model, batch_of, encoder):
     """Behaviour log-probs of -40 make every weight the cap: the gradient scales with it."""
     batch = batch_of([[1.0, 0.0]], log_prob=-40.0)

@@ -1,10 +1,10 @@
 """The learner: a batch of judged rollouts in, one better policy out.
 
 The loop calls `step` once a batch; each call is one version. Rollouts become samples (`samples.py`), samples become
-packs (`model/packing.py`), each pack one forward and backward, all packs of a batch one optimiser step (or
-`learn.updates` of them). A batch without any signal takes no optimiser step: moments and weights stay, the version
-still advances, since the loop counts batches. It never touches rollouts, curricula or files: `tensors`, `state_dict`
-and `load` are what a checkpoint needs, and resumed training is bit for bit the uninterrupted one on a CPU.
+packs (`model/packing.py`), each pack one forward and backward, all packs of a batch one optimiser step (or several: by
+`learn.updates` and `learn.minibatches`). A batch without any signal takes no optimiser step: moments and weights stay,
+the version still advances, since the loop counts batches. It never touches rollouts, curricula or files: `tensors`,
+`state_dict` and `load` are what a checkpoint needs, and resumed training is bit for bit the uninterrupted one on a CPU.
 With LoRA the adapters are all that asks for a gradient, so they are all that is optimised, saved and copied here.
 """
 
@@ -27,7 +27,7 @@ from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
-from whet.learn.samples import Sample, make_samples
+from whet.learn.samples import Sample, make_samples, minibatches
 from whet.model.compiled import FEW, FORMS, best_form, compiled_layers, first_line
 from whet.model.graphed import Graphed, worth_graphs
 from whet.model.head import head_of, log_probs, score_sums
@@ -57,6 +57,13 @@ class Sums:
         for name, values in parts.items():
             total = values.detach().sum(dtype=torch.float64)
             self.totals[name] = self.totals[name] + total if name in self.totals else total
+
+    def join(self, other: Sums, share: float) -> None:
+        """Another pass, whose loss counts for so much."""
+        self.loss = self.loss + share * other.loss
+        self.tokens += other.tokens
+        self.mismatch_max = torch.clamp(torch.as_tensor(other.mismatch_max), min=self.mismatch_max)
+        self.totals = {name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()}
 
     def metrics(self) -> dict[str, float]:
         means = {f"learn/{name}": float(total) / self.tokens for name, total in self.totals.items()}
@@ -215,25 +222,30 @@ class Learner:
     def _learn(
         self, samples: list[Sample], kl: float, entropy: float, progress: float, scores: dict[Key, Tensor] | None
     ) -> dict[str, float]:
-        """All updates of a batch; a skipped one ends it. The metrics are the last update's, the scores the first's."""
+        """All updates of a batch; a skipped one ends it. Metrics are of the last pass, scores from before the first."""
         begun = time.perf_counter()
-        old = (
-            self._within_memory(samples, lambda: self._score(self.model, samples)) if self.config.updates > 1 else None
-        )
+        old: list[Tensor] | None = None
+        if self.config.updates * self.config.minibatches > 1:
+            old = self._within_memory(samples, lambda: self._score(self.model, samples, scores))
+            scores = None
         reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
         self.scored_s = self._since(begun) if old or reference else 0.0
         metrics: dict[str, float] = {}
-        for update in range(self.config.updates):
-            wanted = scores if update == 0 else None
-            sums = self._within_memory(samples, partial(self._gradient, samples, old, reference, kl, entropy, wanted))
-            norm = self.optimizer.grad_norm()
-            metrics = {**sums.metrics(), "learn/grad_norm": norm}
-            if not (math.isfinite(float(sums.loss)) and math.isfinite(norm)):
-                self._skip()
-                break
-            self.optimizer.step(self._learning_rate(progress), norm)
-            self.updates += 1
-            self.skipped_in_row = 0
+        parts = minibatches(samples, self.config.minibatches)
+        for _ in range(self.config.updates):
+            sums = Sums()
+            for mine, places in parts:
+                before, against = (None if all_ is None else [all_[i] for i in places] for all_ in (old, reference))
+                found = self._within_memory(mine, partial(self._gradient, mine, before, against, kl, entropy, scores))
+                norm = self.optimizer.grad_norm()
+                sums.join(found, 1 / len(parts))
+                metrics = {**sums.metrics(), "learn/grad_norm": norm}
+                if not (math.isfinite(float(found.loss)) and math.isfinite(norm)):
+                    self._skip()
+                    return metrics
+                self.optimizer.step(self._learning_rate(progress), norm)
+                self.updates += 1
+                self.skipped_in_row = 0
         return metrics
 
     def _since(self, begun: float) -> float:
@@ -305,13 +317,16 @@ class Learner:
         return (weight * token_loss).sum(), parts
 
     @torch.no_grad()
-    def _score(self, model: Any, samples: list[Sample]) -> list[Tensor]:
-        """Log-probs of every response under `model`, in the order of the samples."""
+    def _score(self, model: Any, samples: list[Sample], scores: dict[Key, Tensor] | None = None) -> list[Tensor]:
+        """Log-probs of every response under `model`, in the order of the samples; and the scores, if wanted."""
         out: dict[int, Tensor] = {}
         with packed_attention(model), compiled_layers(model, self.compiled):
             for pack in self._packs(samples):
                 heat = _temperature(pack, [samples[i] for i in pack.members])
                 hidden = hidden_states(model, pack)
+                if scores is not None:
+                    sums = score_sums(hidden, head_of(model), pack.targets, pack.counts, heat)
+                    scores.update(zip((samples[i].key for i in pack.members), sums, strict=True))
                 lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=bool(self.compiled))
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,6 +55,16 @@ def make_samples(
         prompt = encode(group.prompt_id) if rollouts else ()
         samples += [_sample(r, prompt, float(a[i]), float(w[i])) for i, r in enumerate(rollouts)]
     return samples, sum(bool(a.any()) for a in advantages)
+
+
+def minibatches(samples: list[Sample], count: int) -> list[tuple[list[Sample], list[int]]]:
+    """So many parts of about as many samples, one after the other, and their places; fewer where there are fewer
+    samples. Weights are multiplied by the number of parts: each part's loss stands for the whole batch's."""
+    count = max(1, min(count, len(samples)))
+    places = [part.tolist() for part in np.array_split(np.arange(len(samples)), count)]
+    if count == 1:
+        return [(samples, places[0])]
+    return [([replace(samples[i], weight=count * samples[i].weight) for i in part], part) for part in places]
 
 
 def _reward(rollout: Rollout, overlong: int) -> float:
