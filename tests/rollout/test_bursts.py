@@ -14,6 +14,7 @@ from whet.draft.speculation import Speculation
 from whet.draft.suffix import Suffix
 from whet.model.storage import share_storage
 from whet.rollout import graphs
+from whet.rollout.captures import Captures
 from whet.rollout.engine import LocalEngine
 from whet.rollout.runner import burst
 from whet.types import Request, Rollout
@@ -96,3 +97,16 @@ def test_a_burst_by_hand() -> None:
     assert drawn.real(np.array([4, 3])).tolist() == [[1, 2], [2, 1], [1, 0]]
     assert drawn.real(np.array([2, 1])).tolist() == [[1, 1], [1, 0], [0, 0]]
     assert drawn.counted.sum(0).tolist() == [4, 5]
+
+
+def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(Captures, "capture", lambda self, keys: asked.extend(keys))
+    model = sharp_model(heads=6, kv_heads=2)
+    share_storage(model)
+    served = [(2, Arm("suffix", 2)), (4, Arm("suffix", 2)), (2, Arm("suffix", 8))]
+    speculation = Speculation([Suffix()], Whim([OFF]), vocab=VOCAB, served=served)
+    make_engine(model, graphs=True, slots=4, page=4, speculation=speculation).begin()
+    plain, drafting = asked[:2], asked[2:]
+    assert plain == [(4, 1, ""), (2, 1, "")]
+    assert drafting == [(2, 8, "suffix"), (2, 9, ""), (4, 2, "suffix"), (4, 3, ""), (2, 2, "suffix"), (2, 3, "")]
