@@ -78,7 +78,7 @@ def test_the_recipe_reads_back_the_same() -> None:
         ("{nmae='speed'}", r'^In data\.1: There is no setting "curriculum\.nmae"; did you mean "curriculum\.name"\?$'),
         ("{speed={n_int=4}}", r'^In data\.1: There is no setting "curriculum\.speed\.n_int"; did you mean'),
         ("{name='speed', speed={low=0.8, high=0.2}}", r"^In data\.1: curriculum: speed\.low = 0\.8 must be below"),
-        ("{name='speed', speed={n_init=6}}", r"^In data\.1: curriculum: speed\.n_init = 6 leaves nothing"),
+        ("{name='speed', speed={n_init=6}}", r"^In data\.1: curriculum: speed\.n_init = 6 leaves none to continue"),
         ("{rollouts='many'}", r"^In data\.1: curriculum\.rollouts = 'many' is wrong"),
         ("{stages=[{max_tokens=400}]}", r"^In data\.1: curriculum\.stages\.0\.max_tokens = 400 leaves no room"),
         ("{stages=[{subset='shrt'}]}", r"^In data\.1: curriculum\.stages\.0\.subset = 'shrt' is wrong"),
