@@ -2,10 +2,11 @@
 
 Weights are random, so nothing could be guessed; but noise is keyed, so what plain decoding wrote is what verification
 will draw: a drafter that knows it proposes it, wrong with chance 1 - a at each place. Temperature is 100: the noise
-alone decides, and no rounding of logits makes a verified row part from the plain one. A cell is `batch` rows at a
-context of about --context; only steps count in which all of them run. speed_up = (tokens a row and step) x (plain step)
-/ (verifying step), on a GPU by its own clock: drafters there make their drafts on the device and steps are launched
-ahead, while this one proposes from the host. A real drafter's own time is not in it; `draft_ms` is what this one took.
+decides, and rounding of logits hardly ever makes a verified row part from the plain one (`same_rollouts`). A cell is
+`batch` rows at a context of about --context; only steps count in which all of them run. speed_up = (tokens a row and
+step) x (plain step) / (verifying step), on a GPU by its own clock: drafters there make their drafts on the device and
+steps are launched ahead, while this one proposes from the host. A real drafter's own time is not in it; `draft_ms` is
+what this one took.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The figures of docs/, as SVG, from stored results: `pip install "whet[plot]"`, then
 
-    python benchmarks/plots.py --results benchmarks/results --out docs/figures
+    python benchmarks/plots.py --results benchmarks/results --out docs/figures --level 0.70
 
 Reads curricula_few.json, curricula_many.json, calibration.json, snr.json, rollout_gpu.json and draft.json where they
 are there, and draws what they hold: arms that were not run are left out, and a figure without data is not written. The
