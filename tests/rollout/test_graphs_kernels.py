@@ -42,7 +42,7 @@ def test_kernels_emit_the_tokens_of_the_plain_step(kind: str) -> None:
 @needs_triton
 def test_kernels_verify_drafts() -> None:
     """Those that are mostly right and those of an untrained drafter, plain steps between: the same tokens."""
-    requests = [ask(i, temperature=(0.5, 0.0)[i % 2], max_tokens=9) for i in range(3)]
+    requests = [ask(i, temperature=(0.5, 0.0)[i % 2], max_tokens=18) for i in range(3)]
     plain = make_engine(model("fused"), page=16, slots=3)
     plain.submit(requests)
     traces = {r.key: r.trace for r in plain.collect()}
