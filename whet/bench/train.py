@@ -196,8 +196,8 @@ class Work:
         del self.going[one.cell.name]
         self.note_go(one)
         cell, code = one.cell, one.process.returncode
-        collapsed = has_collapsed(self.places.run(cell))
-        if code == 0 or collapsed or (code == 130 and one.asked is not None):  # 130: asked while it was still loading
+        over = code == 0 or (code == 130 and one.asked is not None)  # 130: asked while it was still loading
+        if over or has_collapsed(self.places.run(cell)):
             self.end(cell, asked=one.asked is not None)
         else:
             self.fail(f"The cell {cell.name} failed: {last_words(self.places.run(cell), code)}")
@@ -208,7 +208,7 @@ class Work:
         rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
         if not rows:
             self.fail(f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds.")
-        elif has_collapsed(folder):
+        elif rows[-1].get("collapsed"):
             self.finish(cell, "collapse")
         elif not asked and not at_its_end(cell.settings, rows):
             self.fail(f"The cell {cell.name} was stopped by somebody; the same command goes on with it.")

@@ -2,7 +2,7 @@
 
 As published (arXiv 2511.16665): arms are grouped by tokens to verify, and each group serves a range of batch sizes,
 the larger the fewer rows; within the group the arm with the best median reward over a window, never-tried ones first.
-Speculation is off above a number of rows, on after ten steps at or below it, and stays on until the step ends. The
+Speculation is off above a number of rows, on after ten turns at or below it, and stays on until the step ends. The
 numbers are those of its released code. With one arm a group, as shipped, there is nothing to explore: a lookup table.
 Not copied from the code: a first reward of 0, and a device synchronisation at every step. It implements `Chooser`.
 """
@@ -33,7 +33,7 @@ class Bandit:
         switch: int = 32,
         patience: int = 10,
     ) -> None:
-        """thresholds: the least batch of each group; switch: rows above which speculation is off; patience: steps."""
+        """thresholds: the least batch of each group; switch: rows above which speculation is off; patience: turns."""
         self.arms = [arm for arm in arms if arm != OFF]
         self.serves, self.epsilon, self.thresholds = serves, epsilon, tuple(thresholds)
         self.switch, self.patience = switch, patience

@@ -1,8 +1,8 @@
 """What speculation is made of: rows to draft for, drafters that guess their next tokens, arms to choose from.
 
 A draft is a guess. The target draws its own token at every place (`whet.draft.verify`), so nothing that a drafter or
-a chooser does can change a token, only how soon it comes. A chooser is asked on the host, at every step; so are
-drafters, unless the runner makes their drafts on the device (`Runner.own`).
+a chooser does can change a token, only how soon it comes. A chooser is asked on the host, before each step or burst of
+them; drafters at every step, unless the runner makes their drafts on the device (`Runner.own`).
 """
 
 from __future__ import annotations

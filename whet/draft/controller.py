@@ -76,7 +76,7 @@ class Controller:
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
         epsilon: float = 0.1,
-        spend: float = 0.01,
+        spend: float = 0.005,
         hysteresis: float = 0.03,
         margin: float = 0.1,
         dwell: int = 2,
@@ -121,8 +121,9 @@ class Controller:
         self._trial, self._left, self._cell = None, self.dwell - 1, cell
         arms = [arm for arm in self.arms if arm == OFF or self.serves(arm, batch)]
         rates = {arm: self.rate(arm, batch, cell) for arm in arms}
-        best = max(arms, key=lambda arm: rates[arm])
-        if self.current not in rates or rates[best] > rates[self.current] * (1 + self.hysteresis):
+        worth = {arm: rate * (1 + self.margin if arm == OFF else 1) for arm, rate in rates.items()}
+        best = max(arms, key=lambda arm: worth[arm])
+        if self.current not in worth or worth[best] > worth[self.current] * (1 + self.hysteresis):
             self.current = best
         if len(arms) > 1 and self.generator.random() < self.epsilon:
             others = [arm for arm in arms if arm != self.current]
@@ -135,9 +136,8 @@ class Controller:
         return self.current
 
     def rate(self, arm: Arm, batch: int, cell: Cell) -> float:
-        """Expected tokens a second; of plain steps by the margin more."""
-        length = self.acceptance[arm.drafter].lengths[arm.depth] if arm.depth else 1 + self.margin
-        return batch * length / self.latency.seconds(arm, cell)
+        """Expected tokens a second."""
+        return batch * self.acceptance[arm.drafter].lengths[arm.depth] / self.latency.seconds(arm, cell)
 
     def cell(self, batch: int, kv_bytes: float) -> Cell:
         return cell_of(self.bucket(batch), kv_bytes)

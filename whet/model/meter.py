@@ -1,8 +1,8 @@
 """How long a GPU worked: seconds between pairs of events on its stream. Off CUDA it measures nothing.
 
-The rollout engine puts a pair around the device work of each step, the loop one around the learner's step; what is left
-of a step's wall time is the GPU's idle time (`whet.metrics.gpu_idle`). Gaps between the kernels of one span are not
-seen, so the idle share is a lower bound: exact for captured graphs, which have none to speak of.
+The rollout engine puts a pair around what it launches together, a step or a burst of steps, the loop one around the
+learner's step; what is left of a step's wall time is the GPU's idle time (`whet.metrics.gpu_idle`). Gaps within a span,
+between kernels and between the graphs of a burst, are not seen, so the idle share is a lower bound.
 """
 
 from __future__ import annotations

@@ -283,13 +283,13 @@ class LocalEngine:
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
             return []
-        wanted = self._wanted(drawn.arm, running, drawn.before[:, :running])
+        wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
+        if wanted is None:
+            return []
         real = drawn.real(kept)[:, :running]
         lived = real > 0
-        if drawn.arm == OFF:
-            return []
         rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
         return [real[lived] - 1, wanted[lived]]
