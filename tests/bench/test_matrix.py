@@ -116,7 +116,7 @@ def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path
 @pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix"])
 def test_shipped_matrices_can_be_read(name: str) -> None:
     plan = read_plan(Path(__file__).parents[2] / "benchmarks" / f"{name}.toml")
-    assert plan.cells[0].arm == plan.baseline and plan.evaluation == "gsm8k"
-    assert all(cell.settings.held_out.size == 0 and cell.settings.time_budget > 0 for cell in plan.cells)
+    assert plan.cells[0].arm == plan.baseline and plan.evaluation == "sampled"
+    assert all(cell.settings.held_out.size == 0 and cell.settings.token_budget > 0 for cell in plan.cells)
     draws = [cell.settings.rollout.mode for cell in plan.cells if cell.arm == plan.baseline]
     assert set(draws) == {"barrier"}, "the baseline neither streams nor speculates"

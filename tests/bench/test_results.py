@@ -84,7 +84,7 @@ def test_the_target_is_what_the_median_seed_of_the_baseline_reaches() -> None:
     assert target_level(UNIFORM) == 0.13
     assert target_level(SPEED) == 0.15, "0.16 is reached by one of two: the median is not known"
     assert target_level([cell("flat", 0, [(0, 0, 0.1), (9, 9, 0.1), (18, 18, 0.1)])]) is None
-    assert pick_levels(ARMS, 0.13) == [0.12, 0.13, 0.14, 0.16, 0.18]
+    assert pick_levels(ARMS, 0.13) == [0.105, 0.12, 0.13, 0.135, 0.15, 0.165, 0.18]
 
 
 def test_shares_of_the_baseline_carry_what_is_not_known() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from scripted import SAMPLING, at
@@ -8,12 +9,13 @@ from scripted import SAMPLING, at
 from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import CURRICULA, Facts, build_curriculum, check_curriculum
-from whet.curriculum.contract import check_contract
+from whet.curriculum.contract import check_contract, play
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.kimi import KimiSource
 from whet.curriculum.reset import Reset
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.simulator import World
 from whet.curriculum.solved import Unsolved
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
@@ -119,3 +121,30 @@ def test_every_name_keeps_the_contract(name: str, max_age: int) -> None:
         return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
 
     check_contract(make, epochs=name in ("uniform", "dapo", "speed"), max_age=max_age)
+
+
+@pytest.mark.parametrize("name", ["cures", "all"])
+def test_what_a_stage_has_learnt_goes_on_into_the_next_also_through_a_checkpoint(name: str) -> None:
+    """The first stage has the short half of 32 prompts, the second all of them."""
+    stages = [{"subset": "short", "max_tokens": 8, "steps": 3}, {"subset": "all"}]
+    settings = config.Curriculum.model_validate(
+        {"name": name, "groups": 4, "rollouts": 4, "speed": {"n_init": 2}, "stages": stages}
+    )
+    rates = tuple([0.5, 0.0, 0.9, 1.0] * 4 + [0.5] * 16)
+
+    def make(ids: Sequence[str], seed: int) -> Curriculum:
+        facts = Facts(ids=ids, characters=[1] * 16 + [99] * 16)
+        return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
+
+    def after(updates: int, save_share: float) -> tuple[Curriculum, list[tuple[Any, ...]]]:
+        world = World(prompts=32, pass_rates=rates, groups=4, updates=updates)
+        run = play(make, world, patience=100, save_share=save_share, epochs=False)
+        return run.curriculum, run.log
+
+    border, _ = after(3, 0.0)
+    assert isinstance(border, Stages) and border.number == 1
+    source = border.inner.source  # type: ignore[attr-defined]
+    assert isinstance(source, CuresSource) and 0 < len(source.posterior.visited) <= 16
+    if source.pool is not None:
+        assert isinstance(source.pool, ScalingRLSource) and source.pool.history.visits[:16].any()
+    assert after(8, 0.5)[1] == after(8, 0.0)[1]

@@ -19,15 +19,15 @@ def test_a_group_may_come_in_pieces() -> None:
     assert (whole.rate[0], whole.length[0], whole.visits[0]) == (0.25, 112.5, 1)
 
 
-def test_recent_rate_is_over_three_groups_and_the_smoothed_ones_remember_seven_tenths() -> None:
-    """Rates 0, 1, 1/2, 1/4: the last three give 7/12. Smoothed: 0, 0.3, 0.36, 0.327. Lengths 100, then 200: 130."""
+def test_recent_rate_is_over_three_groups_and_lengths_remember_seven_tenths() -> None:
+    """Rates 0, 1, 1/2, 1/4: the last three give 7/12. Lengths 100, then 200: 130, 151, 165.7."""
     history = History(1)
     for group, (right, tokens) in enumerate([(0, 400), (4, 800), (2, 800), (1, 800)]):
         history.add(0, group_id=group, right=right, judged=4, tokens=tokens, epoch=group)
         if group == 1:
             assert history.length[0] == pytest.approx(130.0)
     assert history.rate[0] == pytest.approx(7 / 12)
-    assert history.smooth[0] == pytest.approx(0.327)
+    assert history.length[0] == pytest.approx(165.7)
 
 
 def test_kind_is_that_of_the_latest_group_and_solved_is_for_ever() -> None:
@@ -78,5 +78,14 @@ def test_a_saved_history_goes_on_as_if_never_interrupted(steps: list[tuple[int, 
 
     saved, plain = run(True), run(False)
     assert saved.state_dict() == plain.state_dict()
-    for values in (plain.rate, plain.smooth):
-        assert np.isfinite(values).all() and values.min() >= 0 and values.max() <= 1.00001
+    assert np.isfinite(plain.rate).all() and plain.rate.min() >= 0 and plain.rate.max() <= 1.00001
+
+
+def test_an_heir_knows_what_was_seen_of_the_prompts_it_has() -> None:
+    old, new = History(3), History(2)
+    old.add(1, group_id=4, right=1, judged=4, tokens=40, epoch=7)
+    old.add(2, group_id=5, right=0, judged=4, tokens=80, epoch=7)
+    new.inherit(old, rows=np.array([0]), theirs=np.array([2]))
+    assert (int(new.kind[0]), float(new.length[0]), int(new.epoch[0]), int(new.visits[1])) == (ALL_WRONG, 20.0, 0, 0)
+    new.add(0, group_id=9, right=2, judged=4, tokens=40, epoch=1)
+    assert float(new.rate[0]) == 0.25 and int(old.visits[2]) == 1

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import SAMPLING, answers
 
+from whet.curriculum.ids import Ids
 from whet.curriculum.posterior import Posterior
 from whet.errors import WhetError
 from whet.types import Request
@@ -112,3 +113,19 @@ def test_clear_forgets() -> None:
     counted(posterior, "a", "rr")
     posterior.clear()
     assert posterior.mean_of(["a"]).tolist() == [0.5]
+
+
+def test_a_later_stage_inherits_half_the_evidence_on_the_prompts_it_has() -> None:
+    """3 right of 4 for "b": (1 + 1.5) / (2 + 2) = 0.625; what is not here, or was not seen there, is as ever."""
+    ids = Ids(["a", "b", "c", "d"])
+    old = Posterior(ids.some(np.array([0, 1, 3])))
+    counted(old, "a", "wwww")
+    counted(old, "b", "rrrw")
+    old.now = 7
+    new = Posterior(ids.some(np.array([1, 2, 3])))
+    new.inherit(old)
+    assert new.mean_of(["b", "c", "d"]) == pytest.approx([0.625, 0.5, 0.5])
+    assert new.now == 7 and new.visited.tolist() == [0]
+    whole = Posterior(ids)
+    whole.inherit(old)
+    assert whole.mean_of(["a", "b"]) == pytest.approx([0.25, 0.625])

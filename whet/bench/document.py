@@ -181,7 +181,10 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
             f"interval ({low:.3f}–{high:.3f})."
         )
     if target is not None:
-        parts += [f"The highest level that {baseline} reaches is {target:.2f}:", share_table(arms, baseline, target)]
+        parts += [
+            f"The highest level that {baseline} reaches is {formats.level(target)}:",
+            share_table(arms, baseline, target),
+        ]
     elif baseline in arms:
         parts.append(f"{baseline} reaches no level above its start, so no share of its cost can be given.")
     if levels:
@@ -201,5 +204,5 @@ def short_table(arms: Arms, baseline: str) -> str:
             row += [text for cost in costs for text in share_cells(arms, arm, baseline, target, cost)]
         rows.append(row)
     if target is not None:
-        heads += [head for cost in costs for head in (f"{cost} to {target:.2f}", f"of {baseline}'s")]
+        heads += [head for cost in costs for head in (f"{cost} to {formats.level(target)}", f"of {baseline}'s")]
     return table(heads, rows)

@@ -69,6 +69,7 @@ def outcome(cell: Cell, folder: Path, evaluation: str) -> dict[str, Any]:
         "pool": len(problems.train),
         "distinct_prompts": prompts,
         "distinct_is_least": not complete,
+        "also": {name: scores_of(metrics, name) for name in sizes if name != evaluation},
         "settings": told_settings(cell.settings),
         "columns": list(COLUMNS),
         "rows": rows_of(metrics, evaluation, sizes),
@@ -92,6 +93,16 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
         found = [number(row, f"eval/{evaluation}/{what}") for what in ("accuracy", "length")]
         rows.append([*counts, *gauges, round(tokens), round(seconds, 2), *map(_short, found)])
     return rows
+
+
+def scores_of(metrics: Sequence[Mapping[str, Any]], evaluation: str) -> list[list[Any]]:
+    """[step, accuracy] of every evaluation on a set.
+
+    >>> scores_of([{"step": 0, "eval/greedy/accuracy": 0.07}, {"step": 1}], "greedy")
+    [[0, 0.07]]
+    """
+    found = [(row, number(row, f"eval/{evaluation}/accuracy")) for row in metrics]
+    return [[row["step"], _short(accuracy)] for row, accuracy in found if accuracy is not None]
 
 
 def distinct_prompts(folder: Path, kept: int) -> tuple[int, bool]:

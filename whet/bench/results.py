@@ -22,8 +22,8 @@ Log = Mapping[str, Any]
 """What `outcome` wrote of a cell."""
 Arms = Mapping[str, Sequence[Log]]
 """Arm -> its cells, one a seed."""
-GRID = 100
-"""Levels are hundredths."""
+GRID = 200
+"""Levels are half hundredths."""
 MOST_LEVELS = 6
 ENOUGH = 3
 """Seeds that a claim rests on; an arm with fewer is marked."""
@@ -197,6 +197,9 @@ def end_row(arm: str, cells: Sequence[Log], equal: Equal | None) -> dict[str, st
         "length": _drift([drift(cell, "length") for cell in cells], "{:.0f}"),
         "prompts used": least + formats.count(median(cell["distinct_prompts"] for cell in cells)),
     }
+    for name in dict.fromkeys(name for cell in cells for name in cell.get("also", {})):
+        ends = [cell["also"][name] for cell in cells if cell.get("also", {}).get(name)]
+        row[name] = " → ".join(f"{median(found[side][1] for found in ends):.3f}" for side in (0, -1))
     if equal is not None:
         value = equal.accuracy.get(arm)
         row[f"at {formats.duration(equal.seconds)}"] = f"{formats.accuracy(value)}, {equal.verdict(arm)}"

@@ -207,9 +207,14 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
 
 def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     plan = CURRICULA[settings.name]
+    latest: Any = None  # source, of the stage before
 
     def make(settings: config.Curriculum, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
+        nonlocal latest
         source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
+        if isinstance(source, CuresSource | ScalingRLSource) and latest is not None:
+            source.inherit(latest)
+        latest = source
         sigmas = _sigmas(settings, source)
         gate = plan.gate(settings, unsolved(settings, source, len(facts.ids)), sampling, sigmas)
         gate.book.next_id = first

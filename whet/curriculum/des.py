@@ -20,6 +20,9 @@ GROWTH = 0.3
 """alpha, beta and gamma of eqs. 3-5: how far above the average the targets are in the end. OURS: not given."""
 LEAST_SD = 1e-3
 """A set without spread would make the bells infinitely narrow. OURS."""
+LEAST_RATE_SD = 0.25
+"""Of R's bell. Where few prompts are solved their rates hardly differ, and a bell as narrow as that around a target of
+0.1 would leave nothing of those solved every second time, who teach the most. OURS."""
 HOTTEST, COLDEST = 0.3, 0.02
 """Temperatures of the choice; the paper's T_0 is not given, and its last one, 0, cannot be divided by. OURS."""
 ETA, FARTHEST = 0.1, 2.0
@@ -70,9 +73,11 @@ def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float, 
 
     0 where the latest group was `flat` (all right or all wrong: nothing to learn for a group baseline, however well
     it was formatted), 1 for a `new` prompt (OURS: optimistic, so that it is tried), else a bell around p* =
-    clip(p_avg (1 + 0.3 u), 0.1, 0.9); `fixed` makes p* 0.5. Handed out but not judged counts as average (OURS).
+    clip(p_avg (1 + 0.3 u), 0.1, 0.9), 0.25 wide at least; `fixed` makes p* 0.5. Handed out but not judged counts as
+    average (OURS).
     """
     mean, sd = moments(rates, known)
+    sd = max(sd, LEAST_RATE_SD)
     target = 0.5 if fixed else target_rate(mean, u)
     unknown = float(bell(np.array([mean], rates.dtype), target, sd)[0]) if known.any() else 1.0
     return _fill(_fill(_fill(bell(rates, target, sd), known, unknown), ~new, 1.0), ~flat, 0.0)

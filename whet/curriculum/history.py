@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 MEMORY = 0.7
-"""What a visit leaves of the smoothed pass rate and length before it."""
+"""What a visit leaves of the smoothed length before it."""
 WINDOW = 3
 """Groups whose pass rates make the recent one."""
 
@@ -28,7 +28,6 @@ _COLUMNS: dict[str, Any] = {
     "kind": np.uint8,
     "solved": np.bool_,  # some rollout was right, ever
     "rate": np.float32,  # mean pass rate of the last WINDOW groups
-    "smooth": np.float32,  # pass rate, smoothed
     "length": np.float32,  # tokens of a response, smoothed
     # the latest group, and what was known before it
     "group": np.int64,
@@ -37,7 +36,6 @@ _COLUMNS: dict[str, Any] = {
     "tokens": np.int64,
     "rate_1": np.float32,
     "rate_2": np.float32,
-    "smooth_before": np.float32,
     "length_before": np.float32,
 }
 
@@ -47,8 +45,8 @@ class History:
     >>> history = History(2)
     >>> history.add(1, group_id=7, right=1, judged=4, tokens=400, epoch=0)
     >>> history.add(1, group_id=9, right=4, judged=4, tokens=800, epoch=1)
-    >>> float(history.rate[1]), round(float(history.smooth[1]), 4), round(float(history.length[1]), 4)
-    (0.625, 0.475, 130.0)
+    >>> float(history.rate[1]), round(float(history.length[1]), 4)
+    (0.625, 130.0)
     >>> int(history.kind[1]) == ALL_RIGHT, history.visits.tolist()
     (True, [0, 2])
     """
@@ -59,7 +57,6 @@ class History:
     kind: np.ndarray
     solved: np.ndarray
     rate: np.ndarray
-    smooth: np.ndarray
     length: np.ndarray
     group: np.ndarray
     right: np.ndarray
@@ -67,7 +64,6 @@ class History:
     tokens: np.ndarray
     rate_1: np.ndarray
     rate_2: np.ndarray
-    smooth_before: np.ndarray
     length_before: np.ndarray
 
     def __init__(self, prompts: int):
@@ -93,11 +89,16 @@ class History:
             setattr(view, name, getattr(self, name)[rows])
         return view
 
+    def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
+        """What `older` has of its rows `theirs`, for the rows here; no verdict of it is of an epoch to come."""
+        for name in _COLUMNS:
+            getattr(self, name)[rows] = getattr(older, name)[theirs]
+        self.epoch[rows] = 0
+
     def _begin(self, row: int, group_id: int) -> None:
         if self.visits[row]:
             self.rate_2[row] = self.rate_1[row]
             self.rate_1[row] = self.right[row] / self.judged[row]
-            self.smooth_before[row] = self.smooth[row]
             self.length_before[row] = self.length[row]
         self.group[row] = group_id
         self.visits[row] += 1
@@ -109,7 +110,6 @@ class History:
         recent = [now, float(self.rate_1[row]), float(self.rate_2[row])][: min(visits, WINDOW)]
         old = MEMORY if visits > 1 else 0.0
         self.rate[row] = sum(recent) / len(recent)
-        self.smooth[row] = old * float(self.smooth_before[row]) + (1.0 - old) * now
         self.length[row] = old * float(self.length_before[row]) + (1.0 - old) * length
         mixed = 0 < right < judged or judged == 1  # one verdict does not tell
         self.kind[row] = MIXED if mixed else ALL_RIGHT if right else ALL_WRONG

@@ -64,6 +64,21 @@ class Ids(Sequence[str]):
         """None for an id that is not among them."""
         return self._row.get(prompt_id)
 
+    def shared(self, other: Ids) -> tuple[np.ndarray, np.ndarray]:
+        """Rows here and rows there of the ids that both have, being the whole or parts of it.
+
+        >>> ids = Ids(["a", "b", "c", "d"])
+        >>> [rows.tolist() for rows in ids.some(np.array([1, 3])).shared(ids.some(np.array([2, 3])))]
+        [[1], [1]]
+        """
+        mine, theirs = self._places(), other._places()
+        _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        return here, there
+
+    def _places(self) -> np.ndarray:
+        """Rows in the whole, of which a part may be a part of a part."""
+        return np.arange(len(self))
+
     @property
     def fingerprint(self) -> str:
         """Of all ids in their order: a row means nothing over other data."""
@@ -109,6 +124,9 @@ class Part(Ids):
 
     def __contains__(self, prompt_id: object) -> bool:
         return isinstance(prompt_id, str) and self.row(prompt_id) is not None
+
+    def _places(self) -> np.ndarray:
+        return self.whole._places()[self.rows]
 
     def row(self, prompt_id: str) -> int | None:
         row = self.whole.row(prompt_id)

@@ -15,6 +15,9 @@ import numpy as np
 from whet.curriculum.ids import Ids
 from whet.types import Rollout
 
+INHERITED = 0.5
+"""Of the evidence of a stage before: under its limit pass rates were others, yet more like these than a half. OURS."""
+
 
 class Posterior:
     """Right and wrong verdicts of each prompt, by row: its place among `ids`.
@@ -80,6 +83,12 @@ class Posterior:
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (1.0 + right) / (2.0 + right + wrong)
+
+    def inherit(self, older: Posterior) -> None:
+        """Takes over what was counted of the prompts that are here, too, at `INHERITED` of its weight."""
+        rows, theirs = self.ids.shared(older.ids)
+        self.now, self._seen[rows] = older.now, older._seen[theirs]
+        self._right[rows], self._wrong[rows] = INHERITED * older._right[theirs], INHERITED * older._wrong[theirs]
 
     def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
         return self.mean(self.rows(prompt_ids))

@@ -53,6 +53,9 @@ class Pool(Protocol):
 
     def metrics(self) -> dict[str, float]: ...
 
+    def inherit(self, older: Any) -> None:
+        """What an earlier pool of the same kind knew of these prompts."""
+
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
@@ -194,9 +197,17 @@ class CuresSource:
         self._reference = state["reference"]
         if self.pool is not None:
             self.pool.load_state_dict(state["pool"])
-        if self.turn >= 0:
+        if self.turn >= 0 or self.pool is None:
             self._choose_members()
             self._fill_tree()
+
+    def inherit(self, older: CuresSource) -> None:
+        """What an earlier source had counted of the prompts that are here, too. Of a source that has not drawn yet."""
+        self.posterior.inherit(older.posterior)
+        if self.pool is None:
+            self._fill_tree()
+        else:
+            self.pool.inherit(older.pool)
 
     # Time
 

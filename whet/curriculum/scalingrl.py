@@ -3,7 +3,7 @@
 `ScalingRLSource` is a source like any other: gates (`gate.py`) pick from it, and another source may draw inside its
 active set (`refresh`, `version`, `ids` or `active`, then `drawn`). An epoch ends when the active set was handed out
 once; then all prompts are scored (`des.py`) by what their rollouts have shown (`history.py`), and the next set is
-chosen. The paper's reference traces are not needed: levels come with the data or from own rollouts, lengths from those.
+chosen. The paper's reference traces are not needed: levels come with the data, if at all, lengths from own rollouts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fix
 
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 """Chance an epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's)."""
-LOWEST, HIGHEST = 1.0, 5.0
-"""Levels of prompts that are always and never solved, where the data brings no levels."""
 MOST_CANDIDATES = 1 << 17
 """Scored in an epoch. Of more prompts every second, third, ... is a candidate in turn, so that choosing a set costs no
 more time at a million prompts. OURS."""
@@ -73,7 +71,7 @@ class ScalingRLSource:
         self.cut = floor if select == "gumbel_topk" else threshold
         self._given, self._has_level = _read_levels(levels, len(ids))
         known = self._given[self._has_level]
-        self._scale = (float(known.min()), float(known.max())) if len(known) else (LOWEST, HIGHEST)
+        self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         self.history = History(len(ids))
         self.version = 0
         """Sets chosen so far: who draws inside the active set looks again when it changes."""
@@ -136,6 +134,10 @@ class ScalingRLSource:
             self.history.handed[row] += 1
         self.used += len(ids)
 
+    def inherit(self, older: ScalingRLSource) -> None:
+        """What an earlier source knew of the prompts that are here, too. Its sets are over."""
+        self.history.inherit(older.history, *self.all_ids.shared(older.all_ids))
+
     # Choosing
 
     def _next_set(self, clock: Clock) -> None:
@@ -144,9 +146,9 @@ class ScalingRLSource:
         step = -(-len(self.all_ids) // MOST_CANDIDATES)
         part = slice(0 if self.select == "fixed" else self.version % step, None, step)
         rng = np.random.default_rng((self.seed, self.version))
-        history, levels, known = self.history.part(part), self.levels(part), self._known(part)
+        history, levels, known = self.history.part(part), self._given[part], self._has_level[part]
         again = _again(history.kind, rng)
-        components = self._components_of(history, levels, known, again, clock.progress)
+        components = self._components_of(history, levels, known, clock.progress)
         scores = des.score(components, self.weights)
         if self.select == "fixed" and self.version:
             rows = (np.sort(self.active) - part.start) // step
@@ -161,12 +163,11 @@ class ScalingRLSource:
         self.active = (rows * step + part.start).astype(np.int32)
         self.version, self.used = self.version + 1, 0
 
-    def _components_of(
-        self, history: History, levels: np.ndarray, known: np.ndarray, again: np.ndarray, u: float
-    ) -> np.ndarray:
-        """D, C and R of every candidate."""
+    def _components_of(self, history: History, levels: np.ndarray, known: np.ndarray, u: float) -> np.ndarray:
+        """D, C and R of every candidate. A level is the data's or unknown: how often a prompt was solved is R's matter,
+        and where few are, a bell around the average level would rule out just those that are solved sometimes."""
         seen = history.visits > 0
-        flat, new = (history.kind >= ALL_WRONG) & ~again, (history.handed == 0) | again
+        flat, new = history.kind >= ALL_WRONG, history.handed == 0
         return np.stack(
             [
                 des.nearness(levels, known, u),
@@ -174,20 +175,6 @@ class ScalingRLSource:
                 des.adaptability(history.rate, seen, flat, new, u, fixed=self.target == "fixed"),
             ]
         )
-
-    def levels(self, part: slice) -> np.ndarray:
-        """The data's; else, on the same scale, low + (high - low) (1 - smoothed pass rate); 0 where nothing is known.
-
-        That is 1 + 4 (1 - pass rate) where the data has no levels.
-        """
-        low, high = self._scale
-        own = np.float32(low) + np.float32(high - low) * (np.float32(1.0) - self.history.smooth[part])
-        own *= self.history.visits[part] > 0
-        np.copyto(own, self._given[part], where=self._has_level[part])
-        return own
-
-    def _known(self, part: slice) -> np.ndarray:
-        return self._has_level[part] | (self.history.visits[part] > 0)
 
     def _mix(self, history: History, eligible: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
         """Never handed out, and once solved: at least their shares, whatever they score."""
@@ -290,7 +277,7 @@ def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
 
 
 def _again(kinds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Prompts without signal that are tried once more, as if they were new."""
+    """Prompts without signal that may be tried once more, if there are none with more to say."""
     again = np.zeros(len(kinds), bool)
     for kind, chance in ((ALL_WRONG, AGAIN_HARD), (ALL_RIGHT, AGAIN_EASY)):
         rows = np.flatnonzero(kinds == kind)

@@ -81,7 +81,7 @@ def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curricul
 class Stages:
     """`characters` and `tasks`: of each prompt, in the order of `ids`; needed where a stage splits by them.
 
-    What a source had learnt of its prompts ends with its stage: under another limit they have other pass rates.
+    What a source has learnt of its prompts may go on into the next stage (`make`'s affair).
     """
 
     def __init__(

@@ -47,10 +47,10 @@ def accuracy(value: float | None) -> str:
 
 def level(value: float) -> str:
     """
-    >>> level(0.5), level(0.75)
-    ('0.50', '0.75')
+    >>> level(0.5), level(0.75), level(0.065)
+    ('0.50', '0.75', '0.065')
     """
-    return f"{value:.2f}"
+    return f"{value:.3f}".removesuffix("0")
 
 
 def share(value: float | None) -> str:
