@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
 
-from whet import api
+from whet import api, loop
 from whet.errors import Starved
 from whet.rollout.engine import LocalEngine
 from whet.run import read_metrics, read_rollouts
@@ -75,6 +75,25 @@ def test_rows_say_where_the_time_went(tmp_path: Path) -> None:
     trained = sum(row["time/total"] - row["time/save"] - row.get("time/eval", 0.0) for row in rows[1:])
     assert rows[-1]["time_s"] <= trained + 0.01 * len(rows)
     assert rows[-1]["time_s"] >= sum(row["time/generate"] + row["time/train"] for row in rows[1:])
+
+
+def test_what_training_gains_during_an_evaluation_is_of_training_s_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation in which streamed training rollouts alone were decoded, for a fifth of a second."""
+
+    def evaluating(eval_set: object, engine: LocalEngine, *rest: object) -> dict[str, float]:
+        engine.step()
+        time.sleep(0.2)
+        return {}
+
+    monkeypatch.setattr(loop, "evaluate", evaluating)
+    sets = ("rollout.mode=stream", "curriculum.max_age=2", 'rollout.on_update="keep"', "steps=4")
+    run(tmp_path / "a", *sets, "curriculum.look_ahead=3", "rollout.slots=6")
+    rows = read_metrics(tmp_path / "a")[1:]
+    second = rows[1]  # evaluated, while the third batch is under way
+    assert second["time/eval"] < 0.1 and second["time/generate"] > 0.2
+    assert rows[-1]["time_s"] >= sum(row["time/generate"] + row["time/train"] for row in rows)
 
 
 @pytest.mark.gpu

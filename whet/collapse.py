@@ -10,18 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FALL = 0.5
-"""Of its best lower bound, what an evaluation's upper bound must stay above."""
+"""Of its best accuracy, what an evaluation must stay above, or within chance of the best."""
 PATIENCE = 2
 """Evaluations in a row that must say so."""
 
 
 @dataclass(slots=True)
 class Level:
-    """An evaluation set's best so far, and how often in a row it was far below."""
+    """An evaluation set's best so far, how often it was evaluated, and how often in a row it was far below."""
 
     accuracy: float
     low: float
     step: int
+    times: int = 0
     fallen: int = 0
 
 
@@ -40,22 +41,23 @@ class Guard:
         self.levels: dict[str, Level] = {}
 
     def check(self, step: int, metrics: Mapping[str, float]) -> str:
-        """What has collapsed, if all sets have that were evaluated; else ""."""
+        """What has collapsed, if all sets have that were evaluated more than once; else ""."""
         told = ""
         for key in metrics:
             kind, _, rest = key.partition("/")
             name, _, what = rest.rpartition("/")
             if kind == "eval" and what == "accuracy":
                 told = self._look_at(name, step, metrics) or told
-        over = self.levels and all(level.fallen >= PATIENCE for level in self.levels.values())
-        return told if over else ""
+        again = [level for level in self.levels.values() if level.times > 1]
+        return told if again and all(level.fallen >= PATIENCE for level in again) else ""
 
     def _look_at(self, name: str, step: int, metrics: Mapping[str, float]) -> str:
         accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
         level = self.levels.setdefault(name, Level(accuracy, low, step))
         if low > level.low:
             level.accuracy, level.low, level.step = accuracy, low, step
-        level.fallen = level.fallen + 1 if high < FALL * level.low else 0
+        level.times += 1
+        level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
         if not level.fallen:
             return ""
         return f"The accuracy on {name} fell from {level.accuracy:.3f} after step {level.step} to {accuracy:.3f}"

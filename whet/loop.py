@@ -166,7 +166,8 @@ def device_metrics(engine: Mapping[str, float], learning: float | None, step_s: 
 
 
 def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
-    """Before the first step, every so many steps, and after the last."""
+    """Before the first step, every so many steps, and after the last. Training rollouts decode on beside it (stream):
+    their share of its tokens is their share of its time."""
     metrics: dict[str, float] = {}
     kept: list[Rollout] = []
     with watch.timing("eval"):
@@ -175,7 +176,13 @@ def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
                 metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
     if kept:
         run.write_rollouts(parts.tally.step, parts.rollout_rows(kept[: parts.config.save.rollouts]), kind="eval")
-    parts.engine.stats(), parts.judge.stats()  # evaluation is no part of the next step's counters
+    decoded = parts.engine.stats().get("rollout/tokens", 0.0)
+    parts.judge.stats()  # evaluation is no part of the next step's counters
+    others = max(0.0, decoded - sum(r.length for r in kept))
+    if others:
+        beside = watch.seconds["eval"] * others / decoded
+        watch.move("eval", "generate", beside)
+        parts.tally.time_s += beside
     return metrics
 
 

@@ -118,6 +118,13 @@ def test_where_an_arm_ended() -> None:
     assert least["prompts used"] == "≥40" and "at 30s" not in least
 
 
+def test_a_further_evaluation_is_told_at_the_start_and_at_the_end_where_there_was_one() -> None:
+    whole, short = ({**one, "also": {"greedy": [[0, 0.1], [6, 0.15]]}} for one in SPEED)
+    short = {**short, "also": {"greedy": [[0, 0.1], [4, 0.3]]}}
+    assert end_row("speed", [whole, short], None)["greedy"] == "0.100 → 0.150", "the other was cut short"
+    assert end_row("speed", [short], None)["greedy"] == "0.100 → –"
+
+
 def test_evaluation_is_counted_apart() -> None:
     metrics = [
         {"step": 0, "tokens_generated": 0.0, "eval/a/accuracy": 0.1, "eval/a/length": 20.0, "eval/b/length": 5.0}

@@ -175,6 +175,10 @@ def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path)
     took = read_outcome(done.results / "dapo-seed0.json")["wall_s"]
     assert states["dapo-seed1"] == ("to do", took), "as long as its arm took before"
     assert states["uniform-seed0"][0] == "done"
+    (tmp_path / "out" / "train" / "small" / "dapo-seed0.json").unlink()
+    longest = max(read_outcome(done.results / f"uniform-seed{seed}.json")["wall_s"] for seed in (0, 1))
+    left = {line.cell.name: line.seconds for line in planned(places)}
+    assert left["dapo-seed0"] == pytest.approx(longest), "as long as another arm, whose cap is the same"
 
 
 def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) -> None:

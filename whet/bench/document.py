@@ -188,7 +188,7 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
     elif baseline in arms:
         parts.append(f"{baseline} reaches no level above its start, so no share of its cost can be given.")
     if levels:
-        parts += [cost_table(arms, cost, levels) for cost in COSTS]
+        parts += [cost_table(arms, cost, levels) for cost in COSTS if any(usable(some, cost) for some in arms.values())]
     parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))
     return "\n\n".join(part for part in parts if part)
 

@@ -198,12 +198,18 @@ def end_row(arm: str, cells: Sequence[Log], equal: Equal | None) -> dict[str, st
         "prompts used": least + formats.count(median(cell["distinct_prompts"] for cell in cells)),
     }
     for name in dict.fromkeys(name for cell in cells for name in cell.get("also", {})):
-        ends = [cell["also"][name] for cell in cells if cell.get("also", {}).get(name)]
-        row[name] = " → ".join(f"{median(found[side][1] for found in ends):.3f}" for side in (0, -1))
+        row[name] = _first_and_last(cells, name)
     if equal is not None:
         value = equal.accuracy.get(arm)
         row[f"at {formats.duration(equal.seconds)}"] = f"{formats.accuracy(value)}, {equal.verdict(arm)}"
     return row
+
+
+def _first_and_last(cells: Sequence[Log], name: str) -> str:
+    """Accuracy on a further set before the first update and after the last; a cell that was cut short has no latter."""
+    firsts = [found[0][1] for cell in cells if (found := cell["also"].get(name))]
+    lasts = [found[-1][1] for cell in cells if (found := cell["also"].get(name)) and found[-1][0] == last(cell, "step")]
+    return " → ".join(f"{median(side):.3f}" if side else formats.MISSING for side in (firsts, lasts))
 
 
 def _middle(values: Sequence[float | None]) -> float | None:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -80,14 +80,12 @@ class Planned:
 
 
 def planned(places: Places) -> list[Planned]:
-    """What is to be done, with seconds from finished cells of the arm, else from the cap; refuses other settings."""
-    took: dict[str, list[float]] = {}
+    """What is to be done, with the seconds it will take; refuses other settings."""
     done = {}
     for cell in places.plan.cells:
         if places.result(cell).is_file():
-            found = done[cell.name] = read_outcome(places.result(cell))
-            refuse_other(cell, found["settings"], places.result(cell))
-            took.setdefault(cell.arm, []).append(found["wall_s"])
+            done[cell.name] = read_outcome(places.result(cell))
+            refuse_other(cell, done[cell.name]["settings"], places.result(cell))
         elif (places.run(cell) / CONFIG).is_file():
             stored = flatten(read_toml(places.run(cell) / CONFIG))
             if places.plan.matrix.pool is not None:  # whose file stands in for the recipe's entry
@@ -99,9 +97,15 @@ def planned(places: Places) -> list[Planned]:
             lines.append(Planned(cell, "done", done[cell.name]["wall_s"]))
             continue
         spent = places.spent(cell)
-        whole = median(took[cell.arm]) if cell.arm in took else cell.seconds
-        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, whole - spent)))
+        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, expected(cell, done.values()) - spent)))
     return lines
+
+
+def expected(cell: Cell, done: Collection[Mapping[str, Any]]) -> float:
+    """Seconds that a cell will take: as its arm's finished ones did, else as much of its cap as any did of theirs."""
+    mine = [found["wall_s"] for found in done if found["arm"] == cell.arm]
+    shares = [found["wall_s"] / found["cap_s"] for found in done if found["cap_s"]]
+    return median(mine) if mine else cell.seconds * min(1.0, max(shares, default=1.0))
 
 
 def refuse_other(cell: Cell, stored: Mapping[str, Any], path: Path) -> None:
@@ -154,11 +158,12 @@ class Work:
         """
         refuse_other_start(self.places, self.start)
         begun, left = time.monotonic(), 0
-        queue = [line for line in planned(self.places) if line.state != "done"]
+        queue = [line.cell.name for line in planned(self.places) if line.state != "done"]
         try:
             while queue or self.going:
                 while queue and len(self.going) < self.beside:
-                    line = queue.pop(0)
+                    name = queue.pop(0)
+                    line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
                     if time.monotonic() - begun + line.seconds > seconds:
                         left += 1
                     else:
