@@ -132,7 +132,7 @@ def tiles_of(cell: Cell, wanted: list[str]) -> Iterator[Tile]:
 
 def splits_of(cell: Cell, wanted: list[int]) -> list[int]:
     width = -(-cell.context // PAGE)
-    planned = plan_splits(cell.batch, cell.kv_heads, cell.dim, cell.new, width)
+    planned = plan_splits(cell.batch, cell.kv_heads, cell.new, width)
     around = {planned // 2, planned, planned * 2, planned * 4} if cell.new <= 64 else {1}
     return wanted or sorted(s for s in around if 1 <= s <= width)
 
@@ -151,7 +151,7 @@ def measure(cell: Cell, options: argparse.Namespace, bandwidth: float) -> list[d
     call, tables = cell.inputs()
     order = [tables[i % len(tables)] for i in range(max(len(tables), 8))]
     rows = []
-    planned_splits = plan_splits(cell.batch, cell.kv_heads, cell.dim, cell.new, tables[0].shape[1])
+    planned_splits = plan_splits(cell.batch, cell.kv_heads, cell.new, tables[0].shape[1])
     planned_tile = next(tiles_of(cell, ["plan"]))
     for tile, splits in itertools.product(tiles_of(cell, options.tiles), splits_of(cell, options.splits)):
         row = {**dataclasses.asdict(cell), "splits": splits, "tile": dataclasses.asdict(tile)}

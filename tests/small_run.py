@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +63,8 @@ class Silent:
 class Restless(Controller):
     """Any arm at any time: what a clock would choose must not decide what is tested."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
-        arms = [arm for arm in self.arms if arm == OFF or self.serves(arm, batch)]
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+        arms = [arm for arm in self.arms if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)]
         return arms[int(self.generator.integers(len(arms)))]
 
 

@@ -1,6 +1,7 @@
 """What `whet doctor` says of models that fit, that do not, and that are refused; no weight is ever read."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from whet import config, doctor
-from whet.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines
-from whet.model.memory import Plan, Room, Shape
+from whet.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines, room_within
+from whet.errors import WhetError
+from whet.model.attention import PAGE
+from whet.model.kernels import attention
+from whet.model.kernels.attention import kernel_lacks
+from whet.model.memory import SPARE, Plan, Room, Shape, cache_shapes, lay_out, least
+from whet.model.network import graphs_lack
 from whet.recipe import load_config
 
 SMALL: dict[str, Any] = {
@@ -97,6 +103,82 @@ def test_a_run_says_how_the_card_is_divided() -> None:
     assert first.startswith("Memory: 79.0 GiB at the peak")
     assert second.startswith("The KV cache (40.0 GiB) is released for each update and taken back after it")
     assert third.startswith("The KV pool is 99 pages")
+
+
+def billion(*sets: str) -> tuple[Shape, config.Config]:
+    """1.5 billion parameters in 28 layers, by graphs."""
+    shape = Shape(
+        parameters=1_540_000_000,
+        adapted=1_000_000,
+        layers=28,
+        hidden=1536,
+        inner=8960,
+        heads=12,
+        query=1536,
+        cached=28 * 512,
+        vocab=151_936,
+        softcap=False,
+        flash=True,
+    )
+    return shape, load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
+
+
+def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
+    """20 bytes for each of 1.54 billion parameters are 28.7 GiB, and not all that it takes."""
+    shape, settings = billion("learn.pack_tokens=16384")
+    fewest = least(shape, settings, flash=True)
+    assert 20 * shape.parameters < fewest < lay_out(shape, settings, 0, flash=True).total
+    with pytest.raises(WhetError) as refused:
+        room_within(fewest - 1, shape, settings, flash=True)
+    sentence = str(refused.value)
+    assert sentence.startswith("This training does not fit on the card: it takes ") and "\n" not in sentence
+    assert "to be had (a tenth is left free); enough would be learn.checkpoint_activations = true." in sentence
+    tight = room_within(fewest, shape, settings, flash=True)
+    assert tight.total > fewest * (1 - SPARE)
+    assert room_lines(tight, settings)[-1].startswith("Memory is tight: that is ")
+    roomy = room_within(10 * fewest, shape, settings, flash=True)
+    assert len(room_lines(roomy, settings)) == 1 and roomy.total <= 9 * fewest
+
+
+def test_the_least_is_one_sequence_at_a_time() -> None:
+    """What packs, pool and waves of prompts shrink to; whole slots and a pool that may not be lent stay."""
+    shape, settings = billion("rollout.slots=64")
+    fewest = least(shape, settings, flash=True)
+    _, more = billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000")
+    assert least(shape, more, flash=True) == fewest
+    keep = ("rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1")
+    _, kept = billion("rollout.slots=64", *keep)
+    assert least(shape, kept, flash=True) - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
+    whole = [
+        least(shape, billion(f"rollout.slots={n}", "rollout.graphs=false", *keep)[1], flash=True) for n in (64, 128)
+    ]
+    assert whole[1] - whole[0] == 64 * 4096 * 28 * 512 * 2, "slots of their own are as many as they are"
+
+
+@pytest.fixture
+def asked_anew() -> Iterator[None]:
+    """What the kernels lack is remembered, but not what a test makes up."""
+    kernel_lacks.cache_clear()
+    yield
+    kernel_lacks.cache_clear()
+
+
+@pytest.mark.usefixtures("asked_anew")
+@pytest.mark.parametrize("lacks", ["triton", "heads", "dtype"])
+def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "has_triton", lambda: lacks != "triton")
+    network = AutoModelForCausalLM.from_config(LlamaConfig(**{**SMALL, "head_dim": 512 if lacks == "heads" else 8}))
+    settings = load_config(sets=['model.dtype="float64"' if lacks == "dtype" else 'model.dtype="bfloat16"'])
+    why = {
+        "triton": "Triton is not installed",
+        "heads": "the attention kernel takes heads of at most 256 numbers, not 512",
+        "dtype": "the attention kernel has no float64",
+    }[lacks]
+    cuda = torch.device("cuda")
+    assert decoding_of(network, settings, cuda)[1] == f"plain calls of the model's own layers, since {why}"
+    shapes = cache_shapes(network.to(getattr(torch, settings.model.dtype)))
+    assert graphs_lack(shapes, cuda) == why and graphs_lack(shapes, torch.device("cpu")) is None
+    assert network.config._attn_implementation == "sdpa", "asking leaves the model as it was"
 
 
 def test_machine_of_a_recipe() -> None:

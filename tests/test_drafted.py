@@ -13,6 +13,7 @@ from small_run import SMALL, Restless, Silent, Stop, even_digits, model_folder, 
 from whet import cli
 from whet.api import run_recipe
 from whet.draft.export import check_layout
+from whet.draft.training import DrafterTrainer
 from whet.errors import WhetError
 from whet.export import export_model
 from whet.learn.checkpoint import PICKLES, verify_checkpoint
@@ -81,15 +82,20 @@ def test_a_drafter_that_was_changed_is_a_checkpoint_that_was_changed(run: Path, 
     assert "drafter/model.safetensors" in str(verify_checkpoint(copy))
 
 
-def test_a_resumed_run_writes_the_drafter_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lessons", [True, False])
+def test_a_resumed_run_writes_the_drafter_on(tmp_path: Path, lessons: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without lessons it writes what it has read; with them it learns on."""
     run_recipe(small_config(*EAGLE), tmp_path, watcher=Stop(after=2), reward=even_digits)
     before = load_file(checkpoints(tmp_path)[-1] / "drafter/model.safetensors")
+    if not lessons:
+        monkeypatch.setattr(DrafterTrainer, "budget", lambda *given: 0)
     run_recipe(small_config(*EAGLE), tmp_path, watcher=Silent(), reward=even_digits, resume=True)
     newest = checkpoints(tmp_path)[-1]
     check_layout(newest / "drafter")
     assert newest.name.endswith("4") and verify_checkpoint(newest) is None
     after = load_file(newest / "drafter/model.safetensors")
-    assert any(not torch.equal(after[name], before[name]) for name in before), "it went on learning"
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before) != lessons
 
 
 def test_no_drafter_no_folder(tmp_path: Path) -> None:

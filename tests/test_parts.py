@@ -5,11 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from small_run import even_digits, small_config
 
 from whet.errors import WhetError
 from whet.parts import build_parts, refuse_unmet, solution_batches
 from whet.problems import load_problems
+from whet.rollout.engine import LocalEngine
 
 
 def parts(*sets: str):
@@ -29,6 +31,30 @@ def test_what_engine_or_learner_cannot_do_is_refused() -> None:
             refuse_unmet(made)
     finally:
         made.close()
+
+
+def test_a_card_that_is_too_small_is_told_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that need not be here, of which only the free bytes are asked."""
+
+    def loaded(*args: object, **kwargs: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    for module in ("whet.model.load", "whet.parts"):
+        monkeypatch.setattr(f"{module}.pick_device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("whet.parts.load_model", loaded)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 2**30))
+    with pytest.raises(WhetError, match=r"^This training does not fit on the card: it takes .* more than the 0\.0 MiB"):
+        parts()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    with pytest.raises(AssertionError, match="weights were loaded"):
+        parts()
+
+
+def test_a_run_says_what_its_engine_has_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalEngine, "notes", lambda self: ["Rollouts are slow."])
+    made = parts()
+    made.close()
+    assert made.notes == ("Rollouts are slow.",)
 
 
 def test_evaluation_ids_meet_no_training_id_and_overlap_is_counted() -> None:

@@ -14,15 +14,16 @@ from dataclasses import dataclass, replace
 
 from whet.bench.roofline import MEASURED, Card, Dims, attainable_step
 
-HOST = 1.42
-"""A decode step by graphs against its kernels' sum (`whet.bench.roofline`), 64 rows at context 192 on an H200: 2.08 ms
-against 1.51 for the 1.5B shape, 1.44 against 0.98 for the 135M one."""
+HOST = 1.18
+"""A decode step by graphs against its kernels' sum (`whet.bench.roofline`) on an H200: the median over all cells of
+benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows)."""
 PLAIN_LAYER = 2e-3
 """Seconds a layer and step by plain calls on a GPU: the host's launches (135M, 512 slots: 60 ms for 30 layers)."""
 PEAK = 0.8
 """Of a card's nominal operations a second, what its largest matrix products reach: 790 of 989 TFLOP/s."""
-MFU = ((0.135e9, 0.25), (1.5e9, 0.45))
-"""Of that, what the learner reaches, by parameters; between them along their logarithm."""
+MFU = ((0.135e9, 0.24), (1.5e9, 0.56))
+"""Of that, what the learner reaches, by parameters; between them along their logarithm. Packs of 16k tokens, compiled,
+the smaller one replayed as graphs (learner_135m_16384.json, learner_1.5b_16384.json)."""
 CPU_LAYER, CPU_RATE = 1e-3, 1e10
 """Seconds a layer and step, and operations a second and thread (tiny model, one thread: 64 rows in 4.8 ms)."""
 SIGNAL = 0.5
@@ -126,7 +127,7 @@ def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, grap
 
     >>> from whet.bench.roofline import QWEN25_15B
     >>> round(1000 * step_seconds(QWEN25_15B, 64, 192, Machine(name="H200", card=MEASURED), graphs=True), 2)
-    2.14
+    1.78
     """
     if machine.card is None:
         return dims.layers * CPU_LAYER + 2 * dims.weights * batch / (CPU_RATE * machine.threads)
@@ -139,7 +140,7 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
 
     >>> from whet.bench.roofline import QWEN25_15B
     >>> round(3 * forward_seconds(QWEN25_15B, 16384, Machine(name="H200", card=MEASURED)), 2)
-    0.43
+    0.34
     """
     operations = 2 * dims.weights * tokens
     if machine.card is None:
@@ -150,7 +151,7 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
 def learner_mfu(parameters: float) -> float:
     """
     >>> learner_mfu(0.135e9), learner_mfu(7e9), round(learner_mfu(0.45e9), 2)
-    (0.25, 0.45, 0.35)
+    (0.24, 0.56, 0.4)
     """
     (small, low), (large, high) = MFU
     place = (math.log(parameters) - math.log(small)) / (math.log(large) - math.log(small))

@@ -152,6 +152,7 @@ def show_ladder(result: Mapping[str, Any]) -> None:
         table.add_column(name, no_wrap=True)
     for name, rung in result["rungs"].items():
         span, times, length = rung["makespan"], rung["speed_up"], rung["accept_length"]
+        drafting = rung["split"]["draft"]
         table.add_row(
             name,
             f"{span['median']:.3f}",
@@ -159,7 +160,7 @@ def show_ladder(result: Mapping[str, Any]) -> None:
             f"{times['median']:.2f}x",
             f"{rung['tokens_per_second']:,.0f}",
             "" if length is None else f"{length:.2f}",
-            f"{rung['split']['draft'] / span['median']:.0%}",
+            "-" if drafting is None else f"{drafting / span['median']:.0%}",
             f"{rung['same_rollouts']:.0%}",
         )
     out_console.print(table)

@@ -110,7 +110,8 @@ def shape_of(settings: config.Config) -> tuple[Any, Shape, config.Config]:
 
     network, settings = _network(settings)
     settings = _with_context(network, settings)
-    if pick_device(settings.model).type != "cuda" or _kernels_lack(network, settings):
+    device = pick_device(settings.model)
+    if device.type != "cuda" or _graphs_lack(network, settings, device):
         settings = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"graphs": False})})
     return network, measure(network, settings.model.lora.targets), settings
 
@@ -119,16 +120,36 @@ def room_on(device: torch.device, settings: config.Config) -> Room:
     """How a training is laid out on this GPU, with what is free on it now: asked before any weight is there."""
     import torch
 
-    from whet.model.memory import SPARE, lay_out
-
     _, shape, settings = shape_of(settings)
     free = torch.cuda.mem_get_info(device)[0]
-    return lay_out(shape, settings, int(free * (1 - SPARE)), flash=_is_fast(shape, settings, device))
+    return room_within(free, shape, settings, flash=_is_fast(shape, settings, device))
+
+
+def room_within(free: int, shape: Shape, settings: config.Config, *, flash: bool) -> Room:
+    """Refused where a run could not go on however small it makes its packs, its pool and its waves of prompts."""
+    from whet.model.memory import SPARE, lay_out, least
+
+    room = int(free * (1 - SPARE))
+    laid = lay_out(shape, settings, room, flash=flash)
+    if least(shape, settings, flash=flash) > free:
+        lacking = _lacking(shape, settings, laid.total, room, flash, lend=True)
+        raise WhetError(f"This training does not fit on the card: it takes {lacking}.")
+    return laid
 
 
 def room_lines(room: Room, settings: config.Config) -> list[str]:
     """What a run says of its memory before it starts."""
-    lines = [f"Memory: {size_of(room.total)} at the peak: {_parts(room)}."]
+    lines = [f"Memory: {size_of(room.total)} at the peak: {_parts(room)}.", *_sharing_lines(room, settings)]
+    if room.within is not None and room.total > room.within:
+        lines.append(
+            f"Memory is tight: that is {_more(room.total, room.within)}. Packs and waves of prompts are made smaller "
+            "when the card is full, which takes time; whet doctor MODEL --recipe RECIPE names settings that fit."
+        )
+    return lines
+
+
+def _sharing_lines(room: Room, settings: config.Config) -> list[str]:
+    lines = []
     if room.release:
         lines.append(
             f"The KV cache ({size_of(room.plan.cache)}) is released for each update and taken back after it: "
@@ -251,7 +272,7 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
     plain = "plain calls of the model's own layers"
     if device.type == "cpu":
         return ("rollouts", plain, True)
-    if why := _kernels_lack(network, settings):
+    if why := _graphs_lack(network, settings, device):
         return ("rollouts", f"{plain}, since {why}", True)
     if not settings.rollout.graphs:
         return ("rollouts", f"{plain}; rollout.graphs = true captures them as graphs over kernels", True)
@@ -259,15 +280,14 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
     return ("rollouts", "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers"), True)
 
 
-def _kernels_lack(network: Any, settings: config.Config) -> str | None:
-    """Why rollouts cannot run by graphs, in a few words."""
+def _graphs_lack(network: Any, settings: config.Config, device: torch.device) -> str | None:
+    """Why rollouts cannot run by graphs, in a few words: what the engine will find."""
     import torch
 
-    from whet.model.kernels.attention import kernel_lacks
+    from whet.model.memory import cache_shapes
+    from whet.model.network import graphs_lack
 
-    shape = network.config
-    size = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    return kernel_lacks(getattr(torch, settings.model.dtype), size, size)
+    return graphs_lack(cache_shapes(network), device, getattr(torch, settings.model.dtype))
 
 
 def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> bool:
@@ -294,25 +314,38 @@ def _memory(shape: Shape, settings: config.Config, device: torch.device) -> list
     for_what = f"{r.slots} rollouts of {r.context} tokens, packs of {settings.learn.pack_tokens}"
     return [
         ("memory", f"{size_of(room.total)} for {for_what}: {_parts(room)}", True),
-        *(("memory", line, True) for line in room_lines(room, settings)[1:]),
+        *(("memory", line, True) for line in _sharing_lines(room, settings)),
         _fit(shape, settings, room.total, free, flash, lend=device.type == "cuda"),
     ]
 
 
 def _fit(shape: Shape, settings: config.Config, wanted: int, free: int | None, flash: bool, *, lend: bool) -> Finding:
-    from whet.model.memory import SPARE, ways_to_fit
+    from whet.model.memory import SPARE
 
     if free is None:
         return ("fits", f"unknown: {_free_words(free)}", True)
     room = int(free * (1 - SPARE))
     if wanted <= room:
         return ("fits", f"yes: {size_of(wanted)} of {size_of(free)} free", True)
-    lacking = f"no: {size_of(wanted - room)} more than the {size_of(room)} to be had (a tenth is left free)"
+    return ("fits", f"no: {_lacking(shape, settings, wanted, room, flash, lend=lend)}", False)
+
+
+def _lacking(shape: Shape, settings: config.Config, wanted: int, room: int, flash: bool, *, lend: bool) -> str:
+    """How much is missing, and the settings that would mend it."""
+    from whet.model.memory import ways_to_fit
+
+    lacking = _more(wanted, room)
     ways = ways_to_fit(shape, settings, room, flash=flash, lend=lend)
     if ways and ways[0][1] <= room:
-        return ("fits", f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}", False)
+        return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
+    if not ways:
+        return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger card"
     helpful = ", ".join(f"{text} (to {size_of(left)})" for text, left in ways[:4])
-    return ("fits", f"{lacking}; no one setting is enough, these help most: {helpful}", False)
+    return f"{lacking}; no one setting is enough, these help most: {helpful}"
+
+
+def _more(wanted: int, room: int) -> str:
+    return f"{size_of(wanted - room)} more than the {size_of(room)} to be had (a tenth is left free)"
 
 
 def free_memory() -> int | None:

@@ -72,8 +72,8 @@ def evaluate_twice(
     """`eval_metrics` of the plain pass, whose responses `seen` gets, and eval/NAME/draft/MEASURE:
 
     plain_tokens_per_s and tokens_per_s (without and with speculation, by the engine's clock), rollouts, differ (how
-    many responses are not the same), drafted_accuracy, accept_length (tokens a row writes in a step that speculates;
-    left out where none did), saved (tokens that came without a forward of their own), failures (of drafters), share_ARM
+    many responses are not the same), drafted_accuracy, accept_length (tokens a row writes in a step that speculates; 1
+    where none did), saved (tokens that came without a forward of their own), failures (of drafters), share_ARM
     (of the time in steps that fed no prompts).
     """
     engine = actor.engine

@@ -8,7 +8,7 @@ barrier `collect` drains the engine; under stream it returns as soon as somethin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from whet.advice import Advice
@@ -50,7 +50,7 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     while not parts.done and not run.stopping:
         batch, seen = gather(parts, watch)
         report = learn(parts, batch, watch)
-        drafted = train_drafter(parts, seen, watch)
+        drafted = train_drafter(parts, seen, watch, watcher.message)
         metrics = step_metrics(parts, batch, seen, report, watch) | drafted
         with watch.timing("save"):
             run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
@@ -125,14 +125,21 @@ def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
     return report
 
 
-def train_drafter(parts: Parts, seen: Sequence[Rollout], watch: Stopwatch) -> dict[str, float]:
-    """While nothing is decoded; no token depends on it. On a GPU, where steps are short and a drafter's updates wait
-    for the host, a small share of the steps' time: seldom, where it would not suffice for an update in each."""
+def train_drafter(
+    parts: Parts, seen: Sequence[Rollout], watch: Stopwatch, say: Callable[[str], None]
+) -> dict[str, float]:
+    """While nothing is decoded; no token depends on it, so a lesson that fails is the last and not the run's end. On a
+    GPU, where steps are short and a drafter's updates wait for the host, a small share of the steps' time: seldom,
+    where it would not suffice for an update in each."""
     if parts.drafter is None:
         return {}
     granted = DRAFTER_SHARE * watch.without("save") if parts.model.device.type == "cuda" else math.inf
     with watch.timing("draft"), parts.meter.span():
-        return parts.drafter.train(sum(r.length for r in seen), granted)
+        try:
+            return parts.drafter.train(sum(r.length for r in seen), granted)
+        except Exception as error:
+            say(parts.drafter.give_up(error))
+            return {}
 
 
 def step_metrics(
@@ -141,6 +148,8 @@ def step_metrics(
     step_s = watch.without("save")
     parts.tally.time_s += step_s
     engine, learning = parts.engine.stats(), parts.meter.seconds()
+    if parts.drafter is not None:  # the engine counts failed drafts
+        engine["draft/failures"] = engine.get("draft/failures", 0.0) + parts.drafter.failures
     generate_s = watch.seconds.get("generate", 0.0)
     tokens = sum(r.length for r in seen)
     return {

@@ -35,7 +35,6 @@ from whet.problems import Problems
 from whet.rollout.base import Engine
 from whet.rollout.engine import LocalEngine
 from whet.rollout.graphs import buckets
-from whet.rollout.pages import pool_lines
 from whet.rollout.store import RolloutStore
 from whet.tasks.judge import Judge
 from whet.text import Codec
@@ -82,7 +81,7 @@ class Actor:
     room: Room | None = None
     """On a card: how its memory is divided."""
     notes: tuple[str, ...] = ()
-    """Sentences the user should hear once: how the memory of the card is divided."""
+    """Sentences the user should hear once: how the memory of the card is divided, why rollouts are slow."""
 
     def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         """What the model wrote, for RUN/rollouts."""
@@ -168,7 +167,7 @@ def build_actor(
         evals=eval_sets(settings, problems, codec),
         drafter=drafter,
         room=room,
-        notes=(*(room_lines(room, settings) if room else ()), *pool_lines(engine.cache)),
+        notes=(*(room_lines(room, settings) if room else ()), *engine.notes()),
     )
 
 

@@ -3,15 +3,18 @@
 import json
 import multiprocessing
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch._C._autograd import DeviceType
 from typer.testing import CliRunner
 
+from whet import cli_bench
 from whet.bench import decode
 from whet.bench.decode import CELLS, TINY, Cell, decode_bench, ratios, stand_of
 from whet.bench.gap import log_prob_gap
@@ -98,12 +101,14 @@ def test_names_that_are_not_there(tmp_path: Path, given: dict[str, Any], said: s
 class Ghost:
     """Gives the seconds it is told to."""
 
-    name, note, sized = "whet", "", False
+    note, sized = "", False
 
-    def __init__(self, seconds: Iterator[float]) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: Iterator[float], name: str = "whet") -> None:
+        self.seconds, self.name = seconds, name
+        self.asked: list[int] = []
 
     def timed(self, prompts: Any, lengths: list[int]) -> Taken:
+        self.asked.append(max(lengths))
         return Taken(next(self.seconds), sum(lengths), 3 * 2**30, {"rollout/graph_bytes": 2.0**29})
 
     def busy(self, prompts: Any, lengths: list[int]) -> float:
@@ -125,6 +130,35 @@ def test_figures_follow_from_the_seconds() -> None:
     assert found["share_of_attainable"]["paper"] == pytest.approx(12_800 / attainable_rate(QWEN25_15B, 64, 512))
     assert found["idle_share"] == pytest.approx(1 - 0.75 / 1.1)
     assert found["warmup_seconds"] == 9.0 and found["peak_gib"] == 3.0 and found["graph_gib"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [("whet", [8, 128, 1]), ("vllm", [8, 128, 1]), ("generate", [32, 32, 1]), ("static", [128, 128, 1])],
+)
+def test_who_pays_for_lengths_warms_up_with_all_of_them(name: str, asked: list[int]) -> None:
+    """Steps of the first whole call of `generate` took up to four times as long as those after it."""
+    cell = CELLS["b64_c512"]
+    bench = decode._Bench("1.5b", torch.device("cpu"), [cell], 1, 0, float("inf"), lambda line: None)
+    ghost = Ghost(iter([9.0, 1.0, 0.5]), name)
+    bench.stands[name] = ghost  # type: ignore[assignment]
+    bench._cell(cell)
+    assert ghost.asked == asked
+
+
+def test_the_stored_file_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds several runs, and a cell whose name is in no grid: the long-tailed workload with `generate`."""
+    stored = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "rollout_gpu.json").read_text())
+    console = Console(file=StringIO(), width=200)
+    monkeypatch.setattr(cli_bench, "out_console", console)
+    cli_bench.show_grid(stored)
+    assert isinstance(console.file, StringIO)
+    shown = console.file.getvalue()
+    for found in stored["shapes"].values():
+        assert not set(found["skipped"]) & set(found["cells"]), "what was measured after all"
+        assert all(name in shown for name in found["cells"])
+        assert {cell["run"] for cell in found["cells"].values()} <= set(range(len(stored["runs"])))
+    assert "tail_generate" in shown and "tail_generate" not in CELLS
 
 
 def test_ratios_are_of_the_same_round() -> None:

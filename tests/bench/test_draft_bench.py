@@ -14,10 +14,12 @@ from whet.bench.draft import Bench, Rung, draft_bench, graph_plan, ladder, plans
 from whet.bench.tail import model_work, read_texts, shape_work
 from whet.bench.watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from whet.cli import app
-from whet.cli_bench import naive_plan
+from whet.cli_bench import naive_plan, show_ladder
 from whet.draft.base import OFF, Arm
 from whet.errors import WhetError
+from whet.model.storage import share_storage
 from whet.model.tiny import char_tokenizer, tiny_model
+from whet.rollout.engine import LocalEngine
 
 ALPHABET = "0123456789+="
 
@@ -75,6 +77,27 @@ def test_the_ladder(result: tuple[Path, dict[str, Any], list[str]]) -> None:
     assert found["verdict"]["controller"] == "controller_eagle" and found["verdict"]["off_against_off"] >= 0
     assert len(found["training"]) == 1 and (out / "drafter" / "config.json").is_file()
     assert lines[-1].startswith("round 2 of 2: off ")
+
+
+def test_drafts_of_the_device_are_not_timed_apart(
+    result: tuple[Path, dict[str, Any], list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Graphed(Bench):
+        def _engine(self, slots: int, **more: Any) -> LocalEngine:
+            how: dict[str, Any] = {"seed": 0, "slots": slots, "context": self.work.context, "graphs": True, **more}
+            return LocalEngine(self.model, encode=self.work.prompts.__getitem__, decode=lambda ids: "", **how)
+
+    model = tiny_model(20, hidden=16, layers=1, heads=2, context=64)
+    share_storage(model)
+    bench = Graphed(model, shape_work(20, rollouts=4, siblings=2, cap=16, seed=0), None, 0)
+    off, arm = Rung("off"), Arm("ngram", 2)
+    runs = [bench.run(rung) for rung in (off, Rung(arm.name, ("ngram",), lambda: Fixed(arm), (arm,)))]
+    assert [run.drafting for run in runs] == [0.0, None] and runs[1].steps
+    shown = json.loads(json.dumps(result[1]))
+    for rung in shown["rungs"].values():
+        rung["split"]["draft"] = None
+    show_ladder(shown)
+    assert capsys.readouterr().out.count(" - ") >= len(shown["rungs"])
 
 
 def test_a_drafter_that_was_written_is_read_again(

@@ -38,6 +38,14 @@ def test_generate_counts_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) ->
     assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, lengths, 16) == sum(lengths)
 
 
+def test_versions_of_what_is_installed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton writes the kernels, vLLM is compared with: figures hang on both."""
+    assert circumstances.OPTIONAL == ("triton", "vllm")
+    monkeypatch.setattr(circumstances, "OPTIONAL", ("pytest", "no-such-package"))
+    versions = circumstances.circumstances()["versions"]
+    assert versions["pytest"] == pytest.__version__ and "no-such-package" not in versions
+
+
 def test_outside_git_the_commit_is_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     assert circumstances._commit() == "unknown"

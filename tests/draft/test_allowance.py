@@ -1,5 +1,6 @@
 """Seconds of a drafter's lessons by hand, and over a run; the lessons of a real drafter by them."""
 
+import json
 import math
 
 import pytest
@@ -68,6 +69,22 @@ def test_a_run_spends_no_more_than_it_is_granted_and_one_update(steps: list[tupl
         assert spent <= granted + longest + 1e-9
 
 
+def test_saved_it_goes_on_as_if_it_had_not_been() -> None:
+    """But for the first lesson, which makes kernels ready once more; without a limit there is nothing to keep."""
+    allowance, again = Allowance(), Allowance()
+    allowance.spend(1.0, updates=1)
+    allowance.grant(10.0)
+    allowance.spend(6.0, updates=2)
+    again.load_state_dict(allowance.state_dict())
+    for one in (allowance, again):
+        one.grant(5.0)
+    assert again.left == allowance.left == 8.0 and again.each == 3.0
+    again.spend(50.0, updates=1)
+    assert again.left == 8.0
+    allowance.grant(math.inf)
+    assert json.loads(json.dumps(allowance.state_dict(), allow_nan=False)) == {"left": 3.0, "each": 3.0}
+
+
 def test_the_share_of_a_run_of_short_steps() -> None:
     """1 s a step, 45 ms an update: two lessons in three steps, not one in each."""
     allowance, lessons = Allowance(), 0
@@ -94,6 +111,11 @@ def test_a_drafter_in_debt_learns_nothing_until_it_is_paid() -> None:
     assert drafter.train(40, seconds=0.5) == {} and drafter.allowance.left < -0.5 + 1e-9
     assert all(torch.equal(weight, before[name]) for name, weight in drafter.tensors().items())
     again = AdaptiveDrafter(model, share=1.0)
-    again.load(before, drafter.state_dict())
-    assert again.allowance.left == 0 and again.state_dict() == drafter.state_dict()
+    again.load(before, json.loads(json.dumps(drafter.state_dict())))
+    assert again.allowance.left == drafter.allowance.left < 0, "what is owed is owed by the run that goes on"
+    assert again.allowance.each == drafter.allowance.each and again.state_dict() == drafter.state_dict()
+    old = {name: value for name, value in drafter.state_dict().items() if name != "allowance"}
+    again = AdaptiveDrafter(model, share=1.0)
+    again.load(before, old)  # a checkpoint from before
+    assert again.allowance.left == 0
     assert drafter.train(40, seconds=3600.0)["draft/tokens_trained"] > 0

@@ -69,4 +69,16 @@ def test_saved_as_json() -> None:
     other.load_state_dict(json.loads(json.dumps(bandit.state_dict())))
     assert other.state_dict() == bandit.state_dict()
     assert bandit.metrics() == {"draft/share_eagle_8_4_48": 1.0, "draft/accept_length": 4.0, "draft/saved": 3.0}
-    assert bandit.metrics() == {}
+    assert bandit.metrics() == {"draft/accept_length": 1.0, "draft/saved": 0.0}
+
+
+def test_not_among_those_that_are_retired() -> None:
+    bandit = Bandit([Arm("ngram", 4), Arm("suffix", 4)], patience=0, epsilon=0.5)
+    assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {Arm("suffix", 4)}
+    assert bandit.choose(1, 0.0, {"ngram", "suffix"}) == OFF
+
+
+def test_where_nothing_was_drafted() -> None:
+    bandit = Bandit([Arm("ngram", 4)])
+    bandit.record(OFF, 4, 1.0)
+    assert bandit.metrics() == {"draft/share_off": 1.0, "draft/accept_length": 1.0, "draft/saved": 0.0}

@@ -49,6 +49,16 @@ def test_crashes_are_counted_and_retire_it() -> None:
     assert guard.propose(rows(), np.full(4, 2))[1].tolist() == [2, 2, 2, 2]
 
 
+def test_work_in_its_stead_that_fails_retires_it_at_once() -> None:
+    guard, done = Guard(Empty(), VOCAB), list[int]()
+    assert guard.hold(done.append, 1) and done == [1] and not guard.retired
+    assert not guard.hold(lambda: 1 / 0)
+    assert guard.retired and guard.failures == 1 and guard.error.startswith("ZeroDivisionError")
+    assert not guard.hold(done.append, 2) and done == [1]
+    guard.forget()
+    assert guard.hold(done.append, 3) and done == [1, 3]
+
+
 def test_tidy_cuts_before_a_bad_id_and_never_after() -> None:
     tokens, counts = tidy(np.array([[1, -1, 2], [VOCAB, 1, 1]]), np.array([3, 3]), np.array([3, 3]), VOCAB)
     assert counts.tolist() == [1, 0] and tokens.tolist() == [[1, 0, 0], [0, 0, 0]]

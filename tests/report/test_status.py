@@ -59,6 +59,10 @@ def test_shares_of_the_time() -> None:
     assert status.split == "eval 99%, generate 1%", "until the next is known"
 
 
+def test_lessons_of_the_drafter_are_part_of_the_time() -> None:
+    assert time_split({"time/generate": 3.0, "time/draft": 1.0}) == "generate 75%, draft 25%"
+
+
 def test_a_resumed_run_starts_its_account_again() -> None:
     status = Status("run", steps=10)
     for step, accuracy in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35)):

@@ -122,6 +122,33 @@ def test_a_pool_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
         cache(5, page=0)
 
 
+class Full:
+    """Addresses whose memory somebody else has taken meanwhile, for so many tries."""
+
+    size, mapped = 3 * 2**29, False
+
+    def __init__(self, tries: int) -> None:
+        self.tries = tries
+
+    def map(self) -> None:
+        self.tries -= 1
+        if self.tries >= 0:
+            raise torch.OutOfMemoryError("full")
+        self.mapped = True
+
+
+def test_memory_that_does_not_come_back_is_one_sentence() -> None:
+    arena = Arena(PIECES, CPU)
+    arena._bytes = arena.tensors[1]
+    arena._range = Full(1)  # type: ignore[assignment]
+    arena.take_back()
+    assert arena.resident, "what the learner has freed is enough"
+    arena._range = Full(2)  # type: ignore[assignment]
+    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the card has no room"):
+        arena.take_back()
+    assert not arena.resident
+
+
 @pytest.mark.gpu
 def test_released_memory_goes_back_to_the_card_and_comes_back_as_zeros() -> None:
     arena = Arena([((2**28,), torch.bfloat16), ((1000, 3), torch.float32)], torch.device("cuda"), releasable=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from slow_engine import PROMPTS, VOCAB, ask, expecting_short, make_engine, sharp_model
-from test_speculation import EOS, Whim, requests, run, same
+from test_speculation import EOS, Whim, requests, run, same, updated_after, updated_midway
 
 from whet.draft.base import OFF, Arm
 from whet.draft.buffer import DataBuffer
@@ -19,6 +19,7 @@ from whet.draft.suffix import Suffix
 from whet.draft.training import DrafterTrainer
 from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
+from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import KIN, Lanes
 
 ARMS = {
@@ -97,22 +98,56 @@ def test_stop_strings_and_picky_rows() -> None:
     same(run(plain(), asked), run(drafting(Whim(ARMS["suffix"])), asked), atol=CLOSE)
 
 
-def test_weights_that_change_under_way() -> None:
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "cut"])
+def test_weights_that_change_under_way(on_update: str) -> None:
     """Every row is cut or goes on; what was launched ahead under the old weights is not used."""
-    for on_update in ("keep", "recompute", "cut"):
-        engines = [drafting(Whim(ARMS["always"]), on_update=on_update), plain(on_update=on_update)]
-        results = []
-        for engine in engines:
-            engine.submit([ask(i, n=2, max_tokens=30) for i in range(3)])
-            while engine.rows.size == 0 or engine.rows.count[: engine.rows.size].min() < 8:
-                engine.step()
-            engine.update(1)
-            results.append(engine.collect())
-        assert {r.key for r in results[0]} == {r.key for r in results[1]}
-        if on_update != "cut":
-            assert {r.key: r.trace.ids.tolist() for r in results[0]} == {
-                r.key: r.trace.ids.tolist() for r in results[1]
-            }
+    asked = [ask(i, n=2, temperature=0.4, max_tokens=40) for i in range(3)]
+    engine = drafting(Whim(ARMS["always"]), slots=6, on_update=on_update)
+    done, written = updated_midway(engine, asked, lambda engine: engine.runner.ahead)  # launched under the old weights
+    assert len(set(written.values())) > 1, "drafts were accepted before the update"
+    alone = [
+        rollout
+        for request in asked
+        for index in range(request.n)
+        for rollout in updated_after(
+            plain(slots=1, on_update=on_update), request, index, written[request.group_id, index]
+        )
+    ]
+    same(alone, done, atol=CLOSE)
+    if on_update != "cut":
+        assert any(r.trace.ids.size > written[r.key] for r in done), "some went on under the new weights"
+
+
+BROKEN = {"catch_up": (Guesser, "eagle"), "round": (Guesser, "eagle"), "lookup": (Lanes, "suffix")}
+
+
+@pytest.mark.parametrize(("part", "after"), [("catch_up", 0), ("round", 0), ("round", 3), ("lookup", 0), ("lookup", 3)])
+def test_a_drafter_that_fails_on_the_device_is_retired(part: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At its first call or in mid-rollout: the same tokens, by plain steps and by those of the others."""
+    owner, name = BROKEN[part]
+    right, calls = getattr(owner, part), [0]
+
+    def breaks(self: Any, *given: Any, **named: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after:
+            raise torch.OutOfMemoryError("no memory left")
+        return right(self, *given, **named)
+
+    monkeypatch.setattr(owner, part, breaks)
+    others = [Arm("ngram", 3)] if name == "eagle" else [Arm("eagle", 3)]
+    whim = Whim([OFF, Arm(name, 4), *others])
+    engine = drafting(whim, slots=3)
+    assert engine.speculation is not None
+    asked = requests()
+    same(run(plain(slots=3), asked), run(engine, asked), atol=CLOSE)
+    guard = engine.speculation.drafters[name]
+    assert guard.retired and guard.error == "OutOfMemoryError: no memory left"
+    assert calls[0] == after + 1, "it is not asked again"
+    assert engine.stats()["draft/failures"] == 1
+    whim.used.clear()
+    engine.update(1)
+    same(run(plain(slots=3, version=1), asked), run(engine, asked), atol=CLOSE)
+    assert calls[0] == after + 1 and set(whim.used) == {"off", others[0].name}, "the others go on"
 
 
 def test_greedy_siblings_write_each_others_drafts() -> None:

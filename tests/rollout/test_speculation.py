@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from whet.draft.speculation import Speculation
 from whet.draft.suffix import Suffix
 from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
+from whet.rollout.rows import Rows
 from whet.types import Request, Rollout
 
 sys.path.append(str(Path(__file__).parent.parent / "draft"))
-from adversaries import adversaries
+from adversaries import Empty, adversaries
+from simulated import World
 
 EOS = 3
 
@@ -35,7 +38,7 @@ class Whim:
         self.used: dict[str, int] = {}
         self.accepted = 0
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
     def record(self, arm: Arm, batch: int, seconds: float, **rest: Any) -> None:
@@ -133,26 +136,86 @@ def test_the_oracle_saves_steps() -> None:
     assert [(r.drafted, r.accepted) for r in plain] == [(0, 0)] * 4
 
 
+def dim(engine: LocalEngine) -> None:
+    """Other weights, in place, under which it would write other tokens."""
+    with torch.no_grad():
+        for weight in engine.twin.parameters():
+            weight.mul_(0.6)
+
+
+def updated_midway(
+    engine: LocalEngine, asked: Sequence[Request], due: Callable[[LocalEngine], bool]
+) -> tuple[list[Rollout], dict[Any, int]]:
+    """New weights while all rollouts run; and how many tokens each had written by then."""
+    engine.submit(asked)
+    while not (engine.rows.size and engine.rows.count[: engine.rows.size].min() > 4 and due(engine)):
+        engine.step()
+    flights = engine.rows.flights
+    assert len(flights) == sum(request.n for request in asked), "all have a row, none has ended"
+    written = {(f.request.group_id, f.index): int(engine.rows.count[row]) for row, f in enumerate(flights)}
+    dim(engine)
+    engine.update(1)
+    done: list[Rollout] = []
+    while not engine.idle:
+        done += engine.collect()
+    return done, written
+
+
+def updated_after(engine: LocalEngine, request: Request, index: int, written: int) -> list[Rollout]:
+    """The same rollout alone and plainly, token by token, with new weights after so many: what it must be."""
+    engine.submit([replace(request, n=1, first_index=index)])
+    while not engine.rows.size or engine.rows.count[0] < written:
+        engine.step()
+    assert engine.rows.count[0] == written
+    dim(engine)
+    engine.update(1)
+    return engine.collect()
+
+
+@pytest.mark.parametrize("mode", ["barrier", "stream"])
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
-def test_weights_that_change(on_update: Any) -> None:
-    """In mid-rollout: with drafts a row is elsewhere by then, so each is stopped at the same number of tokens."""
-    results = []
-    for drafts in (False, True):
-        model = sharp_model()
-        speculation = speculating([NGram(), Suffix()], Whim([OFF, Arm("ngram", 3), Arm("suffix", 3)]))
-        engine = make_engine(model, mode="stream", on_update=on_update, speculation=speculation if drafts else None)
-        done: list[Rollout] = []
-        for version in range(1, 4):
-            asked = [ask(4 * version + i, group=10 * version + i, max_tokens=9) for i in range(4)]
-            engine.submit(asked)
-            while not engine.idle:
-                done += engine.collect()
-            with torch.no_grad():
-                for weight in engine.twin.parameters():
-                    weight.mul_(0.97)
-            engine.update(version)
-        results.append(done)
-    same(*results)
+def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
+    """Drafted rows have come unequally far by then: each goes on as the one that plain decoding has brought so far."""
+    asked = [ask(i, n=2, temperature=0.6, max_tokens=30) for i in range(4)]
+    before = run(make_engine(sharp_model(), slots=8), asked)
+    half_wrong = next(d for d in adversaries(VOCAB, EOS, plain_tokens(before)) if d.name == "half_wrong")
+    speculation = speculating([NGram(), half_wrong], Whim([OFF, Arm("ngram", 3), Arm("half_wrong", 3)]))
+    engine = make_engine(sharp_model(), slots=8, mode=mode, on_update=on_update, speculation=speculation)
+    done, written = updated_midway(engine, asked, lambda engine: True)
+    assert len(set(written.values())) > 1, "drafts were accepted before the update"
+    alone = [
+        rollout
+        for request in asked
+        for index in range(request.n)
+        for rollout in updated_after(
+            make_engine(sharp_model(), slots=1, on_update=on_update), request, index, written[request.group_id, index]
+        )
+    ]
+    same(alone, done)
+    if on_update != "cut":
+        assert any(by_key(done)[key] != ids for key, ids in by_key(before).items()), (
+            "the update changes what is written"
+        )
+
+
+@pytest.mark.parametrize("name", ["empty", "suffix"])
+def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
+    """Its tries fade with the updates until it is as promising as one that nobody knows: it is not chosen again."""
+    speculation = speculating([Empty(), Suffix()], Controller([Arm("empty", 4), Arm("suffix", 4)], seed=1))
+    rows, world = Rows(8, 64, np.dtype(np.float64), torch.device("cpu")), World({"empty": 0.5, "suffix": 0.5})
+    (healthy,) = {"empty", "suffix"} - {name}
+    chosen: list[Arm] = []
+    for step in range(3000):
+        if step == 300:
+            assert not speculation.drafters[name].hold(lambda: 1 / 0)
+        if step % 30 == 29:
+            speculation.updated(step)
+        chosen.append(speculation.choose(rows, 8))  # type: ignore[arg-type]
+        accepted = world.accepted(chosen[-1], 8) if chosen[-1] != OFF else None
+        speculation.told(chosen[-1], rows, 8, world.seconds(chosen[-1], 8), accepted=accepted)  # type: ignore[arg-type]
+    after = [arm.drafter for arm in chosen[300:]]
+    assert name not in after and speculation.drafters[name].failures == 1
+    assert after[-300:].count(healthy) > 200
 
 
 def test_evaluation_with_top_p_beside_it() -> None:

@@ -16,6 +16,8 @@ from whet.draft.speculation import Speculation
 from whet.draft.suffix import Suffix
 from whet.draft.training import DrafterTrainer
 from whet.rollout.graphs import GraphRunner
+from whet.rollout.guesser import Guesser
+from whet.rollout.lanes import Lanes
 
 from adversaries import adversaries  # isort: skip
 
@@ -36,6 +38,27 @@ def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, 
     same(plain, run(engine, requests()), atol=2e-3)
     assert engine.stats()["draft/failures"] == 0
     assert isinstance(engine.runner, GraphRunner) and any(new > 1 for _, new, _ in engine.runner.captures.graphs)
+
+
+@pytest.mark.parametrize(
+    ("owner", "part", "name"),
+    [(Guesser, "catch_up", "eagle"), (Guesser, "round", "eagle"), (Lanes, "lookup", "suffix")],
+)
+def test_a_drafter_that_fails_before_a_capture_is_retired(
+    owner: type, part: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its graph is captured without it, and drafts nothing."""
+
+    def breaks(*given: Any, **named: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(owner, part, breaks)
+    plain = run(make_engine(sharp_model(heads=6, kv_heads=2).float(), page=16, slots=5), requests())
+    model = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32)
+    speculation = Speculation([Suffix()], Whim([Arm(name, 4)]), vocab=VOCAB)
+    engine = make_engine(model, graphs=True, page=16, slots=5, speculation=speculation, eagle=eagle_head(model))
+    same(plain, run(engine, requests()), atol=2e-3)
+    assert speculation.drafters[name].retired and engine.stats()["draft/failures"] == 1
 
 
 def test_a_drafter_published_in_place_drafts_better() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ import torch
 import transformers
 
 import whet
+
+OPTIONAL = ("triton", "vllm")
+"""Packages whose versions are told where they are installed: a run may do without."""
 
 
 def circumstances() -> dict[str, Any]:
@@ -23,10 +29,24 @@ def circumstances() -> dict[str, Any]:
             "torch": torch.__version__,
             "transformers": transformers.__version__,
             "whet": whet.__version__,
+            **installed(OPTIONAL),
         },
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Their versions, read from what the installer wrote: nothing is imported, as that may take a GPU's memory.
+
+    >>> installed(["no-such-package"])
+    {}
+    """
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def _gpu() -> dict[str, str]:

@@ -32,7 +32,7 @@ from whet.errors import WhetError
 
 NEW = 128
 WARM = 8
-"""New tokens of a warm-up: graphs are captured and kernels built by then."""
+"""New tokens of a warm-up, where a peer does not warm up whole: graphs are captured and kernels built by then."""
 TAIL = {"requests": 256, "median": 256, "sigma": 1.0, "cap": 2048, "prompt": 128}
 
 
@@ -245,7 +245,7 @@ class _Bench:
         return min(cell.new, most) if most is not None and cell.decode_only else cell.new
 
     def _warm(self, stand: Stand, cell: Cell) -> float:
-        """Seconds of a first run, a short one but for peers that compile or allocate for a length."""
+        """Seconds of a first run, a short one but for peers whose first call of a length is slower."""
         prompts, lengths = cell.work(self.dims.vocab, self.seed, 0)
         most = self._new(stand.name, cell) if LIMITS[stand.name].warm_whole else WARM
         return stand.timed(prompts, [min(n, most) for n in lengths]).seconds

@@ -64,7 +64,8 @@ class Taken:
     """One run of a rung."""
 
     seconds: float
-    drafting: float
+    drafting: float | None
+    """Seconds of drafts on the host; None where the device makes them, within the steps that verify."""
     steps: list[Step]
     """Those a chooser was told of: not the ones that fed prompts."""
     running: list[tuple[float, int]]
@@ -146,7 +147,9 @@ class Bench:
                 f"{rung.name} wrote other tokens than plain decoding ({same:.1%} of rollouts are the same)."
             )
         lengths = {key: ids.size for key, ids in tokens.items()}
-        return Taken(seconds, self.speculations[eagle].drafting, steps, running, engine.stats(), lengths, same)
+        apart = not engine.runner.own.intersection(rung.drafters)
+        drafting = self.speculations[eagle].drafting if apart else None
+        return Taken(seconds, drafting, steps, running, engine.stats(), lengths, same)
 
     def prepare(self, rungs: Sequence[Rung]) -> dict[str, dict[str, float]]:
         """Captures the graphs that any rung may want, before anything is timed; how many and how large, per engine."""
@@ -313,7 +316,7 @@ def _figures(rung: Rung, runs: Sequence[Taken], off: Sequence[float]) -> dict[st
         "share_of_time": arm_shares(last.steps),
         "split": {
             "draft": last.drafting,
-            "verify": speculating - last.drafting,
+            "verify": speculating - (last.drafting or 0.0),
             "plain": plain,
             "rest": last.seconds - speculating - plain,
         },

@@ -23,6 +23,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from whet.bench.shapes import shape_config, shape_model
 from whet.model.attention import PAGE
 from whet.model.storage import share_storage
+from whet.rollout.captures import graph_name
 from whet.rollout.engine import LocalEngine
 from whet.rollout.graphs import GraphRunner
 from whet.types import Request, Rollout, Sampling
@@ -62,7 +63,7 @@ class Limits:
     tail_repeats: bool = True
     """Else the long-tailed workload is run once, unwarmed."""
     warm_whole: bool = False
-    """It compiles or allocates for a length, so the warm-up is as long as the rest."""
+    """Its first call of a length is slower than those after it, so the warm-up is as long as the rest."""
 
     short: bool = True
     """Takes part where prompts are short and the prefill counts: cells that are there to compare engines."""
@@ -74,7 +75,7 @@ class Limits:
 LIMITS = {
     "whet": Limits(),
     "vllm": Limits(),
-    "generate": Limits(most=32, tail_repeats=False, short=False),
+    "generate": Limits(most=32, tail_repeats=False, warm_whole=True, short=False),
     "static": Limits(cells=frozenset({"b1_c512", "b64_c512"}), warm_whole=True),
     "generate_batch": Limits(cells=frozenset({"b1_c512", "b8_c512", "b64_c512"}), most=32, warm_whole=True),
 }
@@ -127,7 +128,7 @@ class Whet:
             return {}
         runner = self.engine.runner
         bytes_ = runner.captures.bytes if isinstance(runner, GraphRunner) else {}
-        return self.engine.stats() | {f"graph_bytes/{rows}": float(size) for (rows, *_), size in bytes_.items()}
+        return self.engine.stats() | {f"graph_bytes/{graph_name(key)}": float(size) for key, size in bytes_.items()}
 
     def close(self) -> None:
         self.engine = None

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ class Fixed:
     def __init__(self, arm: Arm, serves: Callable[[Arm, int], bool] = lambda arm, batch: True) -> None:
         self.arm, self.serves = arm, serves
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
-        return self.arm if self.serves(self.arm, batch) else OFF
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+        return self.arm if self.serves(self.arm, batch) and self.arm.drafter not in retired else OFF
 
     def record(self, arm: Arm, batch: int, seconds: float, **rest: Any) -> None: ...
 
@@ -62,8 +62,8 @@ class Watch:
         self.chooser = chooser
         self.steps: list[Step] = []
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
-        return self.chooser.choose(batch, kv_bytes)
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+        return self.chooser.choose(batch, kv_bytes, retired)
 
     def record(
         self,

@@ -12,28 +12,42 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from whet.draft.allowance import Allowance
 from whet.draft.buffer import DataBuffer
-from whet.draft.eagle import EagleHead, eagle_head
+from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head
 from whet.draft.training import DrafterTrainer
+from whet.model.head import head_of
 from whet.model.memory import BUFFER
 
 SMALL, LARGE = 2048, 8192
 """Tokens of an update. A drafter learns faster by small ones, but on a GPU they take the host as long as large ones."""
+WORDS = 16_384
+"""Tokens that a drafter which learns may propose, where the target has twice as many: those that rollouts use most. The
+rows of the head are most of what a drafted token reads."""
+LASTING = 16
+"""Lessons between two choices of them."""
 
 
 class AdaptiveDrafter:
     def __init__(self, model: PreTrainedModel, share: float, seed: int = 0) -> None:
         """share: tokens to train on after a step, of those the step has generated."""
-        self.live: EagleHead = eagle_head(model, seed=seed)
+        self.vocabulary = len(head_of(model).weight)
+        # Before anything was seen the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
+        few = share > 0 and self.vocabulary >= 2 * WORDS
+        words = draft_vocabulary(np.zeros(self.vocabulary), WORDS) if few else None
+        self.live: EagleHead = eagle_head(model, draft_ids=words, seed=seed)
         self.buffer = DataBuffer(BUFFER, device=model.device)
         pack = LARGE if model.device.type == "cuda" else SMALL
         self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)
         self.share = share
         self.allowance = Allowance()
+        self.lessons = 0
+        self.failures = 0
+        """Of lessons: there are none after the first."""
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
         """On a share of the step's tokens, then publishes; metrics of it, none where nothing was learnt.
@@ -45,6 +59,9 @@ class AdaptiveDrafter:
         if not self.share or not self.buffer.entries:
             return {}
         begin = time.perf_counter()
+        if self.live.draft_ids is not None and self.lessons % LASTING == 0:
+            self.live.speak(draft_vocabulary(self.buffer.counts(self.vocabulary), len(self.live.draft_ids)))
+        self.lessons += 1
         budget = self.trainer.budget(step_tokens, self.share)
         done = self.trainer.run(budget, should_stop=lambda: not self.allowance.allows(time.perf_counter() - begin))
         if done.updates:
@@ -59,13 +76,31 @@ class AdaptiveDrafter:
             "draft/tokens_trained": float(done.tokens),
         }
 
+    def give_up(self, error: Exception) -> str:
+        """A lesson raised: there are no more, and what was published last goes on drafting. What to tell of it."""
+        self.failures, self.share = self.failures + 1, 0.0
+        self.trainer.optimizer.zero_grad(set_to_none=True)  # memory that no lesson will want
+        first = next(iter(str(error).splitlines()), "")
+        return (
+            f"Training the drafter failed ({type(error).__name__}: {first}): its lessons end here, and it goes on "
+            "drafting with what it has learnt; no token of the run depends on it."
+        )
+
     def tensors(self) -> dict[str, Tensor]:
-        return self.trainer.tensors()
+        words = {} if self.live.draft_ids is None else {"words": self.live.draft_ids}
+        return {**self.trainer.tensors(), **words}
 
     def state_dict(self) -> dict[str, Any]:
-        return self.trainer.state_dict()
+        own = {"lessons": self.lessons, "allowance": self.allowance.state_dict()}
+        return {**self.trainer.state_dict(), **own}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """The buffer starts empty: it fills within a step."""
-        self.trainer.load(dict(state), dict(tensors))
+        tensors = dict(tensors)
+        words = tensors.pop("words", None)
+        if self.live.draft_ids is not None and words is not None:
+            self.live.speak(words)
+        self.trainer.load(dict(state), tensors)
+        self.lessons = state.get("lessons", 0)
+        self.allowance.load_state_dict(state.get("allowance", self.allowance.state_dict()))
         self.trainer.publish(self.live)

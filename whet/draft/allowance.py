@@ -5,6 +5,8 @@ Used by `adaptive.py`. Numbers alone: who measures them, and what share of a ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Allowance:
     """An update is the least that a lesson does, so it waits until there is more than the last one took; meanwhile what
@@ -46,3 +48,11 @@ class Allowance:
         self.left -= seconds
         if updates:
             self.each = seconds / updates
+
+    def state_dict(self) -> dict[str, float]:
+        """What the next grant would keep. A run that goes on makes its kernels ready again, so its first lesson is not
+        counted either."""
+        return {"left": min(self.left, self.each), "each": self.each}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.left, self.each = float(state["left"]), float(state["each"])

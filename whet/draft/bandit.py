@@ -10,7 +10,7 @@ Not copied from the code: a first reward of 0, and a device synchronisation at e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from statistics import median
 from typing import Any
 
@@ -46,10 +46,10 @@ class Bandit:
         """Steps in a row at or below the switch; the patience once it is on."""
         self._tally = Tally()
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
         if not self._on(batch):
             return OFF
-        arms = [arm for arm in self.group(batch) if self.serves(arm, batch)]
+        arms = [arm for arm in self.group(batch) if self.serves(arm, batch) and arm.drafter not in retired]
         if not arms:
             return OFF
         if len(arms) == 1:

@@ -7,7 +7,7 @@ them; drafters at every step, unless the runner makes their drafts on the device
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -86,7 +86,8 @@ OFF = Arm("", 0)
 class Chooser(Protocol):
     """Picks the arm of each step: `whet.draft.controller`, or TLT's in `whet.draft.bandit`."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm: ...
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+        """For so many rows. Drafters that were retired are not chosen from."""
 
     def record(
         self,

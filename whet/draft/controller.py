@@ -8,7 +8,7 @@ Decisions change the speed, never a token, and do not repeat from run to run: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -110,16 +110,16 @@ class Controller:
 
     # ---- choosing
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
         if not self.latency.known(OFF):
             return OFF  # all other times are guessed from it
+        arms = [arm for arm in self.arms if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)]
         cell = self.cell(batch, kv_bytes)
         held = self._trial or self.current
-        if self._left > 0 and cell == self._cell and (held == OFF or self.serves(held, batch)):
+        if self._left > 0 and cell == self._cell and held in arms:
             self._left -= 1
             return held
         self._trial, self._left, self._cell = None, self.dwell - 1, cell
-        arms = [arm for arm in self.arms if arm == OFF or self.serves(arm, batch)]
         rates = {arm: self.rate(arm, batch, cell) for arm in arms}
         worth = {arm: rate * (1 + self.margin if arm == OFF else 1) for arm, rate in rates.items()}
         best = max(arms, key=lambda arm: worth[arm])

@@ -123,6 +123,13 @@ class EagleHead(nn.Module):
             if ours is not None and theirs is not None:
                 torch.index_select(theirs.detach(), 0, self.draft_ids, out=ours)
 
+    @torch.no_grad()
+    def speak(self, ids: Tensor | None) -> None:
+        """Another draft vocabulary of the same size, written in place: graphs and trainers share it."""
+        assert self.draft_ids is not None and ids is not None and len(ids) == len(self.draft_ids)
+        self.draft_ids.copy_(ids)
+        self.refresh()
+
     # ---- training
 
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:

@@ -1,7 +1,8 @@
 """A guard around a drafter: it may be wrong, slow or crash, and the run stays right.
 
 What it proposes is brought into form; what it raises is counted, and three failures in a row retire it until it is told
-to forget. The engine holds drafters only through this. It does not look at whether a guess is good: that is verified.
+to forget. Where the runner does a drafter's work on the device (`hold`) the first one does. The engine holds drafters
+only through this. It does not look at whether a guess is good: that is verified.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ class Guard:
     def forget(self) -> None:
         self._in_a_row = 0
         self._try(self.drafter.forget)
+
+    def hold(self, work: Callable[..., Any], *args: Any) -> bool:
+        """Work that is done in the drafter's stead; whether it was. A failure there comes again at every step, or is
+        of memory that lacks: it is not tried again."""
+        if self.retired:
+            return False
+        before = self.failures
+        self._try(work, *args)
+        if self.failures > before:
+            self._in_a_row = PATIENCE
+        return not self.retired
 
     def _proposed(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return tidy(*self.drafter.propose(rows, most), most, self.vocab)

@@ -68,8 +68,9 @@ class Speculation:
         """Steps until budgets are made anew."""
 
     def choose(self, rows: Columns, running: int) -> Arm:
-        arm = self.chooser.choose(running, self._bytes(rows, running))
-        return OFF if arm.drafter and self.drafters[arm.drafter].retired else arm
+        retired = {name for name, drafter in self.drafters.items() if drafter.retired}
+        arm = self.chooser.choose(running, self._bytes(rows, running), retired)
+        return OFF if arm.drafter in retired else arm
 
     def budgets(self, rows: Columns, running: int) -> np.ndarray | None:
         """Drafts that each row wants at most, made anew now and then, None meanwhile: rows that will end soon gain

@@ -202,7 +202,9 @@ class DrafterTrainer:
         for name, weight in self.head.named_parameters():
             state = self.optimizer.state[weight]
             out[f"weight.{name}"] = weight.detach().clone()
-            out |= {f"{m}.{name}": state[m].clone() if state else torch.zeros_like(weight).detach() for m in MOMENTS}
+            out |= {
+                f"{m}.{name}": state[m].clone() if m in state else torch.zeros_like(weight).detach() for m in MOMENTS
+            }
         return out
 
     @torch.no_grad()

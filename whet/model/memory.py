@@ -1,9 +1,9 @@
 """How much memory a training takes: counted from the network's shape and the recipe, before any weight is loaded.
 
 `whet doctor` and the start of a run call `measure` (a network without weights -> Shape), `plan` (Shape and recipe ->
-bytes by kind) and `lay_out` (what of it is there at the same time); `doctor` alone `ways_to_fit`. Weights, masters,
-moments and the KV cache are exact; graphs, activations, logits and decoding are estimates whose formula their function
-states. It asks no device anything: what is free is the caller's to know.
+bytes by kind), `lay_out` (what of it is there at the same time), `least` (what a run can shrink to) and `ways_to_fit`.
+Weights, masters, moments and the KV cache are exact; graphs, activations, logits and decoding are estimates whose
+formula their function states. It asks no device anything: what is free is the caller's to know.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from whet import config
 from whet.model.attention import NAME, PAGE, PREFILL
 from whet.model.head import CHUNK
-from whet.model.twin import kv_shapes
+from whet.model.twin import KVShape, kv_shapes
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1
@@ -105,6 +105,8 @@ class Room:
     """Of the pool, as in rollout.pages: fewer than the recipe would have, where those do not fit."""
     release: bool
     """The cache's memory is lent to the learner during its step."""
+    within: int | None = None
+    """Bytes it was to be laid out in; more than these where nothing helped."""
 
     @property
     def total(self) -> int:
@@ -113,12 +115,7 @@ class Room:
 
 def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
     """Of a Hugging Face causal model, best on the meta device. `targets` as in model.lora.targets."""
-    settings, before = model.config, model.config._attn_implementation
-    settings._attn_implementation = NAME
-    try:
-        kv = kv_shapes(model)
-    finally:
-        settings._attn_implementation = before
+    settings, kv = model.config, cache_shapes(model)
     heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
     return Shape(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -133,6 +130,16 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
         softcap=softcap,
         flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
     )
+
+
+def cache_shapes(model: Any) -> list[KVShape]:
+    """`kv_shapes` of a model that is no twin; its weights may be on the meta device, in another type than they will."""
+    before = model.config._attn_implementation
+    model.config._attn_implementation = NAME
+    try:
+        return kv_shapes(model)
+    finally:
+        model.config._attn_implementation = before
 
 
 def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
@@ -174,13 +181,13 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
     fewer: they are left as they are.
     """
     whole, r = plan(shape, settings, flash=flash), settings.rollout
-    lendable = not (r.mode == "stream" and r.on_update == "keep")
+    lendable = _lendable(r)
     if whole.total > room:
         whole = replace(whole, replays=0)
     if whole.total <= room:
-        return Room(plan=whole, pages=r.pages, release=False)
+        return Room(plan=whole, pages=r.pages, release=False, within=room)
     if not (r.page or r.graphs) or (lendable and whole.lent <= room):
-        return Room(plan=whole, pages=r.pages, release=lendable)
+        return Room(plan=whole, pages=r.pages, release=lendable, within=room)
     page, size = page_tokens(r), BYTES[settings.model.dtype]
     beside = whole.decoding if lendable else max(whole.decoding, whole.learning)
     cached = cached_numbers(shape, settings)
@@ -188,7 +195,28 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
     pages = max(-(-r.context // page), min(fitting, pool_pages(r)))
     cache = cache_bytes(cached, r.model_copy(update={"pages": pages}), size)
     fewer = replace(whole, cache=cache)
-    return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room)
+    return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room, within=room)
+
+
+def least(shape: Shape, settings: config.Config, *, flash: bool) -> int:
+    """Bytes that a run cannot do with less of, whatever it makes smaller when the card is full.
+
+    One sequence a pack and none of the learner's graphs; a pool of one context, lent if it may be (whole slots stay
+    as many as they are); and prompts fed one by one.
+    """
+    r, size = settings.rollout, BYTES[settings.model.dtype]
+    running = r.slots
+    if r.page or r.graphs:
+        r, running = r.model_copy(update={"pages": -(-r.context // page_tokens(r))}), 1
+    one = settings.model_copy(update={"rollout": r, "learn": settings.learn.model_copy(update={"pack_tokens": 1})})
+    decoding = decoding_bytes(shape, r.model_copy(update={"slots": running}), size, min(PREFILL, r.context))
+    bare = replace(plan(shape, one, flash=flash), replays=0, decoding=decoding)
+    return bare.lent if _lendable(r) else bare.total
+
+
+def _lendable(rollout: config.Rollout) -> bool:
+    """Rollouts that run on over an update need what is cached."""
+    return not (rollout.mode == "stream" and rollout.on_update == "keep")
 
 
 def host_bound(parameters: int, layers: int, tokens: int) -> bool:
@@ -286,11 +314,11 @@ def logit_bytes(vocab: int, tokens: int, size: int) -> int:
     return 4 * rows * vocab * max(4, size)
 
 
-def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int) -> int:
+def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
     """An estimate. Plain calls: one layer's keys and values in fp32, the scores twice, six fp32 copies of the logits
-    (noise). Graphs: one layer's tensors for the prompts of one prefill."""
+    (noise). Graphs: one layer's tensors for the prompts of one prefill, `wave` tokens."""
     if rollout.graphs:
-        return PREFILL * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
+        return wave * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
     wide = max(4, size)
     attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
     return rollout.slots * wide * (attention + 6 * shape.vocab)

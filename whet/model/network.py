@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -17,7 +18,7 @@ from whet.model.fused import FusedStack, fused_stack
 from whet.model.head import head_of
 from whet.model.kernels.attention import kernel_lacks, paged_attention
 from whet.model.kernels.rope import write_kv
-from whet.model.twin import kv_shapes
+from whet.model.twin import KVShape
 
 
 def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
@@ -31,12 +32,13 @@ def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[T
     return stack
 
 
-def graphs_lack(twin: PreTrainedModel) -> str | None:
-    """Why the kernels cannot serve this model, in a few words; None where they can."""
-    for shape in kv_shapes(twin):
-        if why := kernel_lacks(shape.dtype, shape.key_dim, shape.value_dim):
-            return why
-    return None
+def graphs_lack(shapes: Iterable[KVShape], device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+    """Why the kernels cannot serve a model with this cache, in a few words; None where they can, as their plain form
+    does off CUDA. dtype: of the weights, where they are not loaded yet."""
+    if device.type != "cuda":
+        return None
+    lacks = (kernel_lacks(dtype or shape.dtype, shape.key_dim, shape.value_dim) for shape in shapes)
+    return next((why for why in lacks if why), None)
 
 
 class PlainNetwork:

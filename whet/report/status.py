@@ -13,7 +13,7 @@ from typing import Any
 from whet.report import formats
 from whet.report.curves import evaluation_names, number
 
-TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs")
+TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")
 """Where the time of a row may go, by the name after "time/"; what else is there is no part of the total."""
 PACE_WINDOW = 32
 """Rows over which the pace is measured: responses grow, so old steps mislead."""

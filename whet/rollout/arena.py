@@ -74,8 +74,17 @@ class Arena:
             self._range.map()
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()  # what the learner has freed is still with torch's allocator
-            self._range.map()
+            self._map_or_tell(self._range)
         self._bytes.zero_()
+
+    def _map_or_tell(self, memory: Range) -> None:
+        try:
+            memory.map()
+        except torch.OutOfMemoryError as error:
+            raise WhetError(
+                f"The KV cache lent its {memory.size / 2**30:.1f} GiB to the learner, and the card has no room to take "
+                "it back; if nothing else runs on the card, lower rollout.pages, rollout.slots or learn.pack_tokens."
+            ) from error
 
 
 def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
@@ -171,9 +180,9 @@ class Range:
 
     def _forget(self) -> None:
         """A mapping that failed half-way: the memory goes back, whatever state it is in."""
-        with suppress(WhetError):
+        with suppress(WhetError, torch.OutOfMemoryError):
             self._call("cuMemUnmap", self._address, self._bytes)
-        with suppress(WhetError):
+        with suppress(WhetError, torch.OutOfMemoryError):
             self._call("cuMemRelease", self._handle)
 
     def __del__(self) -> None:

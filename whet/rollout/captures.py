@@ -21,6 +21,15 @@ Key = tuple[int, int, str]
 Step = Callable[[int, int, str], Tensor]
 
 
+def graph_name(key: Key) -> str:
+    """
+    >>> graph_name((64, 1, "")), graph_name((64, 5, "")), graph_name((8, 4, "eagle"))
+    ('64x1', '64x5', '8x4_eagle')
+    """
+    rows, new, drafter = key
+    return f"{rows}x{new}" + (f"_{drafter}" if drafter else "")
+
+
 class Captures:
     def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
         """step(*key): what is captured; at_rest: while it lasts, a step does nothing that lasts."""
@@ -65,7 +74,8 @@ class Captures:
                 self.driver_bytes += driver_bytes(self.device) - before
 
     def stats(self) -> dict[str, float]:
-        """Graphs there are; and, since the last call, how long the GPU worked."""
+        """Graphs there are; and, since the last call, how long the GPU worked. Bytes of all together: a run has dozens,
+        and `whet bench rollout` tells them apart."""
         out = {
             "rollout/graphs": float(len(self.graphs)),
             "rollout/graph_bytes": float(sum(self.bytes.values())),

@@ -32,11 +32,12 @@ from whet.rollout.forecast import Lengths, Room
 from whet.rollout.graphs import GraphRunner
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.lanes import Lanes
-from whet.rollout.pages import PagedCache, make_cache
+from whet.rollout.pages import PagedCache, make_cache, pool_lines
 from whet.rollout.rows import Rows
 from whet.rollout.runner import Drawn, EagerRunner, Runner
-from whet.rollout.scheduler import Scheduler, Wave
+from whet.rollout.scheduler import Scheduler
 from whet.rollout.snapshot import restore, snapshot
+from whet.rollout.waves import feed
 from whet.types import Finish, Request, Rollout
 
 EARLY = 8
@@ -80,9 +81,10 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        if self.device.type == "cuda":
-            graphs = graphs and graphs_lack(self.twin) is None
         shapes = kv_shapes(self.twin)
+        self.lack = graphs_lack(shapes, self.device) if graphs else None
+        """Why there are no graphs though they were asked for."""
+        graphs = graphs and self.lack is None
         extra = extra_shapes(eagle) if eagle is not None else []
         self.cache = make_cache(
             [*shapes, *extra], slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
@@ -99,7 +101,7 @@ class LocalEngine:
             keys, values = self.cache.keys[: len(shapes)], self.cache.values[: len(shapes)]
             network = network_of(self.twin, keys, values)
             self.lanes = Lanes(slots, context, self.device) if speculation is not None else None
-            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes)
+            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes, speculation)
         else:
             self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
         self.scheduler = Scheduler(packed=graphs, batch=max(1, slots // 16) if graphs else 1)
@@ -194,10 +196,16 @@ class LocalEngine:
     def take_back(self) -> None:
         self.cache.arena.take_back()
 
+    def notes(self) -> list[str]:
+        """What the user should hear of it before it starts."""
+        slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
+        return [*pool_lines(self.cache), *([f"{slow} {self.lack}."] if self.lack else [])]
+
     def stats(self) -> dict[str, float]:
         names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        out["rollout/oom"] = float(self.scheduler.ooms)
         out["rollout/seconds"] = self._seconds
         # of the time, where a quarter of the slots or less were in use
         out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
@@ -224,18 +232,20 @@ class LocalEngine:
         half = (rows.flights[-1], rows.fed) if rows.fed else None
         room = Room(self.cache, rows, self.lengths)
         wave = self.scheduler.next_wave(self.slots - rows.size, room, half, running > 0)
-        if running or wave.chunks:
-            source = self._admit(running, wave)
-            arm = self._choose(running) if not wave.chunks else OFF
+        if wave.chunks:
+            if (first := feed(self, running, wave)) is not None:
+                self._record(first, running)
+                self._stats["prefill_tokens"] += wave.tokens
+        elif running:
+            arm = self._choose(running)
             begin += self.runner.prepare(running, arm)
             if arm == OFF or arm.drafter in self.runner.own or not self._speculate(arm, running):
                 own = arm if arm.drafter in self.runner.own else OFF
-                drawn = self.runner.advance(running, wave.chunks, source, own, ahead=own == arm)
+                drawn = self.runner.advance(running, (), (), own, ahead=own == arm)
                 drafted = self._record(drawn, running)
-                if self.speculation is not None and not wave.chunks:
+                if self.speculation is not None:
                     self._tell(drawn, running, time.perf_counter() - begin, *drafted)
-            self._stats["prefill_tokens"] += wave.tokens
-            self._retire(rows.finished(self.decode))
+        self._retire(rows.finished(self.decode))
         spent = time.perf_counter() - begin
         self._seconds += spent
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
@@ -300,22 +310,6 @@ class LocalEngine:
         alone = steps == 1 and self.runner.ahead  # before a burst, and waited for at once
         self.speculation.told(drawn.arm, self.rows, running, seconds, steps, *drafted, typical=not alone)
 
-    def _admit(self, running: int, wave: Wave) -> list[int]:
-        """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
-        rows = self.rows
-        first = rows.size
-        for chunk in wave.chunks:
-            if chunk.start == 0:
-                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
-        source = [running + leader for _, leader in wave.forks]
-        for leader, (flight, _) in zip(source, wave.forks, strict=True):
-            rows.shared[[leader, rows.add(flight)]] = flight.known
-        if self.lanes is not None and first < rows.size:
-            rows.lane[first : rows.size] = self.lanes.enter(rows.flights[first:])
-        if wave.chunks:
-            rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
-        return source
-
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:
             return
@@ -324,7 +318,7 @@ class LocalEngine:
         for row, _ in ended:
             self._remember(row)
         finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
-        flights = [self._evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
+        flights = [self.evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
         for flight in sorted(flights, key=lambda f: f.arrival):
             rollout = flight.rollout(finishes[id(flight)], self.version)
             self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
@@ -348,12 +342,12 @@ class LocalEngine:
         rows = self.rows
         while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:
             youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
-            self.scheduler.give_back([self._evict(youngest)])
+            self.scheduler.give_back([self.evict(youngest)])
             self.scheduler.full = True
             self._stats["preempted"] += 1
         self.cache.grow(rows.length[: rows.ready])
 
-    def _evict(self, row: int) -> Flight:
+    def evict(self, row: int) -> Flight:
         """The flight leaves its row and takes its tokens along."""
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
@@ -366,7 +360,7 @@ class LocalEngine:
         return flight
 
     def _evict_all(self) -> None:
-        self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
+        self.scheduler.give_back([self.evict(row) for row in reversed(range(self.rows.size))])
         self.scheduler.full = False
 
     @property

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from whet.draft.base import OFF, Arm
+from whet.draft.speculation import Speculation
 from whet.model.kernels.accept import State, accept
 from whet.model.kernels.race import race
 from whet.rollout import device_rows as on_device
@@ -35,7 +36,7 @@ from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache
 from whet.rollout.rows import Rows
-from whet.rollout.runner import Drawn, burst, fork_rows, single
+from whet.rollout.runner import Drawn, burst, fork_rows, joined, single
 from whet.rollout.sampling import sample
 
 MOST_DRAFTS = 47
@@ -89,13 +90,15 @@ class GraphRunner:
         rows: Rows,
         guesser: Guesser | None = None,
         lanes: Lanes | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         """lanes: texts on the device, from which drafts are made there; guesser: the drafter that wants the hidden
-        states, if there is one."""
+        states, if there is one; speculation: whose guards are told of a drafter that fails here."""
         self.network, self.cache, self.rows, self.guesser, self.lanes = network, cache, rows, guesser, lanes
         self.own = frozenset() if lanes is None else frozenset({"ngram", "suffix"})
         if guesser is not None and lanes is not None:
             self.own |= {guesser.name}
+        self.guards = speculation.drafters if speculation is not None else {}
         self.device = rows.device
         self.sizes = buckets(len(rows.token))
         most = self.sizes[-1]
@@ -107,8 +110,7 @@ class GraphRunner:
         self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)
         """What `accept` says of each row."""
         on_gpu = self.device.type == "cuda"
-        shape = (BURST, *self.drawn.shape)
-        self._drawn = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self._drawn = [torch.zeros(BURST, *self.drawn.shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
         self._fed, self._fed_with_drafts = _fast(on_device.fed, on_gpu), _fast(on_device.fed_with_drafts, on_gpu)
         self._uploaded = STALE
@@ -175,7 +177,7 @@ class GraphRunner:
             return OFF
         self.cache.grow(rows.length[:running] + drafts)
         if self.guesser is not None and arm.drafter == self.guesser.name:
-            self.guesser.catch_up(running, arm.depth)
+            return arm if self._held(arm.drafter, self.guesser.catch_up, running, arm.depth) else OFF
         return arm
 
     def _steps_ahead(self, running: int, step: Launch, then: Arm) -> int:
@@ -275,7 +277,22 @@ class GraphRunner:
         return keys
 
     def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
-        return self._draft(size, tokens, drafter) if drafter else self._step(size, tokens)
+        if not drafter:
+            return self._step(size, tokens)
+        drafts = self.drafts[:size, :tokens]
+        if not self._held(drafter, self._draft, size, tokens, drafter):
+            drafts.fill_(-1)  # it has no idea: the target's step is a plain one, and so is what is captured of this
+        return drafts
+
+    def _held(self, drafter: str, work: Callable[..., None], *args: Any) -> bool:
+        """Whether the drafter's part was done; what it raises retires it. Not from within a capture, which leaves
+        CUDA's state broken: most of what can fail there fails in the calls before it."""
+        guard = self.guards.get(drafter)
+        capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        if guard is None or (capturing and not guard.retired):
+            work(*args)
+            return True
+        return guard.hold(work, *args)
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
@@ -319,7 +336,7 @@ class GraphRunner:
         accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
 
-    def _draft(self, size: int, depth: int, drafter: str) -> Tensor:
+    def _draft(self, size: int, depth: int, drafter: str) -> None:
         """Guesses for rows 0..size-1, left where `_step` reads them."""
         assert self.lanes is not None
         state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
@@ -333,7 +350,6 @@ class GraphRunner:
         else:
             lane = torch.where(length >= 0, state[LANE], -1)
             self.lanes.lookup(lane, most, drafts, kin=drafter == "suffix")
-        return drafts
 
     # ---- prompts
 
@@ -378,18 +394,6 @@ class GraphRunner:
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)
-
-
-def joined(first: Drawn, second: Drawn) -> Drawn:
-    """Of rows one after the other, where the first may have drawn several tokens in several steps, the second one."""
-    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
-    return Drawn(
-        np.concatenate((first.token, np.pad(second.token, wide))),
-        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
-        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
-        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
-        first.arm,
-    )
 
 
 def _fast(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:

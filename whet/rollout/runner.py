@@ -194,6 +194,18 @@ def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed
     return Drawn(*packed, counted, proposed, arm)
 
 
+def joined(first: Drawn, second: Drawn) -> Drawn:
+    """Of rows one after the other, where the first may have drawn several tokens in several steps, the second one."""
+    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
+    return Drawn(
+        np.concatenate((first.token, np.pad(second.token, wide))),
+        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
+        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
+        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
+        first.arm,
+    )
+
+
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:
     """Rows from `first` on take the cache of the rows `source`."""
     target = range(first, first + len(source))

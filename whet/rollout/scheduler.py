@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from whet.model.attention import PREFILL
 from whet.rollout.flight import Chunk, Flight
 
+FEW = 256
+"""Tokens below which a prompt is not divided, however little memory there is."""
 PATIENCE = 4
 """Turns of the engine, each a burst of steps, that a flight waits for company. A prefill of its own is several steps
 of everybody else's."""
@@ -31,6 +33,8 @@ class Wave:
     """Each with the place among the chunks of the one whose prompt it shares."""
     tokens: int = 0
     longest: int = 0
+    opened: list[int] = field(default_factory=list)
+    """Groups that begin with it."""
 
 
 class Scheduler:
@@ -45,6 +49,12 @@ class Scheduler:
         """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
         self.full = False
         """Pages ran short: nobody is admitted until a row has ended. What was preempted would soon be so again."""
+        self.most: int | None = None
+        """Tokens of a wave, where more did not fit in memory; for good, but not saved: another card may be larger."""
+        self.forks: int | None = None
+        """The same of forks: each wants logits of its own."""
+        self.ooms = 0
+        """How often they did not."""
 
     def add(self, flights: Iterable[Flight]) -> None:
         self.waiting.extend(flights)
@@ -68,7 +78,7 @@ class Scheduler:
         while self.waiting and slots > 0 and not (self.full or _part(wave)):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
-            if leader is None and not self._affords(wave, flight):
+            if not (self._affords(wave, flight) if leader is None else self._affords_fork(wave)):
                 break
             if not room(flight, leader is not None):
                 self.full = True
@@ -79,21 +89,48 @@ class Scheduler:
                 self._feed(wave, leaders, flight)
             else:
                 wave.forks.append((flight, leader))
-            if flight.request.phase != "eval":
+            if flight.request.phase != "eval" and flight.request.group_id not in self.begun:
                 self.begun.add(flight.request.group_id)
+                wave.opened.append(flight.request.group_id)
         return wave
+
+    @property
+    def budget(self) -> int:
+        """Tokens of a wave, as `_affords` counts them."""
+        return PREFILL if self.most is None else min(PREFILL, self.most)
+
+    def put_back(self, wave: Wave) -> None:
+        """It was not fed after all: the queue is as it was before. Who was half fed has kept its row."""
+        flights = [c.flight for c in wave.chunks if c.start == 0] + [flight for flight, _ in wave.forks]
+        self.give_back(flights)
+        self.begun.difference_update(wave.opened)
+        if flights:  # so it was before they were admitted
+            self.full = False
+
+    def shrink(self, wave: Wave) -> bool:
+        """This one did not fit in memory: from now on half of it. False where it is one prompt, or little of one."""
+        self.ooms += 1
+        if len(wave.chunks) == 1 and wave.tokens <= FEW:
+            self.forks = len(wave.forks) // 2
+            return bool(wave.forks)
+        plain = self.packed or len(wave.chunks) == 1
+        self.most = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
+        return True
 
     def _feed(self, wave: Wave, leaders: dict[str, int], flight: Flight, fed: int = 0) -> None:
         if flight.fresh:
             leaders[flight.request.prompt_id] = len(wave.chunks)
-        chunk = Chunk(flight, fed, min(flight.known, fed + PREFILL))
+        chunk = Chunk(flight, fed, min(flight.known, fed + min(PREFILL, max(FEW, self.budget))))
         wave.chunks.append(chunk)
         wave.tokens, wave.longest = wave.tokens + chunk.size, max(wave.longest, chunk.size)
 
     def _affords(self, wave: Wave, flight: Flight) -> bool:
         """Within the tokens of one step; one that has more than that begins alone."""
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
-        return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= PREFILL
+        return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
+
+    def _affords_fork(self, wave: Wave) -> bool:
+        return self.forks is None or len(wave.forks) < self.forks
 
     def cut(self) -> list[Flight]:
         """Take out the waiting flights of groups that have begun, in order."""

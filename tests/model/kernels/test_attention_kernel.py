@@ -295,13 +295,16 @@ def test_wrong_shapes_are_refused() -> None:
 
 
 def test_plans() -> None:
-    """Numbers of the sweep on an H200; splits 4 * 132 / (B * Hkv) at d 64 and half that at d 128, as powers of two."""
-    assert [plan_splits(b, 3, 64, 1, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
-    assert [plan_splits(b, 2, 128, 5, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
-    assert plan_splits(256, 3, 64, 1, 8) == 1, "short rows of a full device"
-    assert plan_splits(256, 2, 128, 9, 64) == 2, "twice from q 9 on"
-    assert plan_splits(1, 2, 128, 1, 5) == 4, "no more parts than pages"
-    assert plan_splits(1, 2, 128, 512, 64) == 1, "prompts are not split"
+    """Numbers of the sweep on an H200: 2 * 128 / (B * Hkv) parts where rows may be long, 1 * 128 where not, as powers
+    of two; up to 32, and at least two of long rows."""
+    assert [plan_splits(b, 3, 1, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
+    assert [plan_splits(b, 2, 5, 64) for b in (1, 8, 64, 256)] == [32, 16, 2, 2]
+    assert plan_splits(256, 3, 1, 8) == 1, "short rows of a full device"
+    assert [plan_splits(64, 2, q, 64) for q in (1, 8, 9)] == [2, 2, 4], "twice from q 9 on"
+    assert [plan_splits(64, 2, q, 8) for q in (1, 8, 9)] == [1, 1, 2], "of short rows, too"
+    assert plan_splits(512, 2, 9, 64) == 1, "eight programs a processor are enough"
+    assert plan_splits(1, 2, 1, 5) == 4, "no more parts than pages"
+    assert plan_splits(1, 2, 512, 64) == 1, "prompts are not split"
     for most, group, dim in ((1, 7, 64), (5, 6, 128), (9, 7, 128), (48, 2, 64)):
         assert plan_tile(most, group, dim, dim, 2).rows >= most * group, "each key is read once"
     for tile in (plan_tile(q, g, d, d, b) for q in (1, 9, 999) for g in (1, 12) for d in (8, 80, 256) for b in (2, 4)):

@@ -187,9 +187,7 @@ def plan_tile(most: int, group: int, dim: int, value_dim: int, itemsize: int) ->
     return Tile(rows, 64, warps, stages=3 if wide <= 128 else 2)
 
 
-def plan_splits(
-    batch: int, kv_heads: int, dim: int, most: int, width: int, *, factor: int | None = None, limit: int = 32
-) -> int:
+def plan_splits(batch: int, kv_heads: int, most: int, width: int, *, factor: int | None = None, limit: int = 32) -> int:
     """Parts to read each row's keys in, so that few rows still fill the device; a power of two.
 
     S = factor * 128 / (B * Hkv), rounded up, at most the pages of a row and `limit`; factor 2 where rows may be long
@@ -198,9 +196,9 @@ def plan_splits(
     batches that fill the device by rows alone are still cut in two while rows may be long and programs are under
     eight a processor. Prompts (more than 64 queries) have tiles enough and are not split.
 
-    >>> plan_splits(batch=64, kv_heads=3, dim=64, most=1, width=64)
+    >>> plan_splits(batch=64, kv_heads=3, most=1, width=64)
     2
-    >>> plan_splits(batch=1, kv_heads=2, dim=128, most=5, width=8)
+    >>> plan_splits(batch=1, kv_heads=2, most=5, width=8)
     8
     """
     if most > TREE:

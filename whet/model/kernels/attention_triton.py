@@ -220,7 +220,7 @@ def launch(
     kv_heads, page, value_dim = keys.shape[1], keys.shape[2], values.shape[3]
     group = heads // kv_heads
     tile = tile or plan_tile(most, group, dim, value_dim, query.element_size())
-    splits = splits or plan_splits(batch, kv_heads, dim, most, width)
+    splits = splits or plan_splits(batch, kv_heads, most, width)
     out = query.new_empty(tokens, heads, value_dim)
     if not tokens or not batch or not most:
         return out
