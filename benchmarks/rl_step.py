@@ -228,7 +228,7 @@ def update(args: argparse.Namespace) -> None:
 
 
 def stage3(args: argparse.Namespace) -> None:
-    limits = [(8, 2, 2), (16, 2, 2), (48, 1, 4)] if args.tiny else [(1024, 8, 4), (2048, 8, 4), (24_576, 1, 4)]
+    limits = [(8, 2, 2), (16, 2, 2), (48, 1, 4)] if args.tiny else [(24_576, 1, 4)] * 3
     result = Result(args.out, "stage3", limits=limits)
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()

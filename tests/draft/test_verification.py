@@ -4,11 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from whet.draft.verify import truncate, walk, walk_tree
-from whet.model.noise import row_key
-from whet.rollout.sampling import Draws, sample
 
 V, DEPTH = 3, 3
 Tree = tuple[np.ndarray, np.ndarray]
@@ -145,36 +142,3 @@ def test_truncation_stops_where_plain_decoding_would() -> None:
             if how != "goes on":
                 break
         assert (kept[i], stopped[i], full[i]) == (n, how == "stop", how == "full")
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_keyed_noise_gives_plain_tokens_in_the_right_shares(seed: int) -> None:
-    """A chain over a small model of 5 tokens: the very tokens of plain decoding, and distributed as they should be."""
-    vocab, rows, length = 5, 20_000, 3
-    logits = torch.randn(vocab, vocab, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    keys = torch.tensor([row_key(seed, False, 0, i) for i in range(rows)], dtype=torch.int32).T.contiguous()
-
-    def draw(last: np.ndarray, position: np.ndarray) -> np.ndarray:
-        token, _ = sample(logits[torch.from_numpy(last)], Draws(keys=keys), torch.from_numpy(position).int())
-        return token.numpy()
-
-    plain = np.zeros((rows, length + 1), np.int64)
-    for i in range(length):
-        plain[:, i + 1] = draw(plain[:, i], np.full(rows, i))
-    drafted = np.random.default_rng(seed).integers(0, vocab, (rows, length - 1))
-    drafted[::2, 0] = plain[::2, 1]  # some are accepted
-    fed = np.concatenate((np.zeros((rows, 1), int), drafted), 1)
-    sampled = np.stack([draw(fed[:, i], np.full(rows, i)) for i in range(length)], 1)
-    counts = walk(drafted, np.full(rows, length - 1), sampled)
-    kept = np.arange(length) < counts[:, None]
-    assert (np.where(kept, sampled, plain[:, 1:]) == plain[:, 1:]).all()
-    assert set(counts.tolist()) == {1, 2, 3}
-    p = torch.softmax(logits, -1).numpy()
-    expected = p[0][:, None] * p  # of the first two tokens, where the draft got that far for a reason of its own
-    first = np.bincount(sampled[:, 0], minlength=vocab)
-    statistic = float(((first - rows * p[0]) ** 2 / (rows * p[0])).sum())
-    assert statistic < (vocab - 1) + 4 * np.sqrt(2 * (vocab - 1))
-    joint = np.zeros((vocab, vocab))
-    np.add.at(joint, (plain[:, 1], plain[:, 2]), 1)
-    statistic = float(((joint - rows * expected) ** 2 / (rows * expected)).sum())
-    assert statistic < 24 + 4 * np.sqrt(2 * 24)
