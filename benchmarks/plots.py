@@ -298,7 +298,8 @@ def draw_rates(panel: Axes, cells: Mapping[str, Any], peer: str, offset: float, 
         found = cell["peers"].get(peer, {})
         rate = found.get("decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second")
         if rate is not None:
-            rows.append((place + offset, rate["median"], rate["min"], rate["max"]))
+            rounds = rate["all"][peer == "generate" and len(rate["all"]) > 1 :]  # whose first is cold
+            rows.append((place + offset, median(rounds), min(rounds), max(rounds)))
     if rows:
         places, middles, lows, highs = zip(*rows, strict=True)
         panel.bar(places, middles, width=0.16, color=COLOURS[i], label=peer)

@@ -10,6 +10,7 @@ from whet.api import run_recipe
 from whet.errors import WhetError
 from whet.measure import eval_entries, evaluate_model, probe_model
 from whet.recipe import load_config
+from whet.rollout.engine import LocalEngine
 
 ANY_DIGIT = "measured_judge:any_digit"
 
@@ -24,7 +25,9 @@ def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def test_any_model_on_any_problems(tmp_path: Path) -> None:
+def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalEngine, "notes", lambda self: ["Slow today."])
+    said: list[str] = []
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
     entries = eval_entries([data], n=4, temperature=1.0, max_tokens=8, limit=10)
     heard: list[tuple[str, int, int]] = []
@@ -34,7 +37,9 @@ def test_any_model_on_any_problems(tmp_path: Path) -> None:
         sets=[f"eval.0.reward='{ANY_DIGIT}'"],
         out=tmp_path / "out",
         told=lambda *progress: heard.append(progress),
+        say=said.append,
     )
+    assert "Slow today." in said
     assert 0 < metrics["eval/sums/accuracy"] < 1
     assert metrics["eval/sums/accuracy_low"] < metrics["eval/sums/accuracy"] < metrics["eval/sums/accuracy_high"]
     assert metrics["eval/sums/pass@4"] > metrics["eval/sums/accuracy"]

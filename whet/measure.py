@@ -73,6 +73,8 @@ def evaluate_model(
 
     actor = build_actor(settings, problems)
     try:
+        for note in actor.notes:
+            say(note)
         load_drafter(actor, Path(settings.model.name))
         for eval_set in actor.evals:
             at = partial(told, eval_set.name)
@@ -119,6 +121,8 @@ def probe_model(
     chosen = [table.at(int(row)) for row in np.sort(rows)]
     actor = build_actor(checked.settings, checked.problems)
     try:
+        for note in actor.notes:
+            say(note)
         sampling: Sampling = training_sampling(checked.settings, actor.codec)
         rollouts: list[Rollout] = run_probe(
             chosen,
