@@ -91,6 +91,8 @@ class History:
 
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """What `older` has of its rows `theirs`, for the rows here; no verdict of it is of an epoch to come."""
+        known = (older.handed[theirs] > 0) | (older.visits[theirs] > 0)
+        rows, theirs = rows[known], theirs[known]
         for name in _COLUMNS:
             getattr(self, name)[rows] = getattr(older, name)[theirs]
         self.epoch[rows] = 0

@@ -71,8 +71,9 @@ class Ids(Sequence[str]):
         >>> [rows.tolist() for rows in ids.some(np.array([1, 3])).shared(ids.some(np.array([2, 3])))]
         [[1], [1]]
         """
-        mine, theirs = self._places(), other._places()
-        _, here, there = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
+        mine, theirs = self._places(), other._places()  # both ascend, so what they share comes in one order
+        here = np.flatnonzero(np.isin(mine, theirs, assume_unique=True))
+        there = np.flatnonzero(np.isin(theirs, mine, assume_unique=True))
         return here, there
 
     def _places(self) -> np.ndarray:
