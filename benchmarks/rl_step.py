@@ -15,8 +15,7 @@ update  the 1.5B shape: from the end of the optimiser's step to the first new to
         (keep), for a fresh request (release, take back, update, prefill), and for recomputed rows. Medians of 10.
 stage3  stage 3 of FastCuRL's recipe (context 24,576) with the 1.5B shape, random weights and coin-toss verdicts, for
         three updates. Random weights hardly ever end a response, so each runs to its limit: 24,576 decode steps take
-        most of a minute whatever the batch. So the three updates are three stages that differ from the recipe's third
-        in limit and number of rollouts alone, and only the last has the limit of 24,576.
+        most of a minute whatever the batch. The updates have the recipe's limit and one group of four rollouts each.
 
 Each part writes rl_step_NAME.json as soon as it has something.
 """
