@@ -198,11 +198,37 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
     work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
     assert work.run(seconds=10.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(plan.cells[0]))
-    assert (found["ended_by"], found["solo"], found["wall_s"]) == ("time", True, 300.0)
+    assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), "it had made all 4"
+    places.result(plan.cells[0]).unlink()
+    metrics = places.run(plan.cells[0]) / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
+    assert work.run(seconds=10.0) == 0 and told[1].startswith("dapo-seed0: 3 updates")
+    assert read_outcome(places.result(plan.cells[0]))["ended_by"] == "time"
     shutil.rmtree(places.run(plan.cells[0]))
     places.result(plan.cells[0]).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
         Work(places=places, start=done.start, beside=1, told=told.append, about={}).run(seconds=10.0)
+
+
+def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(done: Done, tmp_path: Path) -> None:
+    """The signal meets a process that listens no more."""
+    shutil.copytree(done.folder / "runs", tmp_path / "runs")
+    plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
+    places = Places(plan=plan, runs=tmp_path / "runs", out=tmp_path / "out")
+    places.goes(plan.cells[0]).write_text("[[true, null]]")
+    told: list[str] = []
+    work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    going = Going(plan.cells[0], process, left=0.0)
+    work.going[plan.cells[0].name] = going
+    work.look_at(going)
+    process.wait(timeout=60)
+    work.look_at(going)
+    process.stdout.close()
+    assert not work.failed and told[0].startswith("dapo-seed0: 4 updates")
+    assert read_outcome(places.result(plan.cells[0]))["ended_by"] == "recipe"
 
 
 def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ class Work:
         del self.going[one.cell.name]
         self.note_go(one)
         cell, code = one.cell, one.process.returncode
-        over = code == 0 or (code == 130 and one.asked is not None)  # 130: asked while it was still loading
+        # Asked while it was still loading, or when all was done and the process about to go.
+        over = code == 0 or (one.asked is not None and code in (130, -signal.SIGINT))
         if over or has_collapsed(self.places.run(cell)):
             self.end(cell, asked=one.asked is not None)
         else:
@@ -218,7 +219,7 @@ class Work:
         elif not asked and not at_its_end(cell.settings, rows):
             self.fail(f"The cell {cell.name} was stopped by somebody; the same command goes on with it.")
         else:
-            self.finish(cell, "time" if asked else "recipe")
+            self.finish(cell, "recipe" if at_its_end(cell.settings, rows) else "time")
 
     def fail(self, sentence: str) -> None:
         self.told(sentence)
