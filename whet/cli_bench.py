@@ -113,17 +113,16 @@ def bench_draft(
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
     drafter: Annotated[Path | None, typer.Option(help="A folder with a trained EAGLE drafter.")] = None,
     train: Annotated[int, typer.Option(min=0, help="Or: rounds to train one here, on the other prompts.")] = 0,
+    lessons: Annotated[bool, typer.Option(help="Also a copy of the drafter that goes on learning.")] = True,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="That one from random weights.")] = False,
     fixed: Annotated[bool, typer.Option(help="Also every arm on its own, to find the best.")] = True,
     naive: Annotated[bool, typer.Option("--naive", help="Also graph memory, against a graph for each arm.")] = False,
     out: Out = RESULTS,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """A long-tailed batch with ever more speculation, rung by rung, the same tokens in all of them."""
-    from whet.bench.candidate import Asked, prepared
+    from whet.bench.candidate import Asked, lessons_for, prepared
     from whet.bench.draft import draft_bench
-
-    def told(line: str) -> None:
-        out_console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     asked = Asked(
         model=model,
@@ -136,13 +135,20 @@ def bench_draft(
         cap=cap,
         drafter=drafter,
         train=train,
+        lessons=lessons,
+        from_scratch=from_scratch,
         naive=naive,
         seed=seed,
     )
-    loaded, work, head, notes = prepared(asked, out, told)
+    loaded, work, head, notes = prepared(asked, out, tell)
     how: dict[str, Any] = {"repeats": repeats, "fixed": fixed, "naive": naive, "seed": seed}
-    result = draft_bench(out, loaded, work, head=head, **how, notes=notes, told=told)
+    how["lessons"] = lessons_for(asked, loaded, work, head, tell)
+    result = draft_bench(out, loaded, work, head=head, **how, notes=notes, told=tell)
     show_ladder(result)
+
+
+def tell(line: str) -> None:
+    out_console.print(printable(line, one_line=True), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_ladder(result: Mapping[str, Any]) -> None:
@@ -172,7 +178,52 @@ def show_ladder(result: Mapping[str, Any]) -> None:
     told += f" By half as many at once, OFF writes {result['same_in_half_batches']:.0%} of the rollouts alike."
     if plan := naive_plan(result["graphs"]["plan"]):
         told += " " + plan
-    out_console.print(told, markup=False, highlight=False, soft_wrap=True)
+    tell(told)
+    for lesson in result["rungs"].get("training", {}).get("lessons", ()):
+        tell(lesson_line(lesson))
+    for name, why in result.get("split_missing", {}).items():
+        tell(f"{name}: how long its drafts took is not known. {why}")
+
+
+def lesson_line(lesson: Mapping[str, Any]) -> str:
+    """
+    >>> lesson_line({"round": 2, "seconds": 0.03, "share": 0.05, "loss": 0.8, "eagle_accept_length": 2.25})
+    "Round 2: a lesson of 0.030 s, 5.0% of the round, loss 0.80; EAGLE's accept length after it 2.25."
+    """
+    loss, length = ("-" if lesson[k] is None else f"{lesson[k]:.2f}" for k in ("loss", "eagle_accept_length"))
+    spent = f"{lesson['seconds']:.3f} s, {lesson['share']:.1%} of the round"
+    return f"Round {lesson['round']}: a lesson of {spent}, loss {loss}; EAGLE's accept length after it {length}."
+
+
+@bench_app.command("draft-steps")
+def bench_draft_steps(
+    recipe: Annotated[Path, typer.Argument(help="What is trained; drafts are EAGLE's alone.")],
+    steps: Annotated[int, typer.Option(min=1, help="Updates of each run.")] = 40,
+    freeze: Annotated[int, typer.Option(min=0, help="Updates after which the second drafter stops learning.")] = 10,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens of a draft.")] = 4,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+    out: Out = RESULTS,
+) -> None:
+    """Accept length over RL updates: a drafter that goes on learning, beside one that is frozen."""
+    from whet.bench.draft_steps import steps_bench
+    from whet.recipe import load_config
+
+    settings = load_config(recipe, [*folder_set(data_folder), *(sets or []), f"steps={steps}"])
+    show_steps(steps_bench(settings, freeze=freeze, depth=depth, out=out, told=tell))
+
+
+def show_steps(result: Mapping[str, Any], lines: int = 12) -> None:
+    """Accept length at some of the updates, and the mean of the last quarter."""
+    arms = {name: {row["step"]: row for row in rows} for name, rows in result["arms"].items()}
+    steps = [step for step, row in arms["trained"].items() if "accept_length" in row]
+    table = Table("update", *arms)
+    for step in steps[:: max(1, -(-len(steps) // lines))]:
+        found = [rows.get(step, {}).get("accept_length") for rows in arms.values()]
+        table.add_row(f"{step:.0f}", *("-" if length is None else f"{length:.2f}" for length in found))
+    table.add_row("last quarter", *(f"{result['last_quarter'].get(name, 1.0):.2f}" for name in arms))
+    out_console.print(table)
+    tell(f"Accept length with drafts of {result['depth']}; the lessons of the frozen one end at {result['freeze']}.")
 
 
 def naive_plan(plan: Mapping[str, int]) -> str:

@@ -1,7 +1,6 @@
 """Every knob on one page; `recipe.py` reads them from TOML.
 
-The sections are pydantic models, frozen after reading. What can be derived is not a field. A section
-that holds lists in TOML ([[data]], [[eval]], [[reward]], [[warm_start]]) may be written once as a plain table.
+Sections are pydantic models, frozen after reading. What can be derived is not a field. One [[table]] may be a [table].
 """
 
 from __future__ import annotations
@@ -171,6 +170,8 @@ class Draft(Section):
     """Who guesses tokens ahead, which the model then checks at once; none: nobody. No token is changed by it."""
     chooser: Literal["controller", "bandit"] = "controller"
     """Picks drafter and depth of a step by measured time and acceptance, or as TLT does."""
+    budgets: bool = False
+    """Rows that will end soon are drafted for less, by the lengths of those that have ended."""
     train: float = Field(0.2, ge=0, le=1)
     """Tokens eagle is trained on after a step, as a share of the step's."""
 
@@ -391,8 +392,7 @@ class Config(Section):
         names = [e.name for e in self.eval]
         if len(set(names)) < len(names):
             raise ValueError(f"eval names must differ, got {', '.join(names)}")
-        running = self.rollout.mode == "stream" and self.rollout.on_update != "cut"
-        if running and self.curriculum.max_age == 0:
+        if self.rollout.mode == "stream" and self.rollout.on_update != "cut" and self.curriculum.max_age == 0:
             raise ValueError(
                 f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
                 "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"

@@ -1,6 +1,7 @@
 """`whet bench draft` in small, on a CPU: all rungs write the same tokens, and the figures follow from the steps."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from whet.bench.candidate import Asked, prepared
-from whet.bench.draft import Bench, Rung, draft_bench, graph_plan, ladder, plans, verdict
+from whet.bench.candidate import Asked, lessons_for, prepared
+from whet.bench.draft import Bench, draft_bench, verdict
+from whet.bench.draft_ladder import Rung, graph_plan, ladder, plans
+from whet.bench.draft_split import HOST
 from whet.bench.tail import model_work, read_texts, shape_work
 from whet.bench.watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from whet.cli import app
 from whet.cli_bench import naive_plan, show_ladder
 from whet.draft.base import OFF, Arm
+from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
-from whet.model.storage import share_storage
 from whet.model.tiny import char_tokenizer, tiny_model
-from whet.rollout.engine import LocalEngine
 
 ALPHABET = "0123456789+="
 
@@ -45,7 +47,8 @@ def result(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     asked = Asked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, train=1)
     model, work, head, notes = prepared(asked, out, lines.append)
     assert head is not None
-    found = draft_bench(out, model, work, head=head, repeats=2, fixed=False, notes=notes, told=lines.append)
+    how: dict[str, Any] = {"head": head, "lessons": lessons_for(asked, model, work, head, lines.append), "notes": notes}
+    found = draft_bench(out, model, work, **how, repeats=2, fixed=False, told=lines.append)
     return out, found, lines
 
 
@@ -60,6 +63,7 @@ def test_the_ladder(result: tuple[Path, dict[str, Any], list[str]]) -> None:
         "budgets",
         "elastic_eagle",
         "controller_eagle",
+        "training",
         "bandit",
     ]
     assert list(found["rungs"]) == [*names, "off_again"]
@@ -68,36 +72,34 @@ def test_the_ladder(result: tuple[Path, dict[str, Any], list[str]]) -> None:
         assert rung["same_rollouts"] == 1.0 and rung["tokens"] == found["work"]["tokens"]
         assert rung["longest"] == found["work"]["lengths"]["max"] and rung["failures"] == 0
         assert len(rung["makespan"]["all"]) == 2
+        assert rung["split"].pop("measured") == HOST
         assert sum(rung["split"].values()) == pytest.approx(rung["makespan"]["all"][-1])
         assert rung["running"][0][1] == 0 and 3 <= max(n for _, n in rung["running"]) <= 6
     assert found["rungs"]["elastic_ngram"]["accept_length"] > 1
     assert found["rungs"]["elastic_ngram"]["steps"] < found["rungs"]["off"]["steps"]
     assert "eagle_4_1_5" in found["rungs"]["elastic_eagle"]["share_of_time"]
+    lessons = found["rungs"]["training"]["lessons"]
+    assert [lesson["round"] for lesson in lessons] == [0, 1, 2], "one before the round that warms up, too"
+    assert [lesson["makespan"] for lesson in lessons[1:]] == found["rungs"]["training"]["makespan"]["all"]
+    assert all(lesson["loss"] > 0 and 0 < lesson["share"] < 1 for lesson in lessons)
+    assert "split_missing" not in found and found["from_scratch"] is False
     assert found["rungs"]["off"]["accept_length"] is None and found["rungs"]["off"]["share_of_time"] == {}
     assert found["verdict"]["controller"] == "controller_eagle" and found["verdict"]["off_against_off"] >= 0
     assert len(found["training"]) == 1 and (out / "drafter" / "config.json").is_file()
     assert lines[-1].startswith("round 2 of 2: off ")
 
 
-def test_drafts_of_the_device_are_not_timed_apart(
+def test_what_is_not_known_is_shown_so(
     result: tuple[Path, dict[str, Any], list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Graphed(Bench):
-        def _engine(self, slots: int, **more: Any) -> LocalEngine:
-            how: dict[str, Any] = {"seed": 0, "slots": slots, "context": self.work.context, "graphs": True, **more}
-            return LocalEngine(self.model, encode=self.work.prompts.__getitem__, decode=lambda ids: "", **how)
-
-    model = tiny_model(20, hidden=16, layers=1, heads=2, context=64)
-    share_storage(model)
-    bench = Graphed(model, shape_work(20, rollouts=4, siblings=2, cap=16, seed=0), None, 0)
-    off, arm = Rung("off"), Arm("ngram", 2)
-    runs = [bench.run(rung) for rung in (off, Rung(arm.name, ("ngram",), lambda: Fixed(arm), (arm,)))]
-    assert [run.drafting for run in runs] == [0.0, None] and runs[1].steps
     shown = json.loads(json.dumps(result[1]))
     for rung in shown["rungs"].values():
         rung["split"]["draft"] = None
-    show_ladder(shown)
-    assert capsys.readouterr().out.count(" - ") >= len(shown["rungs"])
+    show_ladder(shown | {"split_missing": {"bandit": "No step came to it."}})
+    told = capsys.readouterr().out
+    assert told.count(" - ") >= len(shown["rungs"])
+    assert "bandit: how long its drafts took is not known. No step came to it." in told
+    assert told.count("a lesson of") == 3 and "Round 2: a lesson of" in told
 
 
 def test_a_drafter_that_was_written_is_read_again(
@@ -106,6 +108,37 @@ def test_a_drafter_that_was_written_is_read_again(
     asked = Asked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, drafter=result[0] / "drafter")
     _, _, head, notes = prepared(asked, tmp_path, lambda line: None)
     assert head is not None and notes["drafter"] == str(result[0] / "drafter")
+
+
+def test_from_scratch_there_need_be_no_drafter(folder: Path, tmp_path: Path) -> None:
+    sizes = {"requests": 4, "siblings": 2, "cap": 24, "repeats": 1}
+    asked = [
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+        *(part for k, v in sizes.items() for part in (f"--{k}", str(v))),
+    ]
+    ran = CliRunner().invoke(app, ["bench", "draft", *asked, "--no-fixed", "--from-scratch", "--out", str(tmp_path)])
+    assert ran.exit_code == 0, ran.output
+    assert "Rungs with a frozen EAGLE are left out: no trained drafter" in ran.output
+    assert "Round 1: a lesson of" in ran.output
+    found = json.loads((tmp_path / "draft.json").read_text())
+    assert "training" in found["rungs"] and "controller_eagle" not in found["rungs"] and found["from_scratch"]
+    assert found["verdict"]["controller"] == "controller"
+
+
+def test_without_other_prompts_there_are_no_lessons(folder: Path, tmp_path: Path) -> None:
+    (few := tmp_path / "few.jsonl").write_text('{"text": "1+2="}\n')
+    asked = Asked(model=folder, prompts=few, device="cpu", rollouts=3, siblings=3, cap=24)
+    model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
+    lines: list[str] = []
+    head = eagle_head(model)
+    assert lessons_for(asked, model, work, head, lines.append) is None
+    assert len(lines) == 1 and "The rung with lessons is left out" in lines[0] and "too few prompts" in lines[0]
+    assert lessons_for(replace(asked, lessons=False), model, work, head, lines.append) is None and len(lines) == 1
+    with pytest.raises(WhetError, match="too few prompts"):
+        lessons_for(replace(asked, from_scratch=True), model, work, head, lines.append)
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -124,6 +157,8 @@ def test_the_command(tmp_path: Path) -> None:
     [
         (Asked(device="cpu"), "--model with a folder, or --shape"),
         (Asked(shape="tiny", device="cpu", drafter=Path("x"), train=2), "give one of them"),
+        (Asked(shape="tiny", device="cpu", from_scratch=True), "--from-scratch wants --model"),
+        (Asked(model=Path("x"), device="cpu", from_scratch=True, lessons=False), "--no-lessons leaves it out"),
         (Asked(shape="tiny", device="cpu", rollouts=7, siblings=2), "cannot be groups of 2"),
         (Asked(shape="tiny", device="tpu"), "no device"),
         (Asked(shape="tiny", device="cpu", dtype="int4"), "no dtype"),
@@ -232,3 +267,17 @@ def test_the_memory_of_both_plans_is_measured(tmp_path: Path) -> None:
     assert 0 < found["plan"]["bytes"] <= found["plan"]["bytes_naive"]
     assert found["model_free"]["graph_bytes"] > 0
     assert json.loads((tmp_path / "draft.json").read_text())["graphs"] == found
+
+
+@pytest.mark.gpu
+def test_drafts_on_the_device_are_timed(tmp_path: Path) -> None:
+    asked = Asked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=64)
+    model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
+    found = draft_bench(tmp_path, model, work, head=eagle_head(model), repeats=1, fixed=False)
+    assert "split_missing" not in found
+    for name in ("elastic_ngram", "controller", "elastic_eagle", "controller_eagle", "bandit"):
+        rung = found["rungs"][name]
+        assert rung["split"]["measured"] == "replayed apart"
+        drafted = sum(share for arm, share in rung["share_of_time"].items() if arm != "off")
+        assert rung["split"]["draft"] > 0 or not drafted
+        assert rung["split"]["verify"] >= 0

@@ -1,4 +1,5 @@
-"""What `whet bench draft` measures, made ready: the model on its device, the batch, a drafter if there is one."""
+"""What `whet bench draft` measures, made ready: the model on its device, the batch, a drafter if there is one, and one
+that goes on learning."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from whet import config
+from whet.bench.draft_lessons import Lessons
 from whet.bench.drafter import saved_drafter, trained_drafter
 from whet.bench.shapes import shape_model
 from whet.bench.tail import Work, model_work, shape_work
@@ -34,6 +36,10 @@ class Asked:
     drafter: Path | None = None
     train: int = 0
     """Rounds."""
+    lessons: bool = True
+    """With a drafter there is also a copy of it that goes on learning,"""
+    from_scratch: bool = False
+    """or one that begins with random weights instead."""
     naive: bool = False
     """The memory of graphs is measured too."""
     seed: int = 0
@@ -49,6 +55,10 @@ def prepared(asked: Asked, out: Path, told: Told) -> tuple[PreTrainedModel, Work
         raise WhetError("whet bench draft wants --model with a folder, or --shape, one of them.")
     if asked.drafter is not None and asked.train:
         raise WhetError("--drafter brings a trained drafter and --train makes one; give one of them.")
+    if asked.from_scratch and asked.model is None:
+        raise WhetError("--from-scratch wants --model: a shape with random weights writes nothing to learn from.")
+    if asked.from_scratch and not asked.lessons:
+        raise WhetError("--from-scratch is how the drafter with lessons begins, and --no-lessons leaves it out.")
     if asked.dtype not in ("", "float32", "bfloat16"):
         raise WhetError(f'There is no dtype "{asked.dtype}" here; there are float32 and bfloat16.')
     if asked.naive and device != "cuda":
@@ -72,7 +82,7 @@ def prepared(asked: Asked, out: Path, told: Told) -> tuple[PreTrainedModel, Work
         "dtype": str(model.dtype).removeprefix("torch."),
         "device": device,
     }
-    return model, work, head, {**kind, **notes, "seed": asked.seed}
+    return model, work, head, {**kind, **notes, "from_scratch": asked.from_scratch, "seed": asked.seed}
 
 
 def _drafter(
@@ -85,16 +95,38 @@ def _drafter(
     elif why is None and asked.train and asked.model is None:
         why = "a shape with random weights writes nothing that a drafter could learn"
     if why is not None:
-        told(f"Rungs with EAGLE are left out: {why}.")
+        told(f"Rungs with {'a frozen ' if asked.from_scratch else ''}EAGLE are left out: {why}.")
         return None, {"drafter": None, "no_drafter": why}
     if asked.drafter is not None:
         return saved_drafter(model, asked.drafter), {"drafter": str(asked.drafter)}
-    assert asked.model is not None
-    sizes: dict[str, Any] = {"rollouts": asked.rollouts, "siblings": asked.siblings, "cap": asked.cap}
-    others = model_work(asked.model, asked.prompts, **sizes, skip=len(work.prompts), wrap=True)
+    others = _others(asked, work)
     folder = out / "drafter"
     head, history = trained_drafter(model, others, rounds=asked.train, seed=asked.seed, folder=folder, told=told)
     return head, {"drafter": str(folder), "training": history}
+
+
+def lessons_for(asked: Asked, model: PreTrainedModel, work: Work, head: EagleHead | None, told: Told) -> Lessons | None:
+    """On the prompts that are not measured; None where it has nothing to begin with or to learn from."""
+    if not asked.lessons or asked.model is None or (head is None and not asked.from_scratch):
+        return None
+    if why := undraftable(model):
+        told(f"The rung with lessons is left out: {why}.")
+        return None
+    try:
+        others = _others(asked, work)
+    except WhetError as error:
+        if asked.from_scratch:
+            raise
+        told(f"The rung with lessons is left out: {error}")
+        return None
+    return Lessons(model, others, None if asked.from_scratch else head, seed=asked.seed)
+
+
+def _others(asked: Asked, work: Work) -> Work:
+    """As large a batch, of prompts that `work` does not hold."""
+    assert asked.model is not None
+    sizes: dict[str, Any] = {"rollouts": asked.rollouts, "siblings": asked.siblings, "cap": asked.cap}
+    return model_work(asked.model, asked.prompts, **sizes, skip=len(work.prompts), wrap=True)
 
 
 def _device(name: str) -> str:

@@ -6,14 +6,21 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from whet.draft.base import OFF, Arm, Chooser
 from whet.draft.speculation import Columns, Speculation
+from whet.rollout.captures import Captures, Key
+
+REPLAYS = 20
+"""Of a graph that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,54 @@ class WatchedSpeculation(Speculation):
         drafts = super().draft(arm, rows, most)
         self.drafting += time.perf_counter() - begin
         return drafts
+
+
+class WatchedCaptures(Captures):
+    """Graphs whose use by drafters is counted. Those that are wanted are also timed, when they are used next: replayed
+    again on the rows as they are, which leaves the same drafts, since a draft reads its rows and moves none."""
+
+    def __init__(self, like: Captures) -> None:
+        """Of the same steps; none of its graphs is taken over."""
+        super().__init__(like.device, like.step, like.at_rest)
+        self.uses: Counter[Key] = Counter()
+        """Since it was last cleared."""
+        self.wanted: list[Key] = []
+        self._spans: dict[Key, tuple[torch.cuda.Event, torch.cuda.Event] | float] = {}
+        """Of `REPLAYS` replays."""
+
+    def replay(self, key: Key) -> Tensor:
+        if key[2]:
+            self.uses[key] += 1
+        out = super().replay(key)
+        if key in self.wanted:
+            self.wanted.remove(key)
+            self._spans[key] = self._again(key)
+        return out
+
+    def costs(self) -> dict[Key, float]:
+        """Seconds of one replay, of what was timed."""
+        return {key: _seconds(span) / REPLAYS for key, span in self._spans.items()}
+
+    def _again(self, key: Key) -> tuple[torch.cuda.Event, torch.cuda.Event] | float:
+        if self.device.type != "cuda":
+            begin = time.perf_counter()
+            for _ in range(REPLAYS):
+                super().replay(key)
+            return time.perf_counter() - begin
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        for _ in range(REPLAYS):
+            super().replay(key)
+        after.record()
+        return before, after
+
+
+def _seconds(span: tuple[torch.cuda.Event, torch.cuda.Event] | float) -> float:
+    if isinstance(span, float):
+        return span
+    before, after = span
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1e3
 
 
 def accept_length(steps: Sequence[Step]) -> float | None:

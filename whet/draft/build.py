@@ -31,7 +31,9 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     arms = [Arm(name, depth) for name in names for depth in DEPTHS]
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
-    return Speculation(drafters, _chooser(settings, arms, sizes, seed), vocab=vocab, served=served)
+    made = Speculation(drafters, _chooser(settings, arms, sizes, seed), vocab=vocab, served=served)
+    made.sharing = settings.budgets
+    return made
 
 
 def serves(arm: Arm, batch: int) -> bool:
