@@ -1,7 +1,8 @@
 """Chooses how to speculate, step by step: the arm that writes most tokens a second, or OFF.
 
 Tokens and time are estimated apart, so that what is learnt at one batch size serves at all: how likely a drafter's i-th
-token is accepted, per drafter; how long a step takes, per arm, batch size and bytes of KV, from the host's clock.
+token is accepted, per drafter and length of the rows (`Ages`); how long a step takes, per arm, batch size and bytes of
+KV, from the host's clock.
 The rate of an arm is B * (accept length) / t. The engine asks before each step and tells after it; it may obey or not.
 Decisions change the speed, never a token, and do not repeat from run to run: they hang on a clock.
 """
@@ -19,6 +20,10 @@ from whet.draft.tally import Tally
 
 PRIOR = 0.6
 """Acceptance of a place nobody has tried: high enough to be tried."""
+LEAN = 8.0
+"""Tries that what is known of another age counts for."""
+HOPELESS = 0.5
+"""Of the rate of what is in use: a drafter that promises less is not tried at a new age."""
 
 
 class Acceptance:
@@ -57,6 +62,12 @@ class Acceptance:
         self.tries *= share
         self._sum()
 
+    def lean(self, other: Acceptance) -> None:
+        """Begins with what is known elsewhere, as if it had been seen in few tries."""
+        weight = np.minimum(1.0, LEAN / np.maximum(other.tries, 1.0))
+        self.hits, self.tries = other.hits * weight, other.tries * weight
+        self._sum()
+
     def _sum(self) -> None:
         total, alive, chance = 1.0, 1.0, PRIOR
         self.lengths = [total]
@@ -65,6 +76,60 @@ class Acceptance:
             alive *= chance
             total += alive
             self.lengths.append(total)
+
+
+class Ages:
+    """Acceptance by the length of the rows, in doublings (OURS): who looks up texts is accepted the more often the more
+    of them there are, so what was seen of a drafter on young rows must not be held against it on old ones.
+
+    >>> ages = Ages(2)
+    >>> ages.record(3, np.array([2, 0]), np.array([2, 2]))
+    >>> ages.lengths(3) == ages.lengths(5), ages.knows(3), ages.knows(5)  # as at the nearest age there is
+    (True, True, False)
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.at: dict[int, Acceptance] = {}
+
+    def lengths(self, age: int) -> list[float]:
+        return (self.at.get(age) or self._near(age) or Acceptance(self.depth)).lengths
+
+    def knows(self, age: int) -> bool:
+        return age in self.at
+
+    def record(self, age: int, accepted: np.ndarray, most: np.ndarray, steps: int = 1) -> None:
+        if age not in self.at:
+            self.at[age] = Acceptance(self.depth)
+            if (near := self._near(age, but=age)) is not None:
+                self.at[age].lean(near)
+        self.at[age].record(accepted, most, steps)
+
+    def fade(self, share: float) -> None:
+        for acceptance in self.at.values():
+            acceptance.fade(share)
+
+    def load(self, state: Sequence[tuple[int, list[float], list[float]]]) -> None:
+        """Drafts may have been longer, or shorter."""
+        for age, hits, tries in state:
+            mine = self.at[age] = Acceptance(self.depth)
+            n = min(len(hits), self.depth)
+            mine.hits[:n], mine.tries[:n] = hits[:n], tries[:n]
+            mine.fade(1.0)
+
+    def _near(self, age: int, but: int | None = None) -> Acceptance | None:
+        """Of the nearest age, the younger of two."""
+        known = (other for other in self.at if other != but)
+        nearest = min(known, key=lambda other: (abs(other - age), other), default=None)
+        return None if nearest is None else self.at[nearest]
+
+
+def age_of(batch: int, kv_bytes: float) -> int:
+    """
+    >>> [age_of(4, 4 * kib * 1024) for kib in (0, 63, 64, 127, 128)]
+    [0, 5, 6, 6, 7]
+    """
+    return int(kv_bytes / max(1, batch) / 1024).bit_length() - 1 if kv_bytes >= 1024 * max(1, batch) else 0
 
 
 class Controller:
@@ -84,9 +149,10 @@ class Controller:
         """serves: whether an arm's graphs exist for a batch; bucket: the size a batch is padded to.
 
         A choice stands for `dwell` turns of the engine: steps, or bursts of them. With chance epsilon it is a trial of
-        another arm, if that fits into the share of all time that trials may lose (`spend`, OURS). An arm is left for
-        one that is better by `hysteresis`. Drafts must promise more than plain steps by `margin` (OURS): what is
-        accepted is a mean over rows, and a batch waits for those that accept least.
+        another arm, if that fits into the share of all time that trials may lose (`spend`, OURS). Rows of a new age are
+        a trial of each drafter that promises something (OURS). An arm is left for one that is better by `hysteresis`.
+        Drafts must promise more than plain steps by `margin` (OURS): what is accepted is a mean over rows, and a batch
+        waits for those that accept least.
         """
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
         self.serves, self.bucket = serves, bucket
@@ -94,7 +160,7 @@ class Controller:
         self.margin = margin
         self.generator = np.random.default_rng(seed)
         drafters = dict.fromkeys(arm.drafter for arm in self.arms)
-        self.acceptance = {d: Acceptance(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
+        self.acceptance = {d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
         self.latency = Latency(self.arms)
         self.current = OFF
         self._trial: Arm | None = None
@@ -113,31 +179,47 @@ class Controller:
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
         if not self.latency.known(OFF):
             return OFF  # all other times are guessed from it
-        arms = [arm for arm in self.arms if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)]
         cell = self.cell(batch, kv_bytes)
         held = self._trial or self.current
-        if self._left > 0 and cell == self._cell and held in arms:
+        if self._left > 0 and cell == self._cell and self._open(held, batch, retired):
             self._left -= 1
             return held
+        arms = [arm for arm in self.arms if self._open(arm, batch, retired)]
         self._trial, self._left, self._cell = None, self.dwell - 1, cell
-        rates = {arm: self.rate(arm, batch, cell) for arm in arms}
+        age = age_of(batch, kv_bytes)
+        rates = {arm: self.rate(arm, batch, cell, age) for arm in arms}
         worth = {arm: rate * (1 + self.margin if arm == OFF else 1) for arm, rate in rates.items()}
         best = max(arms, key=lambda arm: worth[arm])
         if self.current not in worth or worth[best] > worth[self.current] * (1 + self.hysteresis):
             self.current = best
-        if len(arms) > 1 and self.generator.random() < self.epsilon:
-            others = [arm for arm in arms if arm != self.current]
-            trial = others[int(self.generator.integers(len(others)))]
-            seconds = self.dwell * self._steps * self.latency.seconds(trial, cell)
-            loss = seconds * max(0.0, 1 - rates[trial] / rates[self.current])
-            if self._lost + loss <= self.spend * self._spent:
-                self._trial = trial
-                return trial
-        return self.current
+        self._trial = self._untried(rates, age) or self._affordable(rates, cell)
+        return self._trial or self.current
 
-    def rate(self, arm: Arm, batch: int, cell: Cell) -> float:
+    def _untried(self, rates: Mapping[Arm, float], age: int) -> Arm | None:
+        """The best arm of a drafter nobody has tried at this age, if there is hope."""
+        new = [a for a in rates if a != OFF and a.drafter != self.current.drafter and not self._knows(a, age)]
+        best = max(new, key=lambda arm: rates[arm], default=None)
+        return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
+
+    def _knows(self, arm: Arm, age: int) -> bool:
+        return self.acceptance[arm.drafter].knows(age)
+
+    def _affordable(self, rates: Mapping[Arm, float], cell: Cell) -> Arm | None:
+        """Now and then any other arm."""
+        others = [arm for arm in rates if arm != self.current]
+        if not others or self.generator.random() >= self.epsilon:
+            return None
+        trial = others[int(self.generator.integers(len(others)))]
+        seconds = self.dwell * self._steps * self.latency.seconds(trial, cell)
+        loss = seconds * max(0.0, 1 - rates[trial] / rates[self.current])
+        return trial if self._lost + loss <= self.spend * self._spent else None
+
+    def _open(self, arm: Arm, batch: int, retired: Set[str]) -> bool:
+        return arm.depth == 0 or (arm.drafter not in retired and self.serves(arm, batch))
+
+    def rate(self, arm: Arm, batch: int, cell: Cell, age: int = 0) -> float:
         """Expected tokens a second."""
-        return batch * self.acceptance[arm.drafter].lengths[arm.depth] / self.latency.seconds(arm, cell)
+        return batch * self.acceptance[arm.drafter].lengths(age)[arm.depth] / self.latency.seconds(arm, cell)
 
     def cell(self, batch: int, kv_bytes: float) -> Cell:
         return cell_of(self.bucket(batch), kv_bytes)
@@ -156,13 +238,13 @@ class Controller:
         kv_bytes: float = 0.0,
         typical: bool = True,
     ) -> None:
-        cell = self.cell(batch, kv_bytes)
+        cell, age = self.cell(batch, kv_bytes), age_of(batch, kv_bytes)
         if arm.depth and accepted is not None:
             wanted = np.full(accepted.size, arm.depth) if most is None else most
-            self.acceptance[arm.drafter].record(accepted, wanted, steps)
+            self.acceptance[arm.drafter].record(age, accepted, wanted, steps)
         if arm == self._trial:
-            best = self.rate(self.current, batch, cell)
-            self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell) / best))
+            best = self.rate(self.current, batch, cell, age)
+            self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell, age) / best))
         # The step of a switch may pay for the switch.
         if typical and (arm == self._last or not self.latency.known(arm, cell)):
             self.latency.record(arm, cell, seconds / steps)
@@ -172,8 +254,8 @@ class Controller:
 
     def updated(self) -> None:
         """New weights: half of what is known about acceptance is forgotten, nothing about time."""
-        for acceptance in self.acceptance.values():
-            acceptance.fade(0.5)
+        for ages in self.acceptance.values():
+            ages.fade(0.5)
 
     # ---- telling
 
@@ -183,7 +265,10 @@ class Controller:
     def state_dict(self) -> dict[str, Any]:
         return {
             "current": self.current.name,
-            "acceptance": {k: [a.hits.tolist(), a.tries.tolist()] for k, a in self.acceptance.items()},
+            "acceptance": {
+                name: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in ages.at.items()]
+                for name, ages in self.acceptance.items()
+            },
             "latency": self.latency.state(),
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,
@@ -194,12 +279,8 @@ class Controller:
         by_name = {arm.name: arm for arm in self.arms}
         self.current = by_name.get(state["current"], OFF)
         self._trial, self._left, self._last = None, 0, OFF
-        for name, (hits, tries) in state["acceptance"].items():
-            if name in self.acceptance:
-                mine = self.acceptance[name]
-                n = min(len(hits), mine.hits.size)
-                mine.hits[:n], mine.tries[:n] = hits[:n], tries[:n]
-                mine.fade(1.0)
+        for name in self.acceptance.keys() & state["acceptance"].keys():
+            self.acceptance[name].load(state["acceptance"][name])
         self.latency.load(state["latency"])
         self._spent, self._lost = state["seconds"]
         self.generator.bit_generator.state = state["generator"]
