@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -104,3 +104,17 @@ class Stopwatch:
         total = time.perf_counter() - self.start
         named = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
+
+
+def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
+    """Where the time before the first step went, if it was long enough to be noticed.
+
+    >>> ready_lines(31.4, {"model, judges and engine": 16.2, "the learner": 14.0})
+    ['Ready after 31 s: model, judges and engine took 16, the learner 14.']
+    >>> ready_lines(2.0, {"the learner": 1.0})
+    []
+    """
+    if seconds < 5:
+        return []
+    (first, took), *others = named.items()
+    return [f"Ready after {seconds:.0f} s: {first} took {took:.0f}{''.join(f', {n} {s:.0f}' for n, s in others)}."]

@@ -27,6 +27,7 @@ from whet.eval import EvalSet
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.learn.learner import Learner
 from whet.learn.warm_start import warm_start
+from whet.metrics import Stopwatch, ready_lines
 from whet.model.load import load_model, load_tokenizer, pick_device
 from whet.model.memory import Room
 from whet.model.meter import Meter
@@ -172,25 +173,30 @@ def build_actor(
 
 
 def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
-    actor = build_actor(settings, problems, weights, alone=False)
+    watch = Stopwatch()
+    with watch.timing("model, judges and engine"):
+        actor = build_actor(settings, problems, weights, alone=False)
     actor.engine.release()  # masters are made and the compiler tries its work with the memory of an update
+    with watch.timing("the learner"):
+        learner = Learner(
+            actor.model,
+            settings.learn,
+            encode=prompt_encoder(problems, actor.codec),
+            graphs=actor.room is None or actor.room.plan.replays > 0,
+        )
     parts = Parts(
         **vars(actor),
+        learner=learner,
         curriculum=build_curriculum(
             settings.curriculum,
             facts=problems.facts(),
             sampling=training_sampling(settings, actor.codec),
             seed=settings.seed,
         ),
-        learner=Learner(
-            actor.model,
-            settings.learn,
-            encode=prompt_encoder(problems, actor.codec),
-            graphs=actor.room is None or actor.room.plan.replays > 0,
-        ),
     )
     parts.engine.take_back()
     refuse_unmet(parts)
+    parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
     return parts
 
 
