@@ -66,6 +66,14 @@ def test_all_words_where_there_are_few_and_where_nothing_is_learnt(monkeypatch: 
     assert drafter(share=0.0).live.draft_ids is None, "nobody would choose them"
 
 
+def test_rollouts_are_wanted_as_long_as_there_are_lessons() -> None:
+    assert not AdaptiveDrafter(target(), 0.0).buffer.wants(0, 50)
+    made = AdaptiveDrafter(target(), 0.2)
+    assert made.buffer.share == 0.2 and made.buffer.wants(0, 50)
+    made.give_up(ValueError("of a lesson"))
+    assert not made.buffer.wants(0, 50) and not made.buffer.entries
+
+
 def test_a_checkpoint_has_them(few: None) -> None:
     made, other = drafter(), drafter()
     made.train(200)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.draft.buffer import DataBuffer
+from whet.draft.buffer import FEW, DataBuffer
 from whet.errors import WhetError
 
 
@@ -81,6 +81,82 @@ def test_it_keeps_copies() -> None:
     assert buffer.entries[0].hidden.min() == 1 and buffer.entries[0].ids.tolist() == [1, 2, 3]
 
 
+def storages(buffer: DataBuffer) -> dict[int, int]:
+    """Bytes of the memory behind the entries."""
+    found = (entry.hidden.untyped_storage() for entry in buffer.entries)
+    return {storage.data_ptr(): storage.nbytes() for storage in found}
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(2, 30), min_size=1, max_size=6)), max_size=20))
+def test_parts_of_one_tensor_take_no_memory_beyond_their_own(batches: list[tuple[int, list[int]]]) -> None:
+    """Entries that came together go one by one; those that stay are what they were."""
+    buffer, step = DataBuffer(70), 0
+    for batch, (more, lengths) in enumerate(batches):
+        step += more
+        whole = torch.full((sum(lengths), 3), float(batch)) + torch.arange(sum(lengths))[:, None] / 1000
+        buffer.wants(step, lengths[0])
+        own = len(whole) <= buffer.room
+        for i, part in enumerate(whole.split(lengths)):
+            buffer.add(f"{batch}.{i}", step, range(len(part) + 1), part, own=own)
+        assert buffer.tokens == sum(map(len, buffer.entries)) <= 70
+        assert sum(storages(buffer).values()) == buffer.tokens * 3 * 4
+        assert all((entry.hidden.floor() == float(entry.uid.split(".")[0])).all() for entry in buffer.entries)
+
+
+def test_what_is_its_own_is_not_copied_unless_it_is_cut() -> None:
+    buffer, whole = DataBuffer(100), torch.ones(30, 2)
+    for i, part in enumerate(whole.split(10)):
+        buffer.add(str(i), 0, range(10), part, own=True)
+    assert storages(buffer) == {whole.data_ptr(): 30 * 2 * 4}
+    buffer.add("long", 0, range(150), torch.ones(150, 2), own=True)
+    assert storages(buffer).popitem()[1] == 100 * 2 * 4
+
+
+def wanted(buffer: DataBuffer, step: int, *lengths: int) -> list[int]:
+    return [length for length in lengths if buffer.wants(step, length)]
+
+
+def test_a_lesson_wants_twice_its_share_whatever_the_length() -> None:
+    """Equal lengths, none of which is among the longest: the first 5 by the floor of a small step, then 4 in 10."""
+    buffer = DataBuffer(10**6, share=0.2)
+    found = [buffer.wants(0, 1000) for _ in range(100)]
+    assert found[:5] == [True] * 5 and FEW == 4096
+    assert not any(found[5:12]), "5,000 tokens are more than 2 x 0.2 of 12,000"
+    assert sum(found) == 40
+    assert [DataBuffer(100, share=0.2).wants(0, n) for n in (1, 2)] == [False, True], "one state is no pair"
+
+
+def test_the_longest_of_a_step_are_wanted_too() -> None:
+    """Two steps of the lengths 1 to 400, in any order, each times ten: of the second, all of the longest tenth."""
+    for order in (range(1, 401), range(400, 0, -1), torch.randperm(400).add(1).tolist()):
+        buffer = DataBuffer(10**6, share=0.2)
+        lengths = [10 * n for n in order]
+        wanted(buffer, 0, *lengths)
+        found = wanted(buffer, 1, *lengths)
+        assert {10 * n for n in range(361, 401)} <= set(found)
+        assert len(found) <= 0.72 * 400, "the rest is left to its turn"
+        assert min(found) < 2000, "short ones have theirs, too"
+
+
+def test_without_lessons_nothing_is_wanted_and_by_default_everything() -> None:
+    assert wanted(DataBuffer(100, share=0.0), 0, 5, 50, 500) == []
+    lengths = [*range(2, 400), *range(400, 2, -1)]
+    assert wanted(DataBuffer(100), 0, *lengths) == lengths
+    buffer = DataBuffer(1000)
+    add(buffer, 0, 5, 6)
+    buffer.close()
+    assert not buffer.entries and buffer.tokens == 0 and not buffer.wants(0, 50)
+
+
+def test_to_be_asked_is_to_begin_the_step() -> None:
+    buffer = DataBuffer(1000, share=0.2)
+    add(buffer, 0, 10, 40, 20, 30)
+    assert buffer.wants(1, 9)
+    assert uids(buffer) == ["0.1"] and buffer.step == 1
+    add(buffer, 1, 9)
+    assert uids(buffer) == ["0.1", "1.0"]
+
+
 def test_samples_follow_from_their_key_and_fill_their_room() -> None:
     buffer = DataBuffer(1000)
     add(buffer, 0, 30, 12, 25, 50, 9)
@@ -115,6 +191,12 @@ def test_a_saved_buffer_goes_on_as_the_old_one() -> None:
     assert uids(buffer) == uids(other) == ["0.0", "1.0", "1.1"]
     for mine, theirs in zip(buffer.entries, other.entries, strict=True):
         assert torch.equal(mine.hidden, theirs.hidden) and torch.equal(mine.ids, theirs.ids)
+    one, other = DataBuffer(10**6, share=0.2), DataBuffer(10**6, share=0.2)
+    lengths = [100 + 37 * i % 900 for i in range(60)]
+    wanted(one, 0, *lengths)
+    wanted(one, 1, *lengths[:30])
+    other.load(one.state_dict(), one.tensors())
+    assert wanted(one, 1, *lengths[30:]) == wanted(other, 1, *lengths[30:])
     empty = DataBuffer(200)
     empty.load(DataBuffer(5).state_dict(), {})
     assert not empty.entries

@@ -21,6 +21,7 @@ from whet.model.storage import share_storage
 from whet.rollout.device_rows import LANE, LENGTH
 from whet.rollout.engine import LocalEngine
 from whet.rollout.graphs import GraphRunner
+from whet.rollout.guesser import Guesser
 
 FORMS: list[dict[str, Any]] = [
     {},
@@ -69,6 +70,75 @@ def test_hidden_states_are_those_of_one_forward(form: dict[str, Any]) -> None:
             hidden = model.get_decoder()(input_ids=entry.ids[None], use_cache=False).last_hidden_state[0]
         torch.testing.assert_close(entry.hidden, hidden[: len(entry)], rtol=0, atol=1e-5)
         assert len(entry) == len(entry.ids) - 1
+
+
+@pytest.mark.parametrize("at_once", [1, 25, 10_000])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_rows_are_read_together(form: dict[str, Any], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever rows, in whichever order, as much as is asked for: what each has alone, in as few tensors as may be."""
+    monkeypatch.setattr("whet.rollout.guesser.AT_ONCE", at_once)
+    model = target()
+    engine = drafting(model, eagle_head(model), [OFF], **{**form, "slots": 6})
+    engine.submit([ask(i, max_tokens=30) for i in range(6)])
+    while not engine.rows.size or engine.rows.count[0] < 9:
+        engine.step()
+    guesser, rows = engine.guesser, engine.rows
+    assert guesser is not None and rows.size > 2
+    order = list(range(rows.size))[::-2]
+    read = list(guesser.read(order, 12))
+    for row, hidden in zip(order, read, strict=True):
+        ids = [*rows.flights[row].prompt.tolist(), *rows.ids[row, : rows.count[row]].tolist()]
+        with torch.no_grad():
+            expected = model.get_decoder()(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        assert len(hidden) == min(12, int(rows.length[row]))
+        torch.testing.assert_close(hidden, expected[: len(hidden)], rtol=0, atol=1e-5)
+    tensors = len({hidden.untyped_storage().data_ptr() for hidden in read})
+    assert tensors == {1: len(order), 10_000: 1}.get(at_once, tensors)
+    assert not list(guesser.read([], 12))
+
+
+def test_what_is_not_wanted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, buffer = target(), DataBuffer(10_000)
+    engine = drafting(model, eagle_head(model), [OFF], buffer, slots=8)
+    asked: list[int] = []
+
+    def every_other(step: int, tokens: int) -> bool:
+        asked.append(tokens)
+        return len(asked) % 2 == 0
+
+    monkeypatch.setattr(buffer, "wants", every_other)
+    gathered: list[int] = []
+    gather = Guesser._gather
+
+    def watched(self: Guesser, where: Tensor) -> Tensor:
+        gathered.append(len(where))
+        return gather(self, where)
+
+    monkeypatch.setattr(Guesser, "_gather", watched)
+    train = [ask(i, n=2, max_tokens=5 + i % 3, stop_ids=()) for i in range(12)]
+    evaluation = [ask(20 + i, phase="eval", max_tokens=6) for i in range(4)]
+    engine.submit([*train, *evaluation])
+    engine.collect()
+    assert len(asked) == 24, "evaluations are not even asked about"
+    assert [len(entry) for entry in buffer.entries] == asked[1::2]
+    assert sum(gathered) == sum(asked[1::2]) and len(gathered) < 12, "rows that end together are read together"
+
+
+@pytest.mark.parametrize("capacity", [50, 100, 10_000])
+def test_rows_that_end_together_take_no_memory_beyond_the_buffers(capacity: int) -> None:
+    model, buffer = target(), DataBuffer(capacity)
+    engine = drafting(model, eagle_head(model), [OFF], buffer, slots=6)
+    engine.submit([ask(i, n=3, max_tokens=10 + i % 2, stop_ids=()) for i in range(8)])
+    shared = 0
+    while not engine.idle:
+        engine.step()
+        engine.done.clear()
+        storages = [entry.hidden.untyped_storage() for entry in buffer.entries]
+        found = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        shared += len(found) < len(storages)
+        assert sum(found.values()) == sum(entry.hidden.nbytes for entry in buffer.entries)
+        assert buffer.tokens <= capacity
+    assert shared, "where there is room for all that end at once, they are not copied"
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

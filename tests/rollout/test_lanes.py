@@ -18,6 +18,7 @@ from whet.draft.speculation import Speculation
 from whet.draft.suffix import Suffix
 from whet.draft.training import DrafterTrainer
 from whet.model.storage import share_storage
+from whet.rollout.device_rows import LANE, LENGTH, TOKEN
 from whet.rollout.engine import LocalEngine
 from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import KIN, Lanes
@@ -164,6 +165,38 @@ def test_greedy_siblings_write_each_others_drafts() -> None:
     assert engine.stats()["rollout/steps"] > 48 / 9, "forgotten texts are not looked at"
 
 
+@pytest.mark.parametrize("on_device", [True, False])
+def test_drafters_hear_of_rollouts_where_they_draft(on_device: bool) -> None:
+    """What the device drafts from is in lanes: the host's memory of it, which nobody asks, stays empty."""
+    heard: list[tuple[str, int]] = []
+
+    class Listening(Suffix):
+        def begin(self, row: Any) -> None:
+            heard.append(("begin", row.uid))
+            super().begin(row)
+
+        def finish(self, row: Any) -> None:
+            heard.append(("finish", row.uid))
+            super().finish(row)
+
+        def updated(self, version: int) -> None:
+            heard.append(("updated", version))
+            super().updated(version)
+
+    model = sharp_model(heads=6, kv_heads=2)
+    share_storage(model)
+    drafter = Listening()
+    speculation = Speculation([drafter], Whim([Arm("suffix", 4)]), vocab=VOCAB)
+    engine = make_engine(model, graphs=on_device, slots=3, speculation=speculation)
+    done = run(engine, requests())
+    engine.update(1)
+    told = [("finish", i) for i in range(len(done))] if not on_device else []
+    assert sorted(line for line in heard if line[0] != "begin") == [*told, ("updated", 1)]
+    assert bool(drafter.visits) == (not on_device)
+    assert len(speculation._lengths) == len(done), "budgets want the lengths of all"
+    assert not speculation._views
+
+
 def test_budgets_follow_from_what_has_ended() -> None:
     """Sixteen rollouts of 5 tokens have ended: rows that may go on for long want drafts, those about to end none."""
     engine = drafting(Whim([Arm("ngram", 4)]), slots=2)
@@ -210,6 +243,16 @@ def test_a_published_drafter_drafts_better() -> None:
     trainer.publish(head)
     same(before, run(engine, asked), atol=1e-5)
     assert whim.accepted > 1.5 * first + 20
+
+
+def test_the_newest_tokens_as_the_host_told_them() -> None:
+    lanes, state = Lanes(4, 16, torch.device("cpu")), torch.zeros(14, 4, dtype=torch.int32)
+    state[TOKEN], state[LENGTH] = torch.tensor([7, 8, 9, 5]), torch.tensor([3, 0, 16, -1])
+    state[LANE] = torch.tensor([2, 5, 0, 1])
+    lanes.newest(state[:, :3])
+    assert lanes.written.tolist()[:6] == [17, 0, 4, 0, 0, 1]
+    assert [int(lanes.history[2, 3]), int(lanes.history[5, 0]), int(lanes.history[0, 16])] == [7, 8, 9]
+    assert int(lanes.history.sum()) == 24, "nothing else"
 
 
 def test_lanes_are_used_again_and_stale_kin_is_none() -> None:

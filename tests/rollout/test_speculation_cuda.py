@@ -76,3 +76,35 @@ def test_a_drafter_published_in_place_drafts_better() -> None:
     trainer.publish(head)
     same(before, run(engine, asked), atol=2e-3)
     assert whim.accepted > 2 * first + 50
+
+
+def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps are under way then: a copy that waits for them would leave the device idle afterwards."""
+    model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
+    speculation = Speculation([Suffix()], Whim([OFF, Arm("suffix", 4), Arm("eagle", 3)]), vocab=VOCAB)
+    engine = make_engine(
+        model, graphs=True, slots=8, speculation=speculation, eagle=eagle_head(model), buffer=buffer, mode="stream"
+    )
+    calls: dict[str, int] = {}
+
+    def unwaiting(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
+
+        def watched(*given: Any) -> Any:
+            calls[name] = calls.get(name, 0) + 1
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return call(*given)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        monkeypatch.setattr(owner, name, watched)
+
+    for owner, name in ((engine, "_retire"), (engine.lanes, "enter"), (engine.lanes, "newest")):
+        unwaiting(owner, name)
+    engine.submit([ask(i, n=3, max_tokens=6 + i % 9, stop_ids=(EOS,)) for i in range(12)])
+    done = 0
+    while not engine.idle:
+        done += len(engine.collect())
+    assert done == len(buffer.entries) == 36
+    assert calls.keys() == {"_retire", "enter", "newest"}

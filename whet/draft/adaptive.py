@@ -40,7 +40,7 @@ class AdaptiveDrafter:
         few = share > 0 and self.vocabulary >= 2 * WORDS
         words = draft_vocabulary(np.zeros(self.vocabulary), WORDS) if few else None
         self.live: EagleHead = eagle_head(model, draft_ids=words, seed=seed)
-        self.buffer = DataBuffer(BUFFER, device=model.device)
+        self.buffer = DataBuffer(BUFFER, share=share, device=model.device)
         pack = LARGE if model.device.type == "cuda" else SMALL
         self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)
         self.share = share
@@ -80,6 +80,7 @@ class AdaptiveDrafter:
         """A lesson raised: there are no more, and what was published last goes on drafting. What to tell of it."""
         self.failures, self.share = self.failures + 1, 0.0
         self.trainer.optimizer.zero_grad(set_to_none=True)  # memory that no lesson will want
+        self.buffer.close()
         first = next(iter(str(error).splitlines()), "")
         return (
             f"Training the drafter failed ({type(error).__name__}: {first}): its lessons end here, and it goes on "

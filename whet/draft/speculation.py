@@ -7,7 +7,7 @@ change. It looks at the engine's rows and never changes them: what is written is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +58,9 @@ class Speculation:
         sooner make all later steps smaller; so not, unless it is found to pay (`whet bench draft` has a rung)."""
         for drafter in drafters:
             self.join(drafter)
+        self.elsewhere: Set[str] = frozenset()
+        """Drafters whose drafts are made on the device: what they know is there, so nothing is told to them here. The
+        engine's to set."""
         self.token_bytes = 0
         """Of keys and values that a cached token takes; the engine's to set."""
         self._views: dict[int, RowView] = {}
@@ -117,10 +120,12 @@ class Speculation:
     def ended(self, flight: Flight, ids: np.ndarray) -> None:
         """The flight wrote `ids` and is done, or was cut."""
         self._lengths.append(ids.size)
-        view = self._views.pop(flight.arrival, None) or _view(flight)
-        view.ids = ids
-        for drafter in self.drafters.values():
-            drafter.finish(view)
+        view = self._views.pop(flight.arrival, None)
+        if asked := self._asked():
+            view = view or _view(flight)
+            view.ids = ids
+            for drafter in asked:
+                drafter.finish(view)
 
     def updated(self, version: int) -> None:
         for drafter in self.drafters.values():
@@ -142,10 +147,14 @@ class Speculation:
         view = self._views.get(flight.arrival)
         if view is None:
             view = self._views[flight.arrival] = _view(flight)
-            for drafter in self.drafters.values():
+            for drafter in self._asked():
                 drafter.begin(view)
         view.ids = rows.ids[row, : rows.count[row]]
         return view
+
+    def _asked(self) -> list[Guard]:
+        """Drafters that draft here."""
+        return [drafter for name, drafter in self.drafters.items() if name not in self.elsewhere]
 
     def _bytes(self, rows: Columns, running: int) -> float:
         return self.token_bytes * float(rows.length[:running].sum())

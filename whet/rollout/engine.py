@@ -110,6 +110,7 @@ class LocalEngine:
         if speculation is not None:
             if self.guesser is not None:
                 speculation.join(self.guesser)
+            speculation.elsewhere = self.runner.own
             speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
         self.done: list[Rollout] = []
         """Finished, waiting to be collected."""
@@ -315,8 +316,7 @@ class LocalEngine:
             return
         self._stats["finished"] += len(ended)
         self.scheduler.full = False
-        for row, _ in ended:
-            self._remember(row)
+        self._remember([row for row, _ in ended])
         finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
         flights = [self.evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
         for flight in sorted(flights, key=lambda f: f.arrival):
@@ -329,13 +329,18 @@ class LocalEngine:
             else:
                 self._tickets[flight.ticket][flight.arrival] = rollout
 
-    def _remember(self, row: int) -> None:
-        """What the target thought while it wrote this: a drafter learns from it."""
-        flight = self.rows.flights[row]
-        if self.buffer is None or self.guesser is None or flight.request.phase == "eval":
+    def _remember(self, ended: Sequence[int]) -> None:
+        """What the target thought while it wrote these: a drafter learns from it."""
+        rows, buffer, version = self.rows, self.buffer, self.version
+        if buffer is None or self.guesser is None:
             return
-        ids = np.concatenate((flight.prompt, self.rows.ids[row, : self.rows.count[row]]))
-        self.buffer.add(str(flight.arrival), self.version, ids, self.guesser.read(row), flight.prompt.size)
+        trained = [row for row in ended if rows.flights[row].request.phase != "eval"]
+        wanted = [row for row in trained if buffer.wants(version, int(rows.length[row]))]
+        own = int(rows.length[wanted].sum()) <= buffer.room
+        for row, hidden in zip(wanted, self.guesser.read(wanted, buffer.capacity), strict=True):
+            prompt = rows.flights[row].prompt
+            ids = np.concatenate((prompt, rows.ids[row, : rows.count[row]]))
+            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size, own=own)
 
     def _make_room(self) -> None:
         """Preempt the youngest until every row has a page for its next token. One row alone always fits."""

@@ -309,7 +309,7 @@ class GraphRunner:
             return
         self.device_rows.upload(self.rows, self.cache.table, running)
         if self.lanes is not None:
-            self.lanes.newest(self.rows, running)
+            self.lanes.newest(self.device_rows.state[:, :running])
         self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _step(self, size: int, new: int) -> Tensor:

@@ -10,7 +10,7 @@ lie in a page they share: a guess may suffer from that, never a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,10 @@ from whet.model.kernels.rope import write_kv
 from whet.model.twin import KVShape
 from whet.rollout.pages import PagedCache, SlotCache
 from whet.rollout.rows import Rows
+from whet.rollout.upload import sent
+
+AT_ONCE = 2**13
+"""Hidden states that are read together: beside those that are kept they are there for a moment."""
 
 
 def extra_shapes(head: EagleHead) -> list[KVShape]:
@@ -97,8 +101,9 @@ class Guesser:
 
     def _guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
         running = len(ids)
-        row, length = self._tensor(np.arange(running)), self._tensor(self.rows.length[:running])
-        drafts: np.ndarray = self.round(self._tensor(ids), length, row, self._table(running), depth).cpu().numpy()
+        length, row, table = self.rows.length[:running], np.arange(running), self.table[:running]
+        last, state_length, at, pages = sent(self.device, ids, length, row, table)
+        drafts: np.ndarray = self.round(last, state_length, at, pages, depth).cpu().numpy()
         return drafts
 
     def _catch_up(self, running: int) -> None:
@@ -108,35 +113,58 @@ class Guesser:
         count = new - old
         texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
         ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
-        position = np.concatenate([np.arange(a, b) for a, b in zip(old, new, strict=True)])
-        row, table = np.repeat(np.arange(running), count), self._table(running)
-        page = table.cpu().numpy()[row, position // self.page]
-        where = torch.from_numpy(np.stack((page, position % self.page)).astype(np.int64)).to(self.device)
-        self.head.extend(
-            self.states[where[0], 0, where[1]],
-            self._tensor(ids),
-            self._tensor(position),
-            self._tensor(row),
-            table,
-            self._tensor(new),
-            self._tensor(np.concatenate(([0], np.cumsum(count)))),
-            int(count.max()),
+        row, position = _ranges(np.arange(running), old, count)
+        starts = np.concatenate(([0], np.cumsum(count)))
+        where, token, place, at, table, length, start = sent(
+            self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
         )
+        self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
         rows.paired[:running] = new
 
-    def read(self, row: int) -> Tensor:
-        """The hidden states [cached tokens, width] of a row."""
-        length = int(self.rows.length[row])
-        pages = self._table(row + 1, row)[0, : -(-length // self.page)].long()
-        return self.states[pages, 0].flatten(0, 1)[:length]
+    def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
+        """The hidden states [cached tokens, width] of each row, the first `most`. Those of several rows are parts of
+        one tensor, which is nobody else's. It takes its turn behind the steps under way, and waits for none."""
+        length = np.minimum(self.rows.length, most)
+        for part in _parts(rows, length):
+            (where,) = sent(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
+            yield from self._gather(where).split(length[part].tolist())
 
-    def _table(self, stop: int, start: int = 0) -> Tensor:
-        """Of rows start .. stop - 1."""
-        table = self.cache.table if isinstance(self.cache, PagedCache) else self._own
-        return self._tensor(table[start:stop])
+    @property
+    def table(self) -> np.ndarray:
+        """Pages of each row."""
+        return self.cache.table if isinstance(self.cache, PagedCache) else self._own
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device)
+    def _places(self, row: np.ndarray, position: np.ndarray) -> np.ndarray:
+        """Where in all pages the tokens at these positions lie."""
+        page, offset = np.divmod(position, self.page)
+        return self.table[row, page] * self.page + offset
+
+    def _gather(self, where: Tensor) -> Tensor:
+        return self.states.view(-1, self.states.shape[-1]).index_select(0, where)
+
+
+def _ranges(rows: np.ndarray, first: np.ndarray | int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """`count` positions of each row from `first` on, side by side: rows and positions.
+
+    >>> _ranges(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
+    (array([4, 4, 7, 7, 7]), array([0, 1, 5, 6, 7]))
+    """
+    begin = first - (np.cumsum(count) - count)
+    return np.repeat(rows, count), np.repeat(begin, count) + np.arange(count.sum())
+
+
+def _parts(rows: Sequence[int], length: np.ndarray) -> Iterator[list[int]]:
+    """The rows in turn, as many together as have AT_ONCE tokens, or one that has more."""
+    part: list[int] = []
+    tokens = 0
+    for row in rows:
+        tokens += int(length[row])
+        if part and tokens > AT_ONCE:
+            yield part
+            part, tokens = [], int(length[row])
+        part.append(row)
+    if part:
+        yield part
 
 
 def _last_tokens(view: RowView, count: int) -> np.ndarray:

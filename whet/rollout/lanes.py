@@ -16,8 +16,9 @@ from torch import Tensor
 
 from whet.model.kernels.accept import Texts
 from whet.model.kernels.lookup import lookup
+from whet.rollout.device_rows import LANE, LENGTH, TOKEN
 from whet.rollout.flight import Flight
-from whet.rollout.rows import Rows
+from whet.rollout.upload import sent
 
 KIN = 16
 """Texts of the same prompt that a rollout looks at, beside its own."""
@@ -50,13 +51,16 @@ class Lanes:
         for flight in flights:
             self.lane[flight.arrival] = self._take(flight.request.prompt_id)
         lanes = [self.lane[flight.arrival] for flight in flights]
-        texts = np.zeros((len(flights), max(flight.known for flight in flights)), np.int32)
+        known = np.array([flight.known for flight in flights])
+        texts = np.zeros((len(flights), known.max()), np.int32)
         for row, flight in zip(texts, flights, strict=True):
-            row[: flight.known] = np.concatenate((flight.prompt, flight.trace.ids))
-        index = self._tensor(np.array(lanes)).long()
-        self.history[index, : texts.shape[1]] = self._tensor(texts)
-        self.written[index] = self._tensor(np.array([flight.known for flight in flights]))
-        self._acquaint({flight.request.prompt_id for flight in flights})
+            row[: flight.prompt.size], row[flight.prompt.size : flight.known] = flight.prompt, flight.trace.ids
+        kin = self._kin({flight.request.prompt_id for flight in flights})
+        lane, written, text, *related = sent(self.device, np.array(lanes), known, texts, *kin)
+        index = lane.long()
+        self.history[index, : text.shape[1]] = text
+        self.written[index] = written
+        self._acquaint(*related)
         return lanes
 
     def leave(self, flight: Flight) -> None:
@@ -66,13 +70,14 @@ class Lanes:
     def forget(self) -> None:
         """Texts of rollouts that have ended are nobody's kin any more."""
         self.of.fill_(-1)
-        self._acquaint({self._prompt[lane] for lane in self.lane.values()})
+        self._acquaint(*sent(self.device, *self._kin({self._prompt[lane] for lane in self.lane.values()})))
 
-    def newest(self, rows: Rows, running: int) -> None:
-        """The newest tokens as the host has them: drawn outside of a step, or not what the device drew."""
-        lane, length = (self._tensor(column[:running]).long() for column in (rows.lane, rows.length))
-        self.history[lane, length] = self._tensor(rows.token[:running])
-        self.written[lane] = (length + 1).to(torch.int32)
+    def newest(self, state: Tensor) -> None:
+        """The newest tokens of rows, `DeviceRows.state` as the host has just told it: drawn outside of a step, or not
+        what the device drew."""
+        lane = state[LANE].long()
+        self.history[lane, state[LENGTH].long()] = state[TOKEN]
+        self.written[lane] = state[LENGTH] + 1
 
     # ---- on the device alone
 
@@ -106,16 +111,17 @@ class Lanes:
         self._family[prompt].append(lane)
         return lane
 
-    def _acquaint(self, prompts: Set[str]) -> None:
-        """Lanes in use that are of these prompts, with all others of theirs."""
+    def _kin(self, prompts: Set[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lanes in use that are of these prompts, the others of theirs, and the prompts' numbers."""
         lanes = [lane for prompt in prompts for lane in self._family[prompt] if self._used[lane]]
         kin = np.full((len(lanes), KIN), -1, np.int32)
         for row, lane in zip(kin, lanes, strict=True):
             others = [other for other in reversed(self._family[self._prompt[lane]]) if other != lane][:KIN]
             row[: len(others)] = others
-        index = self._tensor(np.array(lanes)).long()
-        self.kin[index] = self._tensor(kin)
-        self.of[index] = self._tensor(np.array([self._number[self._prompt[lane]] for lane in lanes]))
+        numbers = [self._number[self._prompt[lane]] for lane in lanes]
+        return np.array(lanes, np.int32), kin, np.array(numbers, np.int32)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array, np.int32)).to(self.device)
+    def _acquaint(self, lane: Tensor, kin: Tensor, number: Tensor) -> None:
+        index = lane.long()
+        self.kin[index] = kin
+        self.of[index] = number
