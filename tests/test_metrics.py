@@ -107,10 +107,11 @@ def test_every_sign_can_show_and_stays_silent_on_a_healthy_step() -> None:
         "length/truncated": 0.1, "verdict/right": 0.4, "judge/unjudged": 0.0, "judge/wrong": 9.0,
         "learn/signal_share": 0.4, "learn/entropy": 0.5, "learn/mismatch": 1e-4,
         "curriculum/signal_share": 0.01,  # screening turns down the hopeless, what trains has signal
+        "rollout/occupied": 0.1,  # on a CPU, which decodes row by row
     }  # fmt: skip
     sick = {
         "length/truncated": 0.9, "verdict/right": 0.0, "judge/unjudged": 9.0, "learn/signal_share": 0.01,
-        "learn/entropy": 0.001, "learn/mismatch": 0.5,
+        "learn/entropy": 0.001, "learn/mismatch": 0.5, "rollout/occupied": 0.24, "rollout/gpu_seconds": 0.4,
     }  # fmt: skip
     assert not any(shows(healthy) for shows, _ in SIGNS.values())
     assert all(shows(sick) for shows, _ in SIGNS.values())

@@ -39,6 +39,11 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         lambda m: 0.0 < m.get("learn/entropy", 1.0) < 0.005,
         "The model's entropy is close to zero: it no longer explores; set learn.entropy_coef or lower learn.lr.",
     ),
+    "slots": (
+        lambda m: m.get("rollout/occupied", 1.0) < 0.4 and "rollout/gpu_seconds" in m,  # a CPU decodes row by row
+        "The engine runs with fewer than 40% of its slots, and a GPU takes hardly longer for all of them; raise "
+        "curriculum.groups, with learn.minibatches in proportion, or curriculum.max_age and curriculum.look_ahead.",
+    ),
     "mismatch": (
         lambda m: m.get("learn/mismatch", 0.0) > 0.1,
         "Recorded and recomputed log-probabilities drift apart; lower curriculum.max_age, or use model.dtype = "

@@ -173,6 +173,15 @@ def test_continuous_batching_refills_at_once() -> None:
     assert set(engine.stats().values()) == {0.0}  # since the last call
 
 
+def test_a_stream_tells_how_many_of_its_slots_are_in_use() -> None:
+    engine = make_engine(MODEL, slots=8, mode="stream")
+    engine.submit([ask(0, max_tokens=4), ask(1, max_tokens=4)])
+    while not engine.idle:
+        engine.collect()
+    assert engine.stats()["rollout/occupied"] == 0.25
+    assert "rollout/occupied" not in make_engine(MODEL, slots=8).stats(), "a batch has its tail"
+
+
 def test_prefilled_tokens_of_rollouts_that_end_at_once() -> None:
     engine = make_engine(MODEL)
     engine.generate([ask(5, n=2, max_tokens=1)])

@@ -205,7 +205,8 @@ class LocalEngine:
     def stats(self) -> dict[str, float]:
         names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
-        out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
         out["rollout/oom"] = float(self.scheduler.ooms)
         out["rollout/seconds"] = self._seconds
         # of the time, where a quarter of the slots or less were in use
