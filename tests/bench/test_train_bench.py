@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from whet import config
 from whet.bench.circumstances import circumstances
 from whet.bench.document import document
-from whet.bench.matrix import Plan, read_plan
+from whet.bench.matrix import Cell, Plan, read_plan
 from whet.bench.outcome import COLUMNS, hash_weights, read_outcome
 from whet.bench.start import Start, make_pool, make_start, merged, store_adapter, without
 from whet.bench.train import Going, Places, Work, cell_settings, planned
@@ -188,61 +188,59 @@ def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) ->
     assert work.run(seconds=299.0) == 4 and told == []
 
 
-def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path) -> None:
-    """Whoever waited for it was killed after it had ended, and before its JSON was written."""
-    shutil.copytree(done.folder / "runs", tmp_path / "runs")
+def unwritten(done: Done, folder: Path) -> tuple[Cell, Places, Work, list[str]]:
+    """A cell whose run has ended and whose JSON was never written, and what is told of it."""
+    shutil.copytree(done.folder / "runs", folder / "runs")
     plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
-    places = Places(plan=plan, runs=tmp_path / "runs", out=tmp_path / "out")
-    places.goes(plan.cells[0]).write_text("[[true, 300.0]]")
+    places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
     told: list[str] = []
     work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
+    return plan.cells[0], places, work, told
+
+
+def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path) -> None:
+    """Whoever waited for it was killed after it had ended, and before its JSON was written."""
+    cell, places, work, told = unwritten(done, tmp_path)
+    places.goes(cell).write_text("[[true, 300.0]]")
     assert work.run(seconds=10.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
-    found = read_outcome(places.result(plan.cells[0]))
+    found = read_outcome(places.result(cell))
     assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), "it had made all 4"
-    places.result(plan.cells[0]).unlink()
-    metrics = places.run(plan.cells[0]) / "metrics.jsonl"
+    places.result(cell).unlink()
+    metrics = places.run(cell) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
     assert work.run(seconds=10.0) == 0 and told[1].startswith("dapo-seed0: 3 updates")
-    assert read_outcome(places.result(plan.cells[0]))["ended_by"] == "time"
-    shutil.rmtree(places.run(plan.cells[0]))
-    places.result(plan.cells[0]).unlink()
+    assert read_outcome(places.result(cell))["ended_by"] == "time"
+    shutil.rmtree(places.run(cell))
+    places.result(cell).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
         Work(places=places, start=done.start, beside=1, told=told.append, about={}).run(seconds=10.0)
 
 
 def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(done: Done, tmp_path: Path) -> None:
     """The signal meets a process that listens no more."""
-    shutil.copytree(done.folder / "runs", tmp_path / "runs")
-    plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
-    places = Places(plan=plan, runs=tmp_path / "runs", out=tmp_path / "out")
-    places.goes(plan.cells[0]).write_text("[[true, null]]")
-    told: list[str] = []
-    work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
+    cell, places, work, told = unwritten(done, tmp_path)
+    places.goes(cell).write_text("[[true, null]]")
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    going = Going(plan.cells[0], process, left=0.0)
-    work.going[plan.cells[0].name] = going
+    going = Going(cell, process, left=0.0)
+    work.going[cell.name] = going
     work.look_at(going)
     process.wait(timeout=60)
     work.look_at(going)
     process.stdout.close()
     assert not work.failed and told[0].startswith("dapo-seed0: 4 updates")
-    assert read_outcome(places.result(plan.cells[0]))["ended_by"] == "recipe"
+    assert read_outcome(places.result(cell))["ended_by"] == "recipe"
 
 
 def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
     """Its last row says so; whoever waited for it was killed before the JSON was written."""
-    shutil.copytree(done.folder / "runs", tmp_path / "runs")
-    plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
-    places = Places(plan=plan, runs=tmp_path / "runs", out=tmp_path / "out")
-    metrics = places.run(plan.cells[0]) / "metrics.jsonl"
+    cell, places, work, told = unwritten(done, tmp_path)
+    metrics = places.run(cell) / "metrics.jsonl"
     *lines, last = metrics.read_text().splitlines()
     metrics.write_text("\n".join([*lines, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
-    told: list[str] = []
-    work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
     assert work.run(seconds=600.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
-    found = read_outcome(places.result(plan.cells[0]))
+    found = read_outcome(places.result(cell))
     assert found["ended_by"] == "collapse"
     text = document({"dapo": [found]}, "dapo", {})
     assert "Stopped by the guard against collapse: dapo (1 of 1)." in text

@@ -95,21 +95,11 @@ def test_parts_of_one_tensor_take_no_memory_beyond_their_own(batches: list[tuple
         step += more
         whole = torch.full((sum(lengths), 3), float(batch)) + torch.arange(sum(lengths))[:, None] / 1000
         buffer.wants(step, lengths[0])
-        own = len(whole) <= buffer.room
         for i, part in enumerate(whole.split(lengths)):
-            buffer.add(f"{batch}.{i}", step, range(len(part) + 1), part, own=own)
+            buffer.add(f"{batch}.{i}", step, range(len(part) + 1), part)
         assert buffer.tokens == sum(map(len, buffer.entries)) <= 70
         assert sum(storages(buffer).values()) == buffer.tokens * 3 * 4
         assert all((entry.hidden.floor() == float(entry.uid.split(".")[0])).all() for entry in buffer.entries)
-
-
-def test_what_is_its_own_is_not_copied_unless_it_is_cut() -> None:
-    buffer, whole = DataBuffer(100), torch.ones(30, 2)
-    for i, part in enumerate(whole.split(10)):
-        buffer.add(str(i), 0, range(10), part, own=True)
-    assert storages(buffer) == {whole.data_ptr(): 30 * 2 * 4}
-    buffer.add("long", 0, range(150), torch.ones(150, 2), own=True)
-    assert storages(buffer).popitem()[1] == 100 * 2 * 4
 
 
 def wanted(buffer: DataBuffer, step: int, *lengths: int) -> list[int]:

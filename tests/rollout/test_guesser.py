@@ -129,16 +129,13 @@ def test_rows_that_end_together_take_no_memory_beyond_the_buffers(capacity: int)
     model, buffer = target(), DataBuffer(capacity)
     engine = drafting(model, eagle_head(model), [OFF], buffer, slots=6)
     engine.submit([ask(i, n=3, max_tokens=10 + i % 2, stop_ids=()) for i in range(8)])
-    shared = 0
     while not engine.idle:
         engine.step()
         engine.done.clear()
         storages = [entry.hidden.untyped_storage() for entry in buffer.entries]
         found = {storage.data_ptr(): storage.nbytes() for storage in storages}
-        shared += len(found) < len(storages)
         assert sum(found.values()) == sum(entry.hidden.nbytes for entry in buffer.entries)
         assert buffer.tokens <= capacity
-    assert shared, "where there is room for all that end at once, they are not copied"
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)

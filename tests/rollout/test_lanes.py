@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from slow_engine import PROMPTS, VOCAB, ask, expecting_short, make_engine, sharp_model
-from test_speculation import EOS, Whim, requests, run, same, updated_after, updated_midway
+from test_speculation import EOS, Whim, each_updated_after, requests, run, same, updated_midway
 
 from whet.draft.base import OFF, Arm
 from whet.draft.buffer import DataBuffer
@@ -106,15 +106,7 @@ def test_weights_that_change_under_way(on_update: str) -> None:
     engine = drafting(Whim(ARMS["always"]), slots=6, on_update=on_update)
     done, written = updated_midway(engine, asked, lambda engine: engine.runner.ahead)  # launched under the old weights
     assert len(set(written.values())) > 1, "drafts were accepted before the update"
-    alone = [
-        rollout
-        for request in asked
-        for index in range(request.n)
-        for rollout in updated_after(
-            plain(slots=1, on_update=on_update), request, index, written[request.group_id, index]
-        )
-    ]
-    same(alone, done, atol=CLOSE)
+    same(each_updated_after(lambda: plain(slots=1, on_update=on_update), asked, written), done, atol=CLOSE)
     if on_update != "cut":
         assert any(r.trace.ids.size > written[r.key] for r in done), "some went on under the new weights"
 

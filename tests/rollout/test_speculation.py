@@ -172,6 +172,14 @@ def updated_after(engine: LocalEngine, request: Request, index: int, written: in
     return engine.collect()
 
 
+def each_updated_after(
+    make: Callable[[], LocalEngine], asked: Sequence[Request], written: dict[tuple[int, int], int]
+) -> list[Rollout]:
+    """Of all that was asked, each by an engine of its own."""
+    every = [(request, index) for request in asked for index in range(request.n)]
+    return [rollout for r, i in every for rollout in updated_after(make(), r, i, written[r.group_id, i])]
+
+
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
@@ -183,15 +191,10 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
     engine = make_engine(sharp_model(), slots=8, mode=mode, on_update=on_update, speculation=speculation)
     done, written = updated_midway(engine, asked, lambda engine: True)
     assert len(set(written.values())) > 1, "drafts were accepted before the update"
-    alone = [
-        rollout
-        for request in asked
-        for index in range(request.n)
-        for rollout in updated_after(
-            make_engine(sharp_model(), slots=1, on_update=on_update), request, index, written[request.group_id, index]
-        )
-    ]
-    same(alone, done)
+    same(
+        each_updated_after(lambda: make_engine(sharp_model(), slots=1, on_update=on_update), asked, written),
+        done,
+    )
     if on_update != "cut":
         assert any(by_key(done)[key] != ids for key, ids in by_key(before).items()), (
             "the update changes what is written"

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel
 
 from whet.bench.tail import Work
 from whet.draft.adaptive import AdaptiveDrafter
-from whet.draft.eagle import EagleHead, eagle_head
-from whet.draft.training import SHARE, DrafterTrainer
+from whet.draft.eagle import EagleHead
+from whet.draft.training import SHARE
 from whet.rollout.engine import LocalEngine
 
 
@@ -25,13 +25,7 @@ class Lessons:
     def __init__(self, model: PreTrainedModel, work: Work, head: EagleHead | None = None, *, seed: int = 0) -> None:
         """work: what it learns from; head: what it begins with and leaves as it is, random weights where None."""
         self.work = renamed(work)
-        self.adaptive = AdaptiveDrafter(model, SHARE, seed)
-        if head is not None:
-            words = None if head.draft_ids is None else head.draft_ids.clone()  # it may choose others
-            live = self.adaptive.live = eagle_head(model, draft_ids=words, dtype=head.dtype, seed=seed)
-            live.take(head)
-            pack = self.adaptive.trainer.pack
-            self.adaptive.trainer = DrafterTrainer(live, self.adaptive.buffer, pack=pack, seed=seed)
+        self.adaptive = AdaptiveDrafter(model, SHARE, seed, head)
         self.rows: list[dict[str, Any]] = []
         """What became of each lesson, and of the run after it."""
 

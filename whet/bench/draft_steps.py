@@ -61,7 +61,7 @@ class Follower:
         shown = "-" if length is None else f"{length:.2f}"
         self.told(f"{self.name}: step {metrics['step']:.0f}, accept length {shown}")
         if metrics["step"] >= self.lessons and self.parts is not None and self.parts.drafter is not None:
-            self.parts.drafter.share = 0.0
+            self.parts.drafter.end()
 
     def message(self, text: str) -> None:
         self.told(text)

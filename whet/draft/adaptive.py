@@ -33,13 +33,18 @@ LASTING = 16
 
 
 class AdaptiveDrafter:
-    def __init__(self, model: PreTrainedModel, share: float, seed: int = 0) -> None:
-        """share: tokens to train on after a step, of those the step has generated."""
+    def __init__(self, model: PreTrainedModel, share: float, seed: int = 0, like: EagleHead | None = None) -> None:
+        """share: tokens to train on after a step, of those the step has generated; like: what it begins with and
+        leaves as it is, random weights where None."""
         self.vocabulary = len(head_of(model).weight)
         # Before anything was seen the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
         few = share > 0 and self.vocabulary >= 2 * WORDS
         words = draft_vocabulary(np.zeros(self.vocabulary), WORDS) if few else None
-        self.live: EagleHead = eagle_head(model, draft_ids=words, seed=seed)
+        if like is not None:
+            words = None if like.draft_ids is None else like.draft_ids.clone()  # it may choose others
+        self.live: EagleHead = eagle_head(model, draft_ids=words, dtype=like.dtype if like else None, seed=seed)
+        if like is not None:
+            self.live.take(like)
         self.buffer = DataBuffer(BUFFER, share=share, device=model.device)
         pack = LARGE if model.device.type == "cuda" else SMALL
         self.trainer = DrafterTrainer(self.live, self.buffer, pack=pack, seed=seed)
@@ -78,14 +83,19 @@ class AdaptiveDrafter:
 
     def give_up(self, error: Exception) -> str:
         """A lesson raised: there are no more, and what was published last goes on drafting. What to tell of it."""
-        self.failures, self.share = self.failures + 1, 0.0
-        self.trainer.optimizer.zero_grad(set_to_none=True)  # memory that no lesson will want
-        self.buffer.close()
+        self.failures += 1
+        self.end()
         first = next(iter(str(error).splitlines()), "")
         return (
             f"Training the drafter failed ({type(error).__name__}: {first}): its lessons end here, and it goes on "
             "drafting with what it has learnt; no token of the run depends on it."
         )
+
+    def end(self) -> None:
+        """No more lessons, and none of the memory that they want; what was published last goes on drafting."""
+        self.share = 0.0
+        self.trainer.optimizer.zero_grad(set_to_none=True)
+        self.buffer.close()
 
     def tensors(self) -> dict[str, Tensor]:
         words = {} if self.live.draft_ids is None else {"words": self.live.draft_ids}

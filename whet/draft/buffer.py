@@ -16,8 +16,7 @@ import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,11 +85,6 @@ class DataBuffer:
         self._ended = self._fair = 0
         """Tokens that ended in this step, and of these wanted whatever their length."""
 
-    @property
-    def room(self) -> int:
-        """Tokens that fit before one has to go."""
-        return self.capacity - self.tokens
-
     def wants(self, step: int, tokens: int) -> bool:
         """Whether a rollout that has just ended is worth its memory: to be asked once of each, before its hidden
         states are looked for. OURS: those whose turn it is (`due`), and the longest for the step to come."""
@@ -105,19 +99,10 @@ class DataBuffer:
         return wanted
 
     def add(
-        self,
-        uid: str,
-        step: int,
-        ids: Tensor | np.ndarray | Sequence[int],
-        hidden: Tensor,
-        prompt: int = 0,
-        *,
-        own: bool = False,
+        self, uid: str, step: int, ids: Tensor | np.ndarray | Sequence[int], hidden: Tensor, prompt: int = 0
     ) -> None:
-        """A finished rollout, prompt and response. Steps must not fall.
+        """A finished rollout, prompt and response; copied. Steps must not fall.
 
-        Copied, unless the hidden states are the buffer's own from here on: then those of rollouts that are added one
-        after the other may be parts of one tensor, if there is `room` for all of it; it is let go of piece by piece.
         Two hidden states make the first pair: shorter ones teach nothing and are left out; what is longer than the
         buffer is cut at its end.
         """
@@ -126,12 +111,11 @@ class DataBuffer:
             raise ValueError(f"step {step} comes after step {self.step}")
         if not len(ids) - 1 <= len(hidden[: self.capacity]) <= len(ids):
             raise ValueError(f"{len(hidden)} hidden states for {len(ids)} tokens")
-        whole = own and len(hidden) <= self.capacity
         hidden = hidden.detach()[: self.capacity]
         if len(hidden) < 2:
             return
         self._turn(step)
-        self._put(Entry(uid, step, ids, hidden.to(self.device, copy=not whole), prompt))
+        self._put(Entry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
         while self.tokens > self.capacity:
             self._evict()
 
@@ -205,7 +189,7 @@ class DataBuffer:
         entries = [e for e in self.entries if id(e) in longest]
         self._clear()
         for entry in entries:
-            self._put(_alone(entry))
+            self._put(entry)
         self.step, self._ended, self._fair = step, 0, 0
         self._lengths = [self._lengths[1], []]
 
@@ -218,9 +202,6 @@ class DataBuffer:
         gone = self.entries.pop(oldest)
         self.tokens -= len(gone)
         self._held[fullest] -= len(gone)
-        for near in (range(oldest, len(self.entries)), range(oldest - 1, -1, -1)):
-            for i in takewhile(lambda i: _together(gone, self.entries[i]), near):
-                self.entries[i] = _alone(self.entries[i])
 
 
 def due(fair: int, ended: int, share: float) -> bool:
@@ -250,14 +231,3 @@ def among_longest(tokens: int, lengths: Sequence[Sequence[int]], kept: float) ->
 
 def _class(entry: Entry) -> int:
     return len(entry).bit_length()
-
-
-def _together(one: Entry, other: Entry) -> bool:
-    """Whether their hidden states are parts of one tensor."""
-    return one.hidden.untyped_storage().data_ptr() == other.hidden.untyped_storage().data_ptr()
-
-
-def _alone(entry: Entry) -> Entry:
-    """With no more memory than its own."""
-    whole = entry.hidden.untyped_storage().nbytes() == entry.hidden.nbytes
-    return entry if whole else replace(entry, hidden=entry.hidden.clone())

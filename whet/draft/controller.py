@@ -129,7 +129,7 @@ def age_of(batch: int, kv_bytes: float) -> int:
     >>> [age_of(4, 4 * kib * 1024) for kib in (0, 63, 64, 127, 128)]
     [0, 5, 6, 6, 7]
     """
-    return int(kv_bytes / max(1, batch) / 1024).bit_length() - 1 if kv_bytes >= 1024 * max(1, batch) else 0
+    return max(0, int(kv_bytes / max(1, batch) / 1024).bit_length() - 1)
 
 
 class Controller:
@@ -197,12 +197,10 @@ class Controller:
 
     def _untried(self, rates: Mapping[Arm, float], age: int) -> Arm | None:
         """The best arm of a drafter nobody has tried at this age, if there is hope."""
-        new = [a for a in rates if a != OFF and a.drafter != self.current.drafter and not self._knows(a, age)]
+        known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if ages.knows(age))}
+        new = [arm for arm in rates if arm.drafter not in known]
         best = max(new, key=lambda arm: rates[arm], default=None)
         return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
-
-    def _knows(self, arm: Arm, age: int) -> bool:
-        return self.acceptance[arm.drafter].knows(age)
 
     def _affordable(self, rates: Mapping[Arm, float], cell: Cell) -> Arm | None:
         """Now and then any other arm."""

@@ -337,11 +337,10 @@ class LocalEngine:
             return
         trained = [row for row in ended if rows.flights[row].request.phase != "eval"]
         wanted = [row for row in trained if buffer.wants(version, int(rows.length[row]))]
-        own = int(rows.length[wanted].sum()) <= buffer.room
         for row, hidden in zip(wanted, self.guesser.read(wanted, buffer.capacity), strict=True):
             prompt = rows.flights[row].prompt
             ids = np.concatenate((prompt, rows.ids[row, : rows.count[row]]))
-            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size, own=own)
+            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def _make_room(self) -> None:
         """Preempt the youngest until every row has a page for its next token. One row alone always fits."""
