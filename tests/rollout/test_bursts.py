@@ -16,6 +16,7 @@ from whet.model.storage import share_storage
 from whet.rollout import graphs
 from whet.rollout.captures import Captures
 from whet.rollout.engine import LocalEngine
+from whet.rollout.prefill import PROMPTS, SIZES
 from whet.rollout.runner import burst
 from whet.types import Request, Rollout
 
@@ -61,11 +62,15 @@ def story(how: str, seed: int) -> tuple[list[tuple[Any, ...]], LocalEngine]:
             engine.update(part + 1)
     while not engine.idle:
         done += engine.collect()
-    return sorted(
-        (r.phase, r.key, r.finish, tuple(r.trace.ids.tolist()), tuple(np.round(r.trace.log_probs, 4).tolist()))
-        for r in done
-        if r.trace is not None
-    ), engine
+    done.sort(key=lambda r: (r.phase, r.key))
+    return [(r.phase, r.key, r.finish, r.trace.ids.tolist(), r.trace.log_probs) for r in done if r.trace], engine
+
+
+def assert_same(told: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]) -> None:
+    """Every token, and log-probs but for the rounding of sums that are taken in another order."""
+    assert [rollout[:-1] for rollout in told] == [rollout[:-1] for rollout in plain]
+    for mine, other in zip(told, plain, strict=True):
+        np.testing.assert_allclose(mine[-1], other[-1], rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -79,10 +84,10 @@ def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(graphs.GraphRunner, "_launch", noting)
     plain, _ = story("plain", seed)
-    assert story("bursts", seed)[0] == plain
+    assert_same(story("bursts", seed)[0], plain)
     assert graphs.BURST in launched
     told, engine = story("drafts", seed)
-    assert told == plain
+    assert_same(told, plain)
     assert engine.cache.free == engine_of("plain", seed).cache.free, "all pages are given back"
 
 
@@ -107,6 +112,7 @@ def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypat
     served = [(2, Arm("suffix", 2)), (4, Arm("suffix", 2)), (2, Arm("suffix", 8))]
     speculation = Speculation([Suffix()], Whim([OFF]), vocab=VOCAB, served=served)
     make_engine(model, graphs=True, slots=4, page=4, speculation=speculation).begin()
-    plain, drafting = asked[:2], asked[2:]
+    prompts, plain, drafting = asked[: len(SIZES)], asked[len(SIZES) : len(SIZES) + 2], asked[len(SIZES) + 2 :]
+    assert prompts[0] == (2048, 512, PROMPTS) and sorted(prompts, reverse=True) == prompts
     assert plain == [(4, 1, ""), (2, 1, "")]
     assert drafting == [(2, 8, "suffix"), (2, 9, ""), (4, 2, "suffix"), (4, 3, ""), (2, 2, "suffix"), (2, 3, "")]

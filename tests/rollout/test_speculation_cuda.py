@@ -1,5 +1,6 @@
 """Drafts on a GPU, in captured graphs, beside plain decoding on a CPU: the same tokens."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -37,7 +38,8 @@ def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, 
     engine = make_engine(model, graphs=True, page=16, speculation=speculation, eagle=eagle, **form)
     same(plain, run(engine, requests()), atol=2e-3)
     assert engine.stats()["draft/failures"] == 0
-    assert isinstance(engine.runner, GraphRunner) and any(new > 1 for _, new, _ in engine.runner.captures.graphs)
+    assert isinstance(engine.runner, GraphRunner)
+    assert any(new > 1 and not drafter for _, new, drafter in engine.runner.captures.graphs)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +94,13 @@ def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.Mon
 
         def watched(*given: Any) -> Any:
             calls[name] = calls.get(name, 0) + 1
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                return call(*given)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it warns that it is a prototype
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    return call(*given)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
 
         monkeypatch.setattr(owner, name, watched)
 

@@ -1,5 +1,6 @@
 """The judge pool, with real worker processes and judges that do their worst."""
 
+import mmap
 import os
 import signal
 import stat
@@ -332,10 +333,14 @@ def test_memory_is_limited_beyond_the_parent() -> None:
 
 
 def test_a_leak_is_forgotten_with_its_worker() -> None:
-    kept: list[bytearray] = []
+    kept: list[mmap.mmap] = []
 
     def leaks(prompt: Prompt, response: str) -> float:
-        kept.append(bytearray(100 * 2**20))
+        """Mapped anew each time: a bytearray may find its place in what this process has freed before the fork."""
+        try:
+            kept.append(mmap.mmap(-1, 100 * 2**20))
+        except OSError:
+            raise MemoryError from None
         return 1.0
 
     with make(leaks, memory_mb=350, timeout_s=5.0) as judge:

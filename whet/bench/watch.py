@@ -18,6 +18,7 @@ from torch import Tensor
 from whet.draft.base import OFF, Arm, Chooser
 from whet.draft.speculation import Columns, Speculation
 from whet.rollout.captures import Captures, Key
+from whet.rollout.prefill import PROMPTS
 
 REPLAYS = 20
 """Of a graph that is timed."""
@@ -134,7 +135,7 @@ class WatchedCaptures(Captures):
         """Of `REPLAYS` replays."""
 
     def replay(self, key: Key) -> Tensor:
-        if key[2]:
+        if key[2] not in ("", PROMPTS):
             self.uses[key] += 1
         out = super().replay(key)
         if key in self.wanted:

@@ -282,9 +282,9 @@ class CuresSource:
 
     def _weigh(self, rows: np.ndarray) -> None:
         """Their weights anew; who is out has none."""
-        rows = np.setdiff1d(rows[self._member[rows]], np.fromiter(self.out, np.int64, len(self.out)))
-        if len(rows):
-            self._tree.put(rows, self._weights(rows))
+        free = sorted({row for row in rows[self._member[rows]].tolist() if row not in self.out})
+        if free:
+            self._tree.put(np.array(free), self._weights(np.array(free)))
 
     def _fill_tree(self, first: int = 0, count: int = 0) -> None:
         """All weights, or those of the rows whose turn it is."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ from whet.model.head import head_of
 from whet.model.kernels.attention import kernel_lacks, paged_attention
 from whet.model.kernels.rope import write_kv
 from whet.model.twin import KVShape
+
+
+class Network(Protocol):
+    """What runs a model over pages. T new tokens: ids, positions and rows, all int32
+    [T]; and of the rows they belong to the table, keys and queries, as `paged_attention` wants them."""
+
+    def forward(
+        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
+    ) -> Tensor:
+        """[T, width] after the last norm; writes K and V. `most`: new tokens of a row at most."""
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:

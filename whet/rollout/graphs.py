@@ -3,8 +3,8 @@
 A decode step is forward, draw and bookkeeping in one graph replay; the host tells the device of rows only when one
 came, went or got a page, and reads two numbers a row when the step is done. Where nothing stands against it the next
 steps are launched before these are read, a few at once, so that the device does not wait for the host: the device ends
-rows by itself, and what it draws for them after that is left out. Prompts are prefilled apart, packed without padding,
-by the same network. On a CPU everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A
+rows by itself, and what it draws for them after that is left out. Prompts are prefilled apart (`prefill.py`), by the
+same network. On a CPU everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A
 step that speculates is two replays, the drafter's (`lanes.py`, `guesser.py`) and the target's, and several numbers a
 row.
 
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from whet.draft.base import OFF, Arm
 from whet.draft.speculation import Speculation
 from whet.model.kernels.accept import State, accept
 from whet.model.kernels.race import race
+from whet.model.network import Network
 from whet.rollout import device_rows as on_device
 from whet.rollout.captures import Captures, Key
 from whet.rollout.device_rows import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows
@@ -35,9 +36,11 @@ from whet.rollout.flight import Chunk
 from whet.rollout.guesser import Guesser
 from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache
+from whet.rollout.prefill import PROMPTS, Prefill
 from whet.rollout.rows import Rows
 from whet.rollout.runner import Drawn, burst, fork_rows, joined, single
 from whet.rollout.sampling import sample
+from whet.rollout.upload import sent
 
 MOST_DRAFTS = 47
 """Tokens a row may be ahead of the target: with the newest, 48 to verify."""
@@ -46,18 +49,6 @@ BURST = 4
 takes for its step. Rows that end meanwhile stay in the batch, doing nothing, for so many steps more."""
 STALE = (-1, -1)
 """No number of edits: what the device has is not what the host has."""
-
-
-class Network(Protocol):
-    """A model over pages (`whet.model.fused`, `whet.model.network`). T new tokens: ids, positions and rows, all int32
-    [T]; and of the rows they belong to the table, keys and queries, as `paged_attention` wants them."""
-
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        """[T, width] after the last norm; writes K and V. `most`: new tokens of a row at most."""
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
 
 
 def buckets(slots: int) -> list[int]:
@@ -104,6 +95,7 @@ class GraphRunner:
         most = self.sizes[-1]
         width = cache.table.shape[1] + 1  # padded drafts lie beyond the last page
         self.device_rows = DeviceRows(most, width, self.device, cache.trash)
+        self.prefill = Prefill(network, guesser, width, self.device)
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
@@ -258,9 +250,9 @@ class GraphRunner:
         return next(size for size in self.sizes if size >= running)
 
     def begin(self, served: Sequence[tuple[int, Arm]] = ()) -> None:
-        """Plain steps of every size, the largest first: what a run is sure to want. And those that speculate with so
-        many rows, which would else be captured one by one while a batch waits."""
-        self.captures.capture([(size, 1, "") for size in reversed(self.sizes)])
+        """Prompts and plain steps of every size, the largest first: what a run is sure to want. And those that
+        speculate with so many rows, which would else be captured one by one while a batch waits."""
+        self.captures.capture([*self.prefill.keys, *((size, 1, "") for size in reversed(self.sizes))])
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
         self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
@@ -277,6 +269,8 @@ class GraphRunner:
         return keys
 
     def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
+        if drafter == PROMPTS:
+            return self.prefill.step(size, tokens)
         if not drafter:
             return self._step(size, tokens)
         drafts = self.drafts[:size, :tokens]
@@ -300,6 +294,7 @@ class GraphRunner:
         state = self.device_rows.state
         before = state.clone()
         state[LENGTH] = -1
+        self.prefill.rest()
         yield
         state.copy_(before)
 
@@ -355,29 +350,23 @@ class GraphRunner:
 
     def _prefill(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of the chunks in one forward, packed; their forks draw from the same logits."""
-        sizes, n = np.array([chunk.size for chunk in chunks]), len(chunks)
-        ends = np.cumsum(sizes)
-        position = self._tensor(np.concatenate([np.arange(chunk.start, chunk.stop) for chunk in chunks]), np.int32)
-        row = self._tensor(np.repeat(np.arange(n), sizes), np.int32)
-        table = self._tensor(self.cache.table[running : running + n], np.int32)
-        hidden = self.network.forward(
-            self._tensor(np.concatenate([chunk.ids() for chunk in chunks]), np.int32),
-            position,
-            row,
-            table,
-            self._tensor(np.array([chunk.stop for chunk in chunks]), np.int32),
-            self._tensor(np.concatenate(([0], ends)), np.int32),
-            int(sizes.max()),
-        )
-        if self.guesser is not None:
-            self.guesser.keep(hidden, table, row, position)
+        n, table = len(chunks), self.cache.table[running : running + len(chunks)]
+        if key := self.prefill.key(chunks):
+            self.captures.capture([key])
+            self.prefill.tell(chunks, table, key[0])
+            hidden = self.captures.replay(key)
+        else:
+            hidden = self.prefill.plain(chunks, table)
         self._uploaded = STALE
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        logits = self.network.logits(hidden[self._tensor(ends - 1, np.int64)])
         if source:
             fork_rows(self.cache, self.rows, running + n, source)
-            logits = logits[self._tensor(np.array([*range(n), *(row - running for row in source)]), np.int64)]
+        (last,) = sent(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
+        logits = self.network.logits(hidden[last])
+        if source:
+            (asked,) = sent(self.device, np.array([*range(n), *(row - running for row in source)]))
+            logits = logits[asked]
         return self._draw(logits, slice(running, self.rows.size))
 
     def _draw(self, logits: Tensor, part: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -386,10 +375,9 @@ class GraphRunner:
         if rows.picky[part].any():
             token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
         else:
-            heat = self._tensor(rows.temperature[part], np.float32)
-            token, log_prob = race(
-                logits, self._tensor(rows.keys[:, part], np.int32), self._tensor(rows.count[part], np.int32), heat
-            )
+            bits = rows.temperature[part].astype(np.float32).view(np.int32)
+            keys, count, heat = sent(self.device, rows.keys[:, part], rows.count[part], bits)
+            token, log_prob = race(logits, keys, count, heat.view(torch.float32))
         return token.cpu().numpy(), log_prob.cpu().numpy()
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:

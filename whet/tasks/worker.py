@@ -21,7 +21,6 @@ import numbers
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
 import struct
@@ -53,9 +52,12 @@ MOST_TERMS = 32
 
 _LIMIT = 32768
 """Bytes of a reply."""
+LUMP = 65536
+"""Bytes read at once."""
+_LENGTH = struct.Struct("!i")
 _RECORD = struct.Struct("<qBdd")
 _PR_SET_PDEATHSIG = 1
-_PARENT_ENDS: weakref.WeakSet[Connection] = weakref.WeakSet()
+_PARENT_ENDS: weakref.WeakSet[Connection | Inbox] = weakref.WeakSet()
 """Pipe ends of all pools of this process: a worker inherits them, and must not speak for its parent to a sibling."""
 
 
@@ -125,7 +127,7 @@ def _unpack_rest(text: str) -> tuple[str, dict[str, float]]:
 
 
 def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 # In the parent.
@@ -139,8 +141,8 @@ class Worker:
         self.conn, theirs = context.Pipe(duplex=True)
         _PARENT_ENDS.add(self.conn)
         _bound_blocking(self.conn)
-        self._news = select.poll()  # what Connection.poll does takes twenty times as long
-        self._news.register(self.conn, select.POLLIN)
+        self._inbox = Inbox(self.conn)
+        _PARENT_ENDS.add(self._inbox)
         self._process = context.Process(target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True)
         try:
             with warnings.catch_warnings():
@@ -150,6 +152,7 @@ class Worker:
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
         except OSError:
+            self._inbox.close()
             self.conn.close()
             raise
         finally:
@@ -212,18 +215,59 @@ class Worker:
 
     def close(self) -> None:
         self.kill()
+        self._inbox.close()
         self.conn.close()
         if self._process.exitcode is not None:
             self._process.close()
 
     def _receive(self) -> Reply | None:
         try:
-            if self.broken or not self._news.poll(0):
+            if self.broken or (data := self._inbox.take()) is None:
                 return None
-            return Reply.unpack(self.conn.recv_bytes(_LIMIT))
+            return Reply.unpack(data)
         except (EOFError, OSError, ValueError, RecursionError, struct.error):
             self.broken = True
             return None
+
+
+class Inbox:
+    """What has come through a pipe, message by message. Read in lumps, since each look at a pipe is a system call, of
+    which `Connection` needs three a message, and never waiting for the rest of one."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._socket = socket.socket(fileno=os.dup(conn.fileno()))
+        self._come = bytearray()
+        self._ended = False
+
+    def take(self) -> bytes | None:
+        """The next message; None while there is none. Raises EOFError after the last, ValueError for one too long."""
+        while (data := self._message()) is None:
+            if self._ended:
+                raise EOFError
+            try:
+                news = self._socket.recv(LUMP, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            self._come += news
+            self._ended = not news
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _message(self) -> bytes | None:
+        """`Connection` writes the length, four bytes, then the message."""
+        if len(self._come) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack_from(self._come)
+        if not 0 <= size <= _LIMIT:
+            raise ValueError("no reply is so long")
+        end = _LENGTH.size + size
+        if len(self._come) < end:
+            return None
+        data = bytes(self._come[_LENGTH.size : end])
+        del self._come[:end]
+        return data
 
 
 def _bound_blocking(conn: Connection) -> None:

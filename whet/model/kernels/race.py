@@ -46,7 +46,8 @@ def reference(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tenso
     """`race` in plain torch, in float64 if the logits are: the oracle, and the path without Triton."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     greedy = (temperature == 0)[:, None]
-    log_probs = torch.log_softmax(logits / temperature.to(logits.dtype)[:, None].masked_fill(greedy, 1.0), -1)
+    heated = logits / temperature.to(logits.dtype)[:, None].masked_fill(greedy, 1.0)
+    log_probs = heated - heated.logsumexp(-1, keepdim=True)  # log_softmax adds up a long row less exactly on a CPU
     u = uniform(noise_bits(keys, position, logits.shape[1])).to(logits.dtype)
     log_delay = (-torch.log1p(-u)).log().masked_fill(greedy, 0.0)
     token = torch.where(greedy, logits, log_probs - log_delay).argmax(-1)
