@@ -345,7 +345,10 @@ def test_graphs_give_the_plain_gradient(tied, form):
     for seed, count in PACKS:
         pack = pack_of(seed, count, "cuda")
         near(on_gpu(model, graphed, pack, form), on_gpu(model, plain(model), pack, ""), 0.05)
-        with torch.no_grad():
+        with torch.no_grad(), packed_attention(model):
+            with compiled_layers(model, form):
+                read = graphed.read(pack)
+            torch.testing.assert_close(read, hidden_states(model, pack), rtol=0.02, atol=0.1)
             for p in model.parameters():
                 p.mul_(1.02)
     assert not graphed.stopped and graphed.bytes > 0
@@ -394,3 +397,29 @@ def test_no_more_than_so_many_sizes_are_captured_and_stopping_frees_them(monkeyp
         graphed.stop("because")
     assert torch.cuda.memory_reserved() < held
     near(on_gpu(model, graphed, pack, ""), on_gpu(model, plain(model), pack, ""), 0.05)
+
+
+# Without a gradient
+
+
+def test_reading_takes_the_graph_of_a_pass_that_has_one():
+    model = small("llama").double()
+    known, unknown = pack_of(0, 7), pack_of(1, 12)
+    graphed = ready(model, known)
+    with packed_attention(model):
+        for pack in (known, unknown, known):
+            got = graphed.read(pack)
+            assert not got.requires_grad
+            torch.testing.assert_close(got, hidden_states(model, pack).detach(), rtol=1e-12, atol=1e-12)
+    assert len(graphed.ready) == 1, "reading makes nothing ready"
+
+
+def test_reading_between_the_passes_of_another_pack_is_refused():
+    model = small("llama").double()
+    pack = pack_of(0, 7)
+    graphed = ready(model, pack)
+    with packed_attention(model):
+        hidden = graphed(pack)
+        graphed.read(pack)
+        with pytest.raises(RuntimeError, match="Another forward pass"):
+            hidden.sum().backward()

@@ -323,7 +323,8 @@ class Learner:
         with packed_attention(model), compiled_layers(model, self.compiled):
             for pack in self._packs(samples):
                 heat = _temperature(pack, [samples[i] for i in pack.members])
-                hidden = hidden_states(model, pack)
+                graphed = self.graphed if model is self.model else None
+                hidden = hidden_states(model, pack) if graphed is None else graphed.read(pack)
                 if scores is not None:
                     sums = score_sums(hidden, head_of(model), pack.targets, pack.counts, heat)
                     scores.update(zip((samples[i].key for i in pack.members), sums, strict=True))

@@ -136,6 +136,17 @@ class Graphed:
         hidden: Tensor = _Pass.apply(self, buffers, pack, *self.trained)
         return hidden
 
+    def read(self, pack: Pack) -> Tensor:
+        """The same without a gradient: by the graph of a forward pass if there is one of this size, else by the pass
+        that could have one, for which the compiler has done its work."""
+        buffers = None if self.stopped else self._known(pack)
+        if buffers is None:
+            with torch.enable_grad():
+                return hidden_states(self.model, pack).detach()
+        self._turn = None  # a backward pass would find another pack
+        with torch.no_grad():
+            return self.forward(buffers)[0].index_select(0, pack.predict)
+
     def stop(self, reason: str) -> None:
         """The plain way from now on; the memory of the graphs is free."""
         self._forget()
@@ -164,11 +175,24 @@ class Graphed:
 
     # ---- making ready
 
+    def _known(self, pack: Pack) -> Buffers | None:
+        """Filled with the pack, if its size is ready."""
+        self._look_around()
+        size = self._size(pack)
+        found = None if size is None else self.ready.get(size)
+        if found is not None:
+            found.fill(pack)
+        return found
+
+    def _size(self, pack: Pack) -> Size | None:
+        if self.device.type == "cuda" and not pack.boundaries.flash:
+            return None
+        return size_of(pack.input_ids.numel(), len(pack.members), pack.boundaries.longest, self.budget)
+
     def _buffers(self, pack: Pack) -> Buffers | None:
         """Filled with the pack; None where it is to take the plain way."""
-        tokens, packed = pack.input_ids.numel(), pack.boundaries
-        size = size_of(tokens, len(pack.members), packed.longest, self.budget)
-        if size is None or (self.device.type == "cuda" and not packed.flash):
+        size = self._size(pack)
+        if size is None:
             return None
         self._look_around()
         self._seen[size] += 1
@@ -176,10 +200,7 @@ class Graphed:
             if self._seen[size] < 2 or len(self.ready) >= MOST:
                 return None
             self._make_ready(size, pack)
-        found = self.ready.get(size)
-        if found is not None:
-            found.fill(pack)
-        return found
+        return self._known(pack)
 
     def _look_around(self) -> None:
         """Graphs know weights by their place: if one has moved, they begin anew."""
