@@ -23,7 +23,9 @@ def chunk(size: int, start: int = 0, first: int = 1) -> Chunk:
 
 
 def runner(device: str = "cpu") -> GraphRunner:
-    model = sharp_model(heads=6, kv_heads=2).to(device)
+    model = sharp_model(heads=6, kv_heads=2)
+    if device == "cuda":
+        model = model.to(device, torch.float32)
     share_storage(model)
     made = make_engine(model, graphs=True, page=4, slots=8).runner
     assert isinstance(made, GraphRunner)

@@ -4,10 +4,10 @@
 the caller then runs the Hugging Face modules themselves. The weights are views of the model's own, so an in-place
 update is seen at once, and what is computed here was compared with the model's own logits before it is used.
 
-Between two attentions lies ONE function, compiled once for all layers: out-projection, residual, norm, gate and up,
-down, residual, and the next layer's norm and q, k, v. So a residual sum and the norm after it are one kernel also
+Between two attentions lie three functions, each compiled once for all layers: out-projection, residual, norm; gate and
+up; down, residual, and the next layer's norm and q, k, v. So a residual sum and the norm after it are one kernel also
 across layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotary
-positions with the cache write, and attention, are kernels called in between (`whet.model.kernels`).
+positions with the cache write, attention, and gate and up of few tokens, are kernels of ours (`whet.model.kernels`).
 It owns no cache, draws no token, and knows neither rows that come and go nor graphs.
 """
 
@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 
 from whet.model.attention import PAGE
 from whet.model.head import Head, head_of
+from whet.model.kernels import gated
 from whet.model.kernels.attention import paged_attention
 from whet.model.kernels.rope import rope_write
 from whet.model.storage import joined, layers_of, unshareable
@@ -93,21 +94,21 @@ def enter(x: Tensor, to: Projection) -> Tensor:
     return F.linear(rms_norm(x, to.norm, to.eps), to.weight, to.bias)
 
 
-def between(mixed: Tensor, x: Tensor, tail: Tail, to: Projection) -> tuple[Tensor, Tensor]:
-    """From a layer's attention [T, heads * d] and residual stream to the next layer's residual stream, and q, k, v."""
-    x = _finish(mixed, x, tail)
+def settle(mixed: Tensor, x: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
+    """The residual stream after a layer's attention [T, heads * d], and what gate and up read."""
+    x = _add(x, F.linear(mixed, tail.out, tail.out_bias))
+    return x, rms_norm(x, tail.gate_up.norm, tail.gate_up.eps)
+
+
+def between(inner: Tensor, x: Tensor, tail: Tail, to: Projection) -> tuple[Tensor, Tensor]:
+    """From silu(gate) * up to the next layer's residual stream, and q, k, v."""
+    x = _add(x, F.linear(inner, tail.down, tail.down_bias))
     return x, enter(x, to)
 
 
-def leave(mixed: Tensor, x: Tensor, tail: Tail, norm: Tensor, eps: Tensor) -> Tensor:
-    """From the last layer's attention to what the head reads."""
-    return rms_norm(_finish(mixed, x, tail), norm, eps)
-
-
-def _finish(mixed: Tensor, x: Tensor, tail: Tail) -> Tensor:
-    x = _add(x, F.linear(mixed, tail.out, tail.out_bias))
-    gate, up = enter(x, tail.gate_up).chunk(2, -1)
-    return _add(x, F.linear(F.silu(gate) * up, tail.down, tail.down_bias))
+def leave(inner: Tensor, x: Tensor, tail: Tail, norm: Tensor, eps: Tensor) -> Tensor:
+    """From the last layer's silu(gate) * up to what the head reads."""
+    return rms_norm(_add(x, F.linear(inner, tail.down, tail.down_bias)), norm, eps)
 
 
 def _add(x: Tensor, y: Tensor) -> Tensor:
@@ -134,6 +135,8 @@ class FusedStack:
     _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
     """cos and sin of every position."""
     _enter: Callable[..., Tensor] = field(default=enter, repr=False)
+    _settle: Callable[..., tuple[Tensor, Tensor]] = field(default=settle, repr=False)
+    _gate: Callable[..., Tensor] = field(default=gated.reference, repr=False)
     _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
     _leave: Callable[..., Tensor] = field(default=leave, repr=False)
 
@@ -143,15 +146,15 @@ class FusedStack:
         self.keys, self.values = keys, values
 
     def compile(self, **options: Any) -> None:
-        """Three small graphs, however many layers; a single token takes a second set, so pad it to two.
+        """Five small graphs, however many layers; a single token takes a second set, so pad it to two.
 
         What cannot be one graph is an error, not a slow run. `options` are those of torch.compile.
         """
         options = {"dynamic": True, "fullgraph": True, **options}
         # The compiler advises fp32 models to use TensorFloat32: they are fp32 because someone wants it exact.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
-        self._enter = _compiled(enter, options)
-        self._between = _compiled(between, options)
+        self._enter, self._settle = _compiled(enter, options), _compiled(settle, options)
+        self._gate, self._between = _compiled(gated.reference, options), _compiled(between, options)
         self._leave = _compiled(leave, options)
 
     def forward(
@@ -175,7 +178,7 @@ class FusedStack:
         x = F.embedding(ids, self.embedding)
         cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
         qkv = self._enter(x, self.layers[0].qkv)
-        last = len(self.layers) - 1
+        gate, last = gated.gated if gated.takes(x) else self._gate, len(self.layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
             a = layer.attention
             query = rope_write(
@@ -207,10 +210,11 @@ class FusedStack:
                 splits=splits,
                 tree=tree,
             )
-            mixed = mixed.flatten(1)
+            x, normed = self._settle(mixed.flatten(1), x, layer.tail)
+            inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
             if i < last:
-                x, qkv = self._between(mixed, x, layer.tail, self.layers[i + 1].qkv)
-        return self._leave(mixed, x, self.layers[last].tail, self.norm, self.eps)
+                x, qkv = self._between(inner, x, layer.tail, self.layers[i + 1].qkv)
+        return self._leave(inner, x, self.layers[last].tail, self.norm, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logit scale and soft-cap included."""
