@@ -1,4 +1,4 @@
-"""silu(gate) * up of few tokens on a GPU: the kernel against the same as compiled by inductor around a library's product.
+"""silu(gate) * up of few tokens on a GPU: the kernel against the same by inductor around a library's product.
 
     python benchmarks/gated_kernel.py --out benchmarks/results
 
