@@ -129,3 +129,8 @@ def test_bytes_are_what_the_graphs_memory_pool_grew_by() -> None:
     assert captures.bytes.keys() == captures.graphs.keys()
     assert all(size >= 0 for size in captures.bytes.values())
     assert 0 < sum(captures.bytes.values()) == captures.stats()["rollout/graph_bytes"] < 2**28
+
+
+def test_a_model_that_is_not_fused_is_named() -> None:
+    with pytest.warns(UserWarning, match="Gemma2ForCausalLM decodes by its own modules, .* is not one of"):
+        make_engine(on_cuda(gemma(), torch.float32), graphs=True, page=16)

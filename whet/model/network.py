@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from whet.model.fused import FusedStack, fused_stack
+from whet.model.fused import FusedStack, fused_stack, unfused
 from whet.model.head import head_of
 from whet.model.kernels.attention import kernel_lacks, paged_attention
 from whet.model.kernels.rope import write_kv
@@ -34,9 +35,13 @@ class Network(Protocol):
 
 
 def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
-    """The fastest form that computes what the twin does, over these pages; compiled where it runs on a GPU."""
+    """The fastest form that computes what the twin does, over these pages; compiled where it runs on a GPU. There a
+    warning says if that is the slow one."""
     stack = fused_stack(twin)
     if stack is None:
+        if twin.device.type == "cuda":
+            slow = f"{type(twin).__name__} decodes by its own modules, several times as slowly as it might"
+            warnings.warn(f"{slow}: {unfused(twin)}.", stacklevel=2)
         return PlainNetwork(twin, keys, values)
     stack.attach(keys, values)
     if twin.device.type == "cuda":
