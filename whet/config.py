@@ -156,7 +156,6 @@ class Rollout(Section):
     context: int = Field(0, ge=0)
     """Tokens of prompt and response together; 0 is the longest prompt and the largest response limit."""
     max_tokens: int = Field(1024, ge=1)
-    """Response limit in training."""
     temperature: float = Field(1.0, gt=0)
     stop_strings: tuple[str, ...] = ()
     on_update: Literal["cut", "recompute", "keep"] = "cut"
@@ -194,11 +193,12 @@ class Cures(Section):
     probe: int = Field(0, ge=0)
     """Rollouts that probe every prompt of a subset before it is trained on; 0 learns from training rollouts alone."""
     subsets: int = Field(1, ge=1)
-    """Parts the data is divided into; what is known is forgotten from one to the next."""
+    """Parts the data is divided into, each for `subset_steps` updates; what is known is forgotten in between."""
     subset_steps: int = Field(10, ge=1)
-    """Updates a subset lasts, where there are several."""
     memory: float = Field(1.0, gt=0, le=1)
     """What an update leaves of the evidence before it, for a policy that drifts; 1 forgets nothing."""
+    prior: Literal["even", "pool"] = "even"
+    """What a prompt never met is taken for: half solved, or as those met so far are on average."""
     sigma: Literal["rate", "gradient"] = "rate"
     """Rollouts are divided by the spread of a prompt's verdicts, or of its gradients (eq. 21; one more head pass)."""
 

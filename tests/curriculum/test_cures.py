@@ -114,6 +114,7 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> N
 def test_work_does_not_grow_with_the_number_of_prompts() -> None:
     check_cost(make, 1_000, 100_000, epochs=False)
     check_cost(lambda ids, seed: make(ids, seed, {"memory": 0.9}), 1_000, 100_000, epochs=False)
+    check_cost(lambda ids, seed: make(ids, seed, {"prior": "pool"}), 1_000, 100_000, epochs=False)
 
 
 def test_it_composes_with_screening_and_a_moving_set() -> None:

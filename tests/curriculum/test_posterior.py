@@ -129,3 +129,26 @@ def test_a_later_stage_inherits_half_the_evidence_on_the_prompts_it_has() -> Non
     whole = Posterior(ids)
     whole.inherit(old)
     assert whole.mean_of(["a", "b"]) == pytest.approx([0.25, 0.625])
+
+
+def test_a_pooled_prior_by_hand() -> None:
+    """Rates 3/4 and 0 of two prompts: m = (1 + 0.75) / 4; it moves when it is told to."""
+    posterior = Posterior(["a", "b", "c"], pooled=True)
+    assert posterior.mean_of("abc").tolist() == [0.5] * 3
+    posterior.add(posterior.rows("ab"), right=[3, 0], wrong=[1, 8])
+    assert posterior.prior == 0.5
+    posterior.settle()
+    assert posterior.prior == 0.4375
+    np.testing.assert_allclose(posterior.mean_of("abc"), [(0.875 + 3) / 6, 0.875 / 10, 0.4375])
+    again = Posterior(["a", "b", "c"], pooled=True)
+    again.load_state_dict(json.loads(json.dumps(posterior.state_dict())))
+    assert again.prior == 0.4375 and again.mean_of("abc").tolist() == posterior.mean_of("abc").tolist()
+    again.clear()
+    assert again.prior == 0.5
+
+
+def test_the_paper_s_prior_stays_where_it_is() -> None:
+    posterior = Posterior(["a", "b"])
+    posterior.add(posterior.rows("a"), right=[0], wrong=[8])
+    posterior.settle()
+    assert posterior.prior == 0.5 and "prior" not in posterior.state_dict()

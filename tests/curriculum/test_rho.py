@@ -187,6 +187,8 @@ PARTS: dict[str, dict[str, Any]] = {
     "fading": {"memory": 0.8, "rest": 1},
     "subsets": {"subsets": 3, "subset_steps": 2},
     "sharp": {"tau": 1e-4},
+    "pooled": {"prior": "pool"},
+    "pooled, fading": {"prior": "pool", "memory": 0.8, "rest": 1},
 }
 
 
@@ -252,6 +254,21 @@ def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPat
         assert again.posterior.mean_of(["p3"]) == pytest.approx([(1 + 4 / 2**step) / (2 + 4 / 2**step)])
     tell(source, {"p0": "wwww"})  # a verdict is seen at once
     assert source.posterior.mean_of(["p0"])[0] < 0.2 and source._tree.weights[0] < source._tree.weights[1]
+
+
+def test_where_few_are_solved_one_that_was_comes_before_those_never_met() -> None:
+    """40 prompts, 20 met: one right of 4, the others none. m = (1 + 0.25) / 22 = 0.057, so sigma is 0.23 for those
+    never met, 0.39 for the one (1.114 / 6 = 0.186) and 0.14 for the hopeless (0.114 / 6 = 0.019); the paper's prior
+    gives 0.5, 0.47 and 0.37."""
+    ids = [f"p{i}" for i in range(40)]
+    verdicts = {f"p{i}": "rwww" if i == 7 else "wwww" for i in range(20)}
+    draws = {}
+    for prior in ("even", "pool"):
+        source = CuresSource(ids, 0, tau=0.005, prior=prior)
+        tell(source, verdicts)
+        draws[prior] = source.pick(10, at(step=1))
+    assert "p7" not in draws["even"] and draws["pool"][0] == "p7"
+    assert all(int(i[1:]) >= 20 for i in [*draws["even"], *draws["pool"][1:]]), "the hopeless come last in both"
 
 
 @pytest.mark.parametrize("memory", [0.8, 1.0])

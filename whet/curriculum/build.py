@@ -151,7 +151,7 @@ def _kimi_source(settings: config.Curriculum, facts: Facts, seed: int) -> KimiSo
 
 
 def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    own = settings.cures.model_dump(include={"tau", "memory", "subsets", "subset_steps"})
+    own = settings.cures.model_dump(include={"tau", "memory", "prior", "subsets", "subset_steps"})
     return CuresSource(facts.ids, seed, rest=settings.max_age, entries=facts.entries, pool=pool, **own)
 
 

@@ -1,4 +1,4 @@
-"""What is known of every prompt's pass rate: a Beta(1, 1) prior and the verdicts counted so far.
+"""What is known of every prompt's pass rate: a Beta prior and the verdicts counted so far.
 
 CurES (arXiv 2510.01037, eq. 22-24) estimates difficulty by the posterior mean; `cures.py` draws and divides by it.
 Counting only: nothing here draws, and only visited prompts take room in a checkpoint.
@@ -26,15 +26,19 @@ class Posterior:
     arXiv 2507.04632) is for a policy that drifts: with every update alpha <- memory alpha + (1 - memory) 1, and beta
     likewise, that is, the evidence beyond the prior shrinks by `memory`. It is applied when a prompt is looked at.
 
+    The prior is the paper's, Beta(1, 1): a prompt never met is taken for half solved, the best there is. Or, with
+    `pooled` (empirical Bayes, OURS), Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts met so far: where few
+    can be solved, one never met is worth less than one that was solved once, and is not asked first.
+
     >>> posterior = Posterior(["a", "b"])
     >>> posterior.add(posterior.rows(["a"]), right=[3], wrong=[1])
     >>> posterior.mean(posterior.rows(["a", "b"])).round(6).tolist()
     [0.666667, 0.5]
     """
 
-    def __init__(self, ids: Sequence[str], memory: float = 1.0):
+    def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False):
         self.ids = Ids.of(ids)
-        self.memory = memory
+        self.memory, self.pooled = memory, pooled
         self.now = 0
         """The update it is asked at."""
         self.clear()
@@ -44,6 +48,14 @@ class Posterior:
         self._right = np.zeros(len(self.ids))
         self._wrong = np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
+        self.prior = 0.5
+        """Its mean, m."""
+
+    def settle(self) -> None:
+        """m = (1 + sum of the rates) / (2 + prompts met), where it is `pooled`. Fading leaves a rate what it was."""
+        if self.pooled:
+            right, wrong = self._right[self.visited], self._wrong[self.visited]
+            self.prior = float((1.0 + (right / (right + wrong)).sum()) / (2.0 + len(right)))
 
     def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
         """Of ids that are among `ids`."""
@@ -79,16 +91,17 @@ class Posterior:
         self._seen[rows] = self.now
 
     def mean(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray:
-        """alpha / (alpha + beta) = (1 + right) / (2 + right + wrong), as of `now`, or of the update `at` of each."""
+        """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), as of `now`, or of the update `at` of each."""
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
-        return (1.0 + right) / (2.0 + right + wrong)
+        return (2.0 * self.prior + right) / (2.0 + right + wrong)
 
     def inherit(self, older: Posterior) -> None:
         """Takes over what was counted of the prompts that are here, too, at `INHERITED` of its weight."""
         rows, theirs = self.ids.shared(older.ids)
         self.now, self._seen[rows] = older.now, older._seen[theirs]
         self._right[rows], self._wrong[rows] = INHERITED * older._right[theirs], INHERITED * older._wrong[theirs]
+        self.settle()
 
     def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
         return self.mean(self.rows(prompt_ids))
@@ -104,7 +117,8 @@ class Posterior:
         rows = self.visited
         arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
         packed = {name: _pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
-        return {"prompts": self.ids.fingerprint, "now": self.now, **packed}
+        pooled = {"prior": self.prior} if self.pooled else {}
+        return {"prompts": self.ids.fingerprint, "now": self.now, **pooled, **packed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ids.check(state["prompts"])
@@ -114,6 +128,7 @@ class Posterior:
         self._right[rows] = _unpack(state["right"], np.float64)
         self._wrong[rows] = _unpack(state["wrong"], np.float64)
         self._seen[rows] = _unpack(state["seen"], np.int32)
+        self.prior = state.get("prior", 0.5)
 
 
 def _pack(array: np.ndarray) -> str:

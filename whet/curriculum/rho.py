@@ -67,7 +67,8 @@ class CuresSource:
     subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the next,
     and what was counted is forgotten. rest: how many further steps a prompt that was drawn is not drawn again, for
     gates that ask ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
-    rho*. pool: draw among its prompts alone, whatever they are at the time; what was counted stays.
+    rho*. pool: draw among its prompts alone, whatever they are at the time; what was counted stays. prior: what a
+    prompt never met is taken for, "even" or as the "pool" of those met is (`posterior.py`).
 
     >>> source = CuresSource(["a", "b", "c"], seed=0, tau=0.1)
     >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
@@ -82,6 +83,7 @@ class CuresSource:
         *,
         tau: float = 0.1,
         memory: float = 1.0,
+        prior: str = "even",
         subsets: int = 1,
         subset_steps: int = 10,
         rest: int = 0,
@@ -101,7 +103,7 @@ class CuresSource:
         self.subset_steps = subset_steps
         self.rest = rest
         self.pool = pool
-        self.posterior = Posterior(self.ids, memory)
+        self.posterior = Posterior(self.ids, memory, prior == "pool")
         self._entry = _weight_of_each(entries, len(ids))
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step of it
@@ -225,6 +227,7 @@ class CuresSource:
         back = []
         if moved:
             self.posterior.now = clock.step
+            self.posterior.settle()
             self.fit *= MEMORY
             back = [row for row, (step, _) in self.out.items() if step < clock.step - self.rest]
             for row in back:
@@ -234,7 +237,9 @@ class CuresSource:
             self._fill_tree()
         elif moved:
             self._weigh(np.array(back, np.int64))
-            if self.posterior.memory < 1.0:  # all evidence has faded
+            if self.posterior.pooled:  # the prior has moved, and with it every weight
+                self._fill_tree()
+            elif self.posterior.memory < 1.0:  # all evidence has faded
                 for step in range(max(before, clock.step - self._turns) + 1, clock.step + 1):
                     self._fill_tree(step % self._turns * TURN, TURN)
         return begins
@@ -290,7 +295,7 @@ class CuresSource:
         """All weights, or those of the rows whose turn it is."""
         part = slice(first, min(first + count, len(self.ids)) if count else None)
         weights = self._tree.weights
-        np.multiply(self._scaled(np.array([0.5]), part), self._member[part], out=weights[part])
+        np.multiply(self._scaled(np.array([self.posterior.prior]), part), self._member[part], out=weights[part])
         rows = np.arange(len(self.ids))[part] if count or self.pool is None else self.members
         visited = self.posterior.visited_of(rows)
         visited = visited[self._member[visited]]

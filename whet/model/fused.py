@@ -178,8 +178,8 @@ class FusedStack:
         """
         x = F.embedding(ids, self.embedding)
         cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
-        qkv = self._enter(x, self.layers[0].qkv)
-        gate, last = self._gate_few if gated.takes(x) else self._gate, len(self.layers) - 1
+        qkv, last = self._enter(x, self.layers[0].qkv), len(self.layers) - 1
+        gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
             a = layer.attention
             query = rope_write(

@@ -84,9 +84,13 @@ def test_by_hand() -> None:
     torch.testing.assert_close(reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1))
 
 
-def test_who_takes_the_kernel() -> None:
-    assert not takes(torch.zeros(3, 4)) and not takes(torch.zeros(FEW + 1, 4, dtype=torch.float16))
-    assert takes(torch.zeros(FEW, 4, dtype=torch.float16)) == interpreted
+def test_who_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.zeros(8, 4)
+    assert not takes(torch.zeros(3, 4), weight) and not takes(torch.zeros(FEW + 1, 4, dtype=torch.float16), weight)
+    assert takes(torch.zeros(FEW, 4, dtype=torch.float16), weight) == interpreted
+    monkeypatch.setattr("whet.model.kernels.gated.LARGE", weight.nbytes - 1)
+    assert not takes(torch.zeros(FEW // 2 + 1, 4, dtype=torch.float16), weight)
+    assert takes(torch.zeros(FEW // 2, 4, dtype=torch.float16), weight) == interpreted
 
 
 def test_tiles_fit_the_memory_of_a_multiprocessor() -> None:
