@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from whet import files
 from whet.bench.figure import Line, figure
 from whet.bench.matrix import Plan
 from whet.bench.outcome import read_outcome
+from whet.bench.pooled import pooled_costs, pooled_share
 from whet.bench.results import (
     Arms,
     Log,
@@ -45,6 +47,8 @@ RULE = (
     "seed would change. Informative: groups with right and wrong answers, of those asked. Entropy and length: in the "
     "first update, and over the last three."
 )
+
+POOLED = "By all evaluations of an arm together (a rising fit through them; in brackets the middle 80% of a bootstrap):"
 
 
 def write_report(plan: Plan, out: Path, docs: Path, readme: Path) -> list[Path]:
@@ -138,6 +142,17 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
     return table(["arm", *heads], rows)
 
 
+def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
+    """Empty where the baseline reaches none of the levels, or no cell tells the cost."""
+    known = [level for level in levels if math.isfinite(pooled_costs(arms[baseline], level, cost)[0])]
+    if not known:
+        return ""
+    rows = [
+        [arm, *(pooled_share(cells, arms[baseline], level, cost) for level in known)] for arm, cells in arms.items()
+    ]
+    return table([f"{cost}, of {baseline}'s, to", *map(formats.level, known)], rows)
+
+
 def circumstances_lines(arms: Arms) -> list[str]:
     """Start, machine, versions and commits of all cells."""
     cells = [cell for some in arms.values() for cell in some]
@@ -187,6 +202,8 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
         ]
     elif baseline in arms:
         parts.append(f"{baseline} reaches no level above its start, so no share of its cost can be given.")
+    pooled = [pooled_table(arms, baseline, levels, cost) for cost in ("tokens", "seconds") if baseline in arms]
+    parts += [POOLED, *pooled] if any(pooled) else []
     if levels:
         parts += [cost_table(arms, cost, levels) for cost in COSTS if any(usable(some, cost) for some in arms.values())]
     parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))

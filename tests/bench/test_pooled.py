@@ -1,0 +1,58 @@
+"""All evaluations of an arm in one rising curve: its crossings, and how sure they are."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_results import cell
+
+from whet.bench.pooled import DRAWS, crossing, pooled_costs, pooled_share, rising
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_a_rising_fit(values: list[float]) -> None:
+    """It rises, keeps the sum, and no rising sequence is nearer: not the values sorted, nor one level."""
+    fit = rising(values)
+    assert (np.diff(fit) >= 0).all() and fit.sum() == pytest.approx(sum(values))
+
+    def off(other: np.ndarray) -> float:
+        return float(((other - values) ** 2).sum())
+
+    assert off(fit) <= off(np.sort(values)) + 1e-12 and off(fit) <= off(np.full(len(values), np.mean(values))) + 1e-12
+
+
+def test_crossings_by_hand() -> None:
+    costs, fit = np.array([0.0, 10.0, 20.0]), np.array([0.1, 0.2, 0.2])
+    assert [crossing(costs, fit, level) for level in (0.1, 0.15, 0.2, 0.21)] == [10.0, 10.0, 10.0, math.inf]
+
+
+def straight(arm: str, seeds: int, step: float, **more: bool) -> list[dict[str, object]]:
+    """From 0.1 up by `step` every 10 thousand tokens, five times."""
+    points = [(10.0 * i, 10.0 * i, 0.1 + step * i) for i in range(6)]
+    return [cell(arm, seed, points, **more) for seed in range(seeds)]
+
+
+def test_twice_as_steep_costs_half() -> None:
+    slow, fast = straight("slow", 3, 0.05), straight("fast", 3, 0.1)
+    assert pooled_costs(slow, 0.3, "tokens")[0] == 40_000 and pooled_costs(fast, 0.3, "tokens")[0] == 20_000
+    assert pooled_share(fast, slow, 0.3, "tokens").startswith("0.50 (")
+    assert pooled_share(slow, slow, 0.3, "tokens").startswith("1.00 (")
+    draws = pooled_costs(slow, 0.3, "tokens")[1:]
+    assert len(draws) == DRAWS and 30_000 <= np.median(draws) <= 50_000
+    assert pooled_costs(slow, 0.3, "tokens").tolist() == pooled_costs(slow, 0.3, "tokens").tolist(), "seeded"
+
+
+def test_a_lucky_evaluation_is_no_crossing() -> None:
+    """Seed 0 has 0.3 once, between others of 0.1: no level."""
+    lucky = cell("a", 0, [(0, 0, 0.1), (10, 10, 0.1), (20, 20, 0.3), (30, 30, 0.1), (40, 40, 0.1)])
+    steady = cell("a", 1, [(0, 0, 0.1), (10, 10, 0.1), (20, 20, 0.1), (30, 30, 0.1), (40, 40, 0.1)])
+    assert pooled_costs([lucky, steady], 0.2, "tokens")[0] == math.inf
+
+
+def test_what_is_not_reached_or_not_told() -> None:
+    flat, slow = straight("flat", 1, 0.0), straight("slow", 1, 0.05)
+    assert pooled_share(flat, slow, 0.3, "tokens").startswith("never")
+    assert pooled_share(slow, flat, 0.3, "tokens") == "–"
+    assert pooled_share(straight("shared", 2, 0.05, solo=False), slow, 0.3, "seconds") == "–"
