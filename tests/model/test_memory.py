@@ -1,5 +1,6 @@
 """The memory plan: numbers worked out by hand, and held against the tensors that a real engine and optimiser hold."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -198,11 +199,15 @@ def test_ways_to_fit() -> None:
 
 def test_graphs_are_resident_and_decode_by_the_prompts() -> None:
     got = plan(SHAPE, recipe("rollout.graphs=true", "rollout.context=256"), flash=False)
-    assert got.graphs == 18 * 3 * 100
+    assert got.graphs == 3 * 256 * 4 * (4 * 8 + 2 * 8 + 3 * 16), "prompts of all slots, which are more than the logits"
+    many = plan(
+        dataclasses.replace(SHAPE, vocab=10_000), recipe("rollout.graphs=true", "rollout.context=256"), flash=False
+    )
+    assert many.graphs == 18 * 3 * 10_000
     assert got.cache == (3 * 256 + memory.PAGE) * 16 * 4, "whole pages, and the one that padding goes to"
     assert got.decoding == memory.PREFILL * 4 * (4 * 8 + 2 * 8 + 3 * 16)
     plain = plan(SHAPE, recipe(f"rollout.page={memory.PAGE}", "rollout.context=256"), flash=False)
-    assert got.resident - plain.resident == 5400
+    assert got.resident - plain.resident == got.graphs
 
 
 PAGED = ("rollout.page=8", "learn.pack_tokens=64")

@@ -22,6 +22,8 @@ PAGE = 64
 PREFILL = 16_384
 """Known tokens that one step feeds at most, half of it where they are padded: bounds its memory, and its time, for
 which running rows wait. A flight with more is fed over several steps."""
+GRAPHED = 2048
+"""Of them, so many at most go by a captured graph: more keep the device busy for as long as the host needs."""
 
 
 class AttentionContext(Protocol):

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from whet import config
-from whet.model.attention import NAME, PAGE, PREFILL
+from whet.model.attention import GRAPHED, NAME, PAGE, PREFILL
 from whet.model.head import CHUNK
 from whet.model.twin import KVShape, kv_shapes
 
@@ -163,7 +163,7 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
         moments=2 * trained * wide,
         reference=trained * size if settings.learn.kl_coef else 0,
         cache=cache_bytes(cached_numbers(shape, settings), settings.rollout, size),
-        graphs=graph_bytes(shape.vocab, settings.rollout),
+        graphs=graph_bytes(shape, settings.rollout, size),
         replays=activations + 2 * trained * size if flash and half and _replayed(shape, settings.learn) else 0,
         drafter=drafter_bytes(shape, size) if "eagle" in settings.draft.drafters else 0,
         gradients=trained * (wide + size if half else wide),
@@ -274,9 +274,11 @@ def drafter_bytes(shape: Shape, size: int) -> int:
     return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
 
 
-def graph_bytes(vocab: int, rollout: config.Rollout) -> int:
-    """An estimate: 18 bytes a logit of the largest batch (measured: 226 MiB for 256 x 49,152, 686 for 151,936)."""
-    return 18 * rollout.slots * vocab if rollout.graphs else 0
+def graph_bytes(shape: Shape, rollout: config.Rollout, size: int) -> int:
+    """An estimate, of one pool for all: 18 bytes a logit of the largest batch (measured: 226 MiB for 256 x 49,152, 686
+    for 151,936), or a layer's tensors for the most prompt tokens that go by a graph, if those are more."""
+    prompts = decoding_bytes(shape, rollout, size, min(GRAPHED, rollout.slots * rollout.context))
+    return max(18 * rollout.slots * shape.vocab, prompts) if rollout.graphs else 0
 
 
 def pack_tokens(settings: config.Config) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whet.model.attention import GRAPHED
 from whet.model.network import Network
 from whet.rollout.captures import Key
 from whet.rollout.flight import Chunk
@@ -22,8 +23,8 @@ from whet.rollout.upload import sent
 
 PROMPTS = "prompts"
 """Stands in a graph's key where a drafter's name would."""
-SIZES = (128, 256, 512, 1024, 2048)
-"""Tokens of a graph. More keep the device busy for as long as the host needs to launch them."""
+SIZES = (128, 256, 512, 1024, GRAPHED)
+"""Tokens of a graph."""
 ROWS = 64
 """Prompts of a graph at most."""
 LONGEST = 512
