@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ def build_actor(
     tokenizer = load_tokenizer(chosen, problems.alphabet)
     model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
     codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None), settings.text)
-    codec.prepare(problems.train)
+    codec.prepare(chain(problems.train, problems.eval_by_id.values()))
     judge = build_judge(settings, problems, codec)  # forks its workers: before the engine fills the card
     drafter = build_drafter(settings, model)
     engine = build_engine(settings, model, prompt_encoder(problems, codec), codec, room, drafter)
