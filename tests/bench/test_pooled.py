@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_results import cell
 
-from whet.bench.pooled import DRAWS, crossing, pooled_costs, pooled_share, rising
+from whet.bench.pooled import DRAWS, crossing, pooled_costs, pooled_shares, rising
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
@@ -37,8 +37,8 @@ def straight(arm: str, seeds: int, step: float, **more: bool) -> list[dict[str, 
 def test_twice_as_steep_costs_half() -> None:
     slow, fast = straight("slow", 3, 0.05), straight("fast", 3, 0.1)
     assert pooled_costs(slow, 0.3, "tokens")[0] == 40_000 and pooled_costs(fast, 0.3, "tokens")[0] == 20_000
-    assert pooled_share(fast, slow, 0.3, "tokens").startswith("0.50 (")
-    assert pooled_share(slow, slow, 0.3, "tokens").startswith("1.00 (")
+    shares = pooled_shares({"slow": slow, "fast": fast}, "slow", 0.3, "tokens")
+    assert [share[:6] for share in shares] == ["1.00 (", "0.50 ("]
     draws = pooled_costs(slow, 0.3, "tokens")[1:]
     assert len(draws) == DRAWS and 30_000 <= np.median(draws) <= 50_000
     assert pooled_costs(slow, 0.3, "tokens").tolist() == pooled_costs(slow, 0.3, "tokens").tolist(), "seeded"
@@ -53,6 +53,7 @@ def test_a_lucky_evaluation_is_no_crossing() -> None:
 
 def test_what_is_not_reached_or_not_told() -> None:
     flat, slow = straight("flat", 1, 0.0), straight("slow", 1, 0.05)
-    assert pooled_share(flat, slow, 0.3, "tokens").startswith("never")
-    assert pooled_share(slow, flat, 0.3, "tokens") == "–"
-    assert pooled_share(straight("shared", 2, 0.05, solo=False), slow, 0.3, "seconds") == "–"
+    arms = {"slow": slow, "flat": flat, "shared": straight("shared", 2, 0.05, solo=False)}
+    assert pooled_shares(arms, "slow", 0.3, "tokens")[1].startswith("never")
+    assert pooled_shares(arms, "flat", 0.3, "tokens") == []
+    assert pooled_shares(arms, "slow", 0.3, "seconds")[2] == "–" and pooled_shares(arms, "shared", 0.3, "seconds") == []

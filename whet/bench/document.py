@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,7 @@ from whet import files
 from whet.bench.figure import Line, figure
 from whet.bench.matrix import Plan
 from whet.bench.outcome import read_outcome
-from whet.bench.pooled import pooled_costs, pooled_share
+from whet.bench.pooled import pooled_shares
 from whet.bench.results import (
     Arms,
     Log,
@@ -144,13 +143,12 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
 
 def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
     """Empty where the baseline reaches none of the levels, or no cell tells the cost."""
-    known = [level for level in levels if math.isfinite(pooled_costs(arms[baseline], level, cost)[0])]
-    if not known:
+    found = {level: shares for level in levels if (shares := pooled_shares(arms, baseline, level, cost))}
+    if not found:
         return ""
-    rows = [
-        [arm, *(pooled_share(cells, arms[baseline], level, cost) for level in known)] for arm, cells in arms.items()
-    ]
-    return table([f"{cost}, of {baseline}'s, to", *map(formats.level, known)], rows)
+    return table(
+        [f"{cost}, of {baseline}'s, to", *map(formats.level, found)], [*zip(arms, *found.values(), strict=True)]
+    )
 
 
 def circumstances_lines(arms: Arms) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whet.bench.results import Log, curve, usable
+from whet.bench.results import Arms, Log, curve, usable
 from whet.report import formats
 
 DRAWS = 400
@@ -48,33 +48,39 @@ def pooled_costs(cells: Sequence[Log], level: float, cost: str, seed: int = 0) -
     if not curves:
         return np.full(1 + DRAWS, math.nan)
     rolls = [cell["evaluation"]["prompts"] * cell["evaluation"]["n"] for cell in cells]
-    costs, fit, owner = _fit(curves, range(len(curves)))
+    costs, fit, owner = _fit(curves)
     found, rng = [crossing(costs, fit, level)], np.random.default_rng(seed)
     mine = [fit[owner == number] for number in range(len(curves))]
     for _ in range(DRAWS):
         drawn = rng.integers(len(curves), size=len(curves))
         again = [np.column_stack((curves[i][:, 0], rng.binomial(rolls[i], mine[i]) / rolls[i])) for i in drawn]
-        found.append(crossing(*_fit(again, range(len(again)))[:2], level))
+        found.append(crossing(*_fit(again)[:2], level))
     return np.array(found)
 
 
-def _fit(curves: Sequence[np.ndarray], numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(costs in order, the fit, whose each is)."""
-    owner = np.repeat(numbers, [len(points) for points in curves])
+def _fit(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(costs in order, the fit, the number of the curve that each is of)."""
+    owner = np.repeat(range(len(curves)), [len(points) for points in curves])
     points = np.concatenate(curves)
     order = np.argsort(points[:, 0], kind="stable")
     return points[order, 0], rising(points[order, 1]), owner[order]
 
 
-def pooled_share(cells: Sequence[Log], baseline: Sequence[Log], level: float, cost: str) -> str:
-    """What part of the baseline's cost, and the middle 80% of the draws. Where the baseline does not get there in a
-    draw, what it spent in all stands for what it would have taken: the share is no larger than told."""
-    mine, theirs = pooled_costs(cells, level, cost), pooled_costs(baseline, level, cost, seed=1)
-    if math.isnan(mine[0]) or not math.isfinite(theirs[0]):
-        return formats.MISSING
-    spent = max(curve(cell, cost)[-1][0] for cell in usable(baseline, cost))
-    low, high = np.quantile(mine[1:] / np.minimum(theirs[1:], spent), [0.1, 0.9], method="nearest")
-    return f"{_share(mine[0] / theirs[0])} ({_share(low)}–{_share(high)})"
+def pooled_shares(arms: Arms, baseline: str, level: float, cost: str) -> list[str]:
+    """Of each arm: what part of the baseline's cost, and the middle 80% of the draws. None where the baseline does not
+    get there. Where it does not in a draw, what it spent in all stands for what it would have taken: the share is no
+    larger than told."""
+    theirs = pooled_costs(arms[baseline], level, cost, seed=1)
+    if not math.isfinite(theirs[0]):
+        return []
+    spent = max(curve(cell, cost)[-1][0] for cell in usable(arms[baseline], cost))
+    shares = []
+    for cells in arms.values():
+        mine = pooled_costs(cells, level, cost)
+        low, high = np.quantile(mine[1:] / np.minimum(theirs[1:], spent), [0.1, 0.9], method="nearest")
+        known = not math.isnan(mine[0])
+        shares.append(f"{_share(mine[0] / theirs[0])} ({_share(low)}–{_share(high)})" if known else formats.MISSING)
+    return shares
 
 
 def _share(value: float) -> str:

@@ -360,11 +360,10 @@ class GraphRunner:
         self._uploaded = STALE
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        if source:
-            fork_rows(self.cache, self.rows, running + n, source)
         (last,) = sent(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
         logits = self.network.logits(hidden[last])
         if source:
+            fork_rows(self.cache, self.rows, running + n, source)
             (asked,) = sent(self.device, np.array([*range(n), *(row - running for row in source)]))
             logits = logits[asked]
         return self._draw(logits, slice(running, self.rows.size))
