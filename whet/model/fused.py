@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.model.attention import PAGE
+from whet.model.fused_layer import FusedLayer, Heads, Projection, Tail, between, enter, leave, settle
 from whet.model.head import Head, head_of
 from whet.model.kernels import gated
 from whet.model.kernels.attention import paged_attention
@@ -38,84 +39,6 @@ FIXED = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary positions whose angles do not change with the length of what is read."""
 PROBED = 3
 """Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
-
-
-class Projection(NamedTuple):
-    """A norm and the linear map that reads it.
-
-    Weights are frozen Parameters, because the compiler takes a Parameter's shape for a constant; eps is a tensor,
-    because it takes a float that is an argument for something that may change.
-    """
-
-    norm: Tensor
-    eps: Tensor
-    weight: Tensor
-    bias: Tensor | None
-
-
-class Tail(NamedTuple):
-    """A layer after its attention."""
-
-    out: Tensor
-    out_bias: Tensor | None
-    gate_up: Projection
-    down: Tensor
-    down_bias: Tensor | None
-
-
-class Heads(NamedTuple):
-    """A layer's attention. The norms are those of single heads (Qwen 3)."""
-
-    heads: int
-    kv_heads: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    eps: float
-
-
-class FusedLayer(NamedTuple):
-    qkv: Projection
-    attention: Heads
-    tail: Tail
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
-
-
-def enter(x: Tensor, to: Projection) -> Tensor:
-    """[T, q + k + v] of the first layer."""
-    return F.linear(rms_norm(x, to.norm, to.eps), to.weight, to.bias)
-
-
-def settle(mixed: Tensor, x: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
-    """The residual stream after a layer's attention [T, heads * d], and what gate and up read."""
-    x = _add(x, F.linear(mixed, tail.out, tail.out_bias))
-    return x, rms_norm(x, tail.gate_up.norm, tail.gate_up.eps)
-
-
-def between(inner: Tensor, x: Tensor, tail: Tail, to: Projection) -> tuple[Tensor, Tensor]:
-    """From silu(gate) * up to the next layer's residual stream, and q, k, v."""
-    x = _add(x, F.linear(inner, tail.down, tail.down_bias))
-    return x, enter(x, to)
-
-
-def leave(inner: Tensor, x: Tensor, tail: Tail, norm: Tensor, eps: Tensor) -> Tensor:
-    """From the last layer's silu(gate) * up to what the head reads."""
-    return rms_norm(_add(x, F.linear(inner, tail.down, tail.down_bias)), norm, eps)
-
-
-def _add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, to the same bits. The casts keep the compiler from making it a part of the product before it: that
-    copies x first, one more launch, where the norm that follows reads both anyway."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return (x.to(wide) + y.to(wide)).to(x.dtype)
 
 
 @dataclass(slots=True)
@@ -138,6 +61,7 @@ class FusedStack:
     _settle: Callable[..., tuple[Tensor, Tensor]] = field(default=settle, repr=False)
     _gate: Callable[..., Tensor] = field(default=gated.reference, repr=False)
     _gate_few: Callable[..., Tensor] = field(default=gated.reference, repr=False)
+    """Of few tokens: the kernel, once the stack is compiled."""
     _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
     _leave: Callable[..., Tensor] = field(default=leave, repr=False)
 
@@ -178,8 +102,9 @@ class FusedStack:
         """
         x = F.embedding(ids, self.embedding)
         cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
-        qkv, last = self._enter(x, self.layers[0].qkv), len(self.layers) - 1
+        qkv = self._enter(x, self.layers[0].qkv)
         gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
+        last = len(self.layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
             a = layer.attention
             query = rope_write(
