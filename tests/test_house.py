@@ -27,7 +27,8 @@ ALLOWED = {
     "rollout": {"rollout", "draft", "model", "types", "errors", "config"},
     "learn": {"learn", "model", "types", "errors", "config", "files"},
     "draft": {"draft", "model", "types", "errors", "config"},
-    "text": {"types", "errors", "config"},
+    "text": {"types", "errors", "config", "spelling"},
+    "spelling": set(),
     "metrics": {"types"},
     "advice": set(),
     "intervals": set(),
@@ -56,6 +57,7 @@ NO_TORCH = {
     "check",
     "measure",
     "prepare",
+    "spelling",
 }
 TORCH = {"torch", "transformers", "safetensors", "tokenizers"}
 

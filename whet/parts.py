@@ -196,6 +196,8 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
         ),
     )
     parts.engine.take_back()
+    with watch.timing("the learner"):
+        learner.rehearse()
     refuse_unmet(parts)
     parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
     return parts

@@ -12,12 +12,14 @@ import json
 import unicodedata
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
 from whet import config
 from whet.errors import WhetError
+from whet.spelling import byte_table, spell, without
 from whet.types import Prompt
 
 LENGTH_BATCH = 1024
@@ -97,7 +99,7 @@ class Codec:
 
     def decode(self, ids: Sequence[int] | Any) -> str:
         """For people: without special tokens. Never raises: ids that no tokenizer knows count for nothing."""
-        return self._decode(self._spoken(ids), skip=True)
+        return self._decode(self._spoken(ids), self._shown, self._special)
 
     def judged(self, ids: Sequence[int] | Any) -> str:
         """For judges: as `decode`, with the marks of thinking.
@@ -105,8 +107,7 @@ class Codec:
         They stay even where they are special tokens. Where the prompt ends with the opening mark, as templates of
         reasoning models do, it is put back in front: else a thought cut short would read like an answer.
         """
-        spoken = [i for i in self._spoken(ids) if i not in self._silent]
-        return self._opening + self._decode(spoken, skip=False)
+        return self._opening + self._decode(self._spoken(ids), self._heard, self._silent)
 
     def lengths(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Prompt, int]]:
         """Tokens of each, as `encode` would make them, in batches and past the cache: a million prompts pass here."""
@@ -175,21 +176,39 @@ class Codec:
         numbers = ids if type(ids) is list else [int(i) for i in ids]
         return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
 
-    def _decode(self, ids: list[int], *, skip: bool) -> str:
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+    @cached_property
+    def _bytes(self) -> dict[int, bytes] | None:
+        return byte_table(getattr(self.tokenizer, "backend_tokenizer", None))
 
-        def spell(known: list[int]) -> str:
-            if backend is not None:  # as `decode` does, which first looks at every id: most of its time
-                text = backend.decode(known, skip_special_tokens=skip)
-            else:
-                text = self.tokenizer.decode(known, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-            assert isinstance(text, str)
-            return text
+    @cached_property
+    def _shown(self) -> dict[int, bytes] | None:
+        return None if self._bytes is None else without(self._bytes, self._special)
 
+    @cached_property
+    def _heard(self) -> dict[int, bytes] | None:
+        return None if self._bytes is None else without(self._bytes, self._silent)
+
+    def _decode(self, ids: list[int], table: dict[int, bytes] | None, silent: Set[int]) -> str:
+        """By the table of what is not silent, if there is one."""
+        if table is not None:
+            try:
+                return spell(table, ids)
+            except KeyError:
+                return spell(table, [i for i in ids if i in table])
+        heard = [i for i in ids if i not in silent]
         try:
-            return spell(ids)
+            return self._ask(heard)
         except Exception:  # OverflowError, KeyError, TypeError: each kind of tokenizer has its own
-            return spell([i for i in ids if self._exists(i)])
+            return self._ask([i for i in heard if self._exists(i)])
+
+    def _ask(self, ids: list[int]) -> str:
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # as `decode` does, which first looks at every id: most of its time
+            text = backend.decode(ids, skip_special_tokens=False)
+        else:
+            text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
 
     # What the tokenizer and its template tell of themselves.
 
@@ -227,6 +246,7 @@ class Codec:
             self._end = turn
         added = self.tokenizer.added_tokens_decoder
         silent = {i for i, token in added.items() if token.special} | set(self.tokenizer.all_special_ids)
+        self._special = frozenset(silent)
         self._silent = frozenset(silent - {i for i, token in added.items() if token.content in (THINK, THOUGHT)})
 
     def _end_of_turn(self) -> int | None:

@@ -51,6 +51,24 @@ def test_a_full_memory_first_costs_the_graphs_then_the_size_of_packs(model_of, b
     assert got["learn/grad_norm"] == pytest.approx(want.step(batch).metrics["learn/grad_norm"])
 
 
+def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_of, encoder):
+    config = Learn(estimator="grpo", updates=2, pack_tokens=64, lr=1e-3)
+    results = []
+    for rehearsed in (False, True):
+        learner = Learner(model_of(torch.float64), config, encode=encoder)
+        learner.graphed = Graphed(learner.model, learner.pack_tokens)
+        if rehearsed:
+            learner.rehearse()
+            assert sorted(size.tokens for size in learner.graphed.ready) == [16, 32, 48, 64]
+            assert learner.updates == learner.version == learner.ooms == 0
+        reports = [learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 1)]
+        results.append((reports, learner.model.state_dict()))
+    for ours, want in zip(*(reports for reports, _ in results), strict=True):
+        assert ours == pytest.approx(want)
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
+
+
 @pytest.mark.gpu
 def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder):
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, lr=1e-4)

@@ -57,6 +57,7 @@ class Speed(Gate):
         self.seen = Screenings()
         self.saved = 0.0
         self.weight = 0.0  # mean implicit weight of the last batch
+        self._held_up = False  # in the plan that is made: somebody is to go on, and there was no room
         self._check()
         if low > 0.0 or high < 1.0:
             self.knob += ", widen curriculum.speed.low and high"
@@ -94,10 +95,11 @@ class Speed(Gate):
         return [self.n_init] * len(prompt_ids)
 
     def continuations(self, clock: Clock) -> list[Request]:
-        groups = self._due(clock)
+        due = groups = self._due(clock)
         if clock.free is not None:
             idle = self.book.open == self.book.waits
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
+        self._held_up = len(groups) < len(due)
         fresh = not self.use_screening
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
@@ -160,7 +162,7 @@ class Speed(Gate):
             fits = max(0, clock.free - taken) // self.n_init
             if self.book.open == 0:
                 fits = max(fits, 1)
-            want = min(want, 0 if self._due(clock) else fits)  # what falls free is kept for who waits to go on
+            want = min(want, 0 if self._held_up else fits)  # what falls free is kept for who waits to go on
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
@@ -171,10 +173,12 @@ class Speed(Gate):
         due: list[Group] = []
         before, chance = 0.0, self.acceptance  # groups expected to train first; exact once no screening runs
         for visit in self.book.in_line():
+            if not waiting:
+                break
             updates = int(before / clock.groups)  # until its batch
             if clock.free is None and updates > 0:
                 break
-            group = waiting.get(visit.group_id)
+            group = waiting.pop(visit.group_id, None)
             if group and self._age(group, clock) + updates <= self.max_age:
                 due.append(group)
             before += 1.0 if group or visit.group_id in self.book.continued else chance

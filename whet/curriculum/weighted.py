@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
+SMALL = 4096
+"""Rows of a tree that is summed up anew in less time than it takes to find out which sums have changed."""
+FEW = 8
+"""Points that are found one by one in less time than together."""
+
 
 class WeightedRows:
     """
@@ -39,12 +44,12 @@ class WeightedRows:
 
     def put(self, rows: np.ndarray, weights: np.ndarray | float) -> None:
         self.weights[rows] = weights
-        if 16 * len(rows) > self.size:
+        if self._leaves <= SMALL or 16 * len(rows) > self.size:
             self.add_up()
             return
         nodes = rows + self._leaves
-        while len(nodes) and nodes[0] > 1:  # all are of one level
-            nodes = np.unique(nodes >> 1)
+        while len(nodes) and nodes[0] > 1:  # all are of one level; one that comes twice is summed twice, to the same
+            nodes >>= 1
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, points: np.ndarray) -> np.ndarray:
@@ -52,6 +57,8 @@ class WeightedRows:
 
         A row without weight is never found, whatever rounding does.
         """
+        if len(points) <= FEW:
+            return np.array([self._find_one(point) for point in points.tolist()], np.int64)
         nodes, points = np.ones(len(points), np.int64), points.copy()
         while nodes[0] < self._leaves:
             left, right = self._sums[2 * nodes], self._sums[2 * nodes + 1]
@@ -59,6 +66,14 @@ class WeightedRows:
             points -= np.where(goes_right, left, 0.0)
             nodes = 2 * nodes + goes_right
         return nodes - self._leaves
+
+    def _find_one(self, point: float) -> int:
+        sums, node = self._sums, 1
+        while node < self._leaves:
+            node *= 2
+            if point >= (left := sums.item(node)) and sums.item(node + 1) > 0:
+                node, point = node + 1, point - left
+        return node - self._leaves
 
     def draw(self, k: int, rng: np.random.Generator, least: float = 0.0) -> np.ndarray:
         """Up to k different rows, one after the other in proportion to the weights left; they lose their weight.

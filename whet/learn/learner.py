@@ -14,7 +14,6 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,9 +26,10 @@ from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
-from whet.learn.samples import Sample, make_samples, minibatches
+from whet.learn.samples import Sample, made_up, make_samples, minibatches
+from whet.learn.sums import Sums
 from whet.model.compiled import FEW, FORMS, best_form, compiled_layers, first_line
-from whet.model.graphed import Graphed, worth_graphs
+from whet.model.graphed import Graphed, full_sizes, worth_graphs
 from whet.model.head import head_of, log_probs, score_sums
 from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention, put
 from whet.model.twin import sharing_copy
@@ -39,36 +39,6 @@ PATIENCE = 3
 """So many updates in a row that are not finite end the run."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Sums:
-    """Sums over the tokens of a pass; they stay on the device until the metrics are asked for."""
-
-    loss: Tensor | float = 0.0
-    mismatch_max: Tensor | float = 0.0
-    totals: dict[str, Tensor] = field(default_factory=dict)
-    tokens: int = 0
-
-    def add(self, loss: Tensor, parts: Mapping[str, Tensor]) -> None:
-        self.loss = self.loss + loss.detach()
-        self.tokens += parts["mismatch"].numel()
-        self.mismatch_max = torch.clamp(parts["mismatch"].max(), min=self.mismatch_max)
-        for name, values in parts.items():
-            total = values.detach().sum(dtype=torch.float64)
-            self.totals[name] = self.totals[name] + total if name in self.totals else total
-
-    def join(self, other: Sums, share: float) -> None:
-        """Another pass, whose loss counts for so much."""
-        self.loss = self.loss + share * other.loss
-        self.tokens += other.tokens
-        self.mismatch_max = torch.clamp(torch.as_tensor(other.mismatch_max), min=self.mismatch_max)
-        self.totals = {name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()}
-
-    def metrics(self) -> dict[str, float]:
-        means = {f"learn/{name}": float(total) / self.tokens for name, total in self.totals.items()}
-        means["learn/importance_mean"] = means.pop("learn/importance")
-        return {"learn/loss": float(self.loss), "learn/mismatch_max": float(self.mismatch_max), **means}
 
 
 class Learner:
@@ -146,6 +116,16 @@ class Learner:
             metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
             signals=_finite(scores or {}),
         )
+
+    def rehearse(self) -> None:
+        """Passes over made-up packs of every size, for nothing: what is compiled or captured at the first of its kind
+        is so now, and not in the first updates, while an engine waits. Weights and moments stay."""
+        for tokens in full_sizes(self.pack_tokens) if self.graphed is not None else ():
+            samples = made_up(tokens, getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens))
+            for _ in range(2):  # the second time it is captured
+                self._within_memory(samples, partial(self._gradient, samples, None, None, 0.0, 0.0, None))
+                self.optimizer.zero_grad()
+            self._within_memory(samples, partial(self._score, self.model, samples))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""

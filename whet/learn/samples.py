@@ -67,6 +67,21 @@ def minibatches(samples: list[Sample], count: int) -> list[tuple[list[Sample], l
     return [([replace(samples[i], weight=count * samples[i].weight) for i in part], part) for part in places]
 
 
+def made_up(tokens: int, longest: int) -> list[Sample]:
+    """Samples that feed a model so many tokens in all, none of them more than `longest`, or 256.
+
+    >>> [len(s.prompt) + s.response.size - 1 for s in made_up(600, 1024)]
+    [256, 256, 88]
+    """
+    most = min(longest, 256)
+    sizes = [most] * (tokens // most) + [tokens % most] * (tokens % most > 0)
+    zeros = np.zeros(most, np.int32), np.zeros(most, np.float32)
+    return [
+        Sample((0, i), [0] * (n - n // 2), zeros[0][: n // 2 + 1], zeros[1][: n // 2 + 1], 1.0, 1.0, 1.0 / tokens)
+        for i, n in enumerate(sizes)
+    ]
+
+
 def _reward(rollout: Rollout, overlong: int) -> float:
     assert rollout.reward is not None, "a judged rollout has a reward"
     return rollout.reward + overlong_penalty(rollout.length, rollout.sampling.max_tokens, overlong)

@@ -59,6 +59,16 @@ def size_of(tokens: int, sequences: int, longest: int, budget: int) -> Size | No
     return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)))
 
 
+def full_sizes(budget: int) -> list[int]:
+    """Tokens of packs that fill each size, the largest first, since what it takes serves the others.
+
+    >>> full_sizes(16384)
+    [16384, 12288, 8192, 4096]
+    """
+    unit = -(-budget // PARTS)
+    return sorted({min(budget, unit * part) for part in range(1, PARTS + 1)}, reverse=True)
+
+
 def worth_graphs(model: Any, tokens: int) -> bool:
     """`host_bound`, and its attention is the flash kernel's: the other one depends on each pack's lengths."""
     config = model.config.get_text_config()

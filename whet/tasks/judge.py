@@ -93,7 +93,8 @@ class Judge:
         """Takes finished rollouts with their traces; what a weight update cut passes through unjudged."""
         for rollout in rollouts:
             self._open[self._number(rollout, self._todo.append)] = rollout
-        self._move(0.0)
+        if self._todo:
+            self._move(0.0)
 
     def receive(self, wait: bool) -> list[Rollout]:
         """Judged copies. `wait` matters without `ordered` only: then for at least one, if any is to come."""
