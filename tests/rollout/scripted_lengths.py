@@ -43,6 +43,8 @@ class ScriptedRunner:
     def prepare(self, running: int, arm: Arm) -> float:
         return 0.0
 
+    def go_ahead(self, running: int, arm: Arm) -> None: ...
+
     def forget(self) -> None: ...
 
     def stats(self) -> dict[str, float]:

@@ -116,3 +116,22 @@ def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypat
     assert prompts[0] == (2048, 512, PROMPTS) and sorted(prompts, reverse=True) == prompts
     assert plain == [(4, 1, ""), (2, 1, "")]
     assert drafting == [(2, 8, "suffix"), (2, 9, ""), (4, 2, "suffix"), (4, 3, ""), (2, 2, "suffix"), (2, 3, "")]
+
+
+@pytest.mark.parametrize("how", ["bursts", "drafts"])
+def test_after_prompts_the_device_is_given_something_to_do_at_once(how: str) -> None:
+    """Before the caller hears of anything; not while more prompts wait, which would wait for these steps."""
+    engine = make_engine(sharp_model(), slots=4, page=4, graphs=True)
+    if how == "drafts":
+        engine = engine_of("drafts", 1)
+    engine.submit([ask(0, n=2, max_tokens=12)])
+    engine.step()
+    assert engine.runner.ahead and len(engine.runner._next.drawn) == graphs.BURST
+    full = make_engine(sharp_model(), slots=1, page=4, graphs=True)
+    full.submit([ask(0, n=2, max_tokens=12)])
+    full.step()
+    assert full.scheduler.waiting and full.runner.ahead
+    waiting = make_engine(sharp_model(), slots=4, page=4, pages=16, graphs=True, context=64)
+    waiting.submit([ask(i, n=1, max_tokens=50) for i in range(4)])
+    waiting.step()
+    assert waiting.scheduler.waiting and waiting.rows.size < 4 and not waiting.runner.ahead

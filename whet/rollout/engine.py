@@ -248,9 +248,21 @@ class LocalEngine:
                 if self.speculation is not None:
                     self._tell(drawn, running, time.perf_counter() - begin, *drafted)
         self._retire(rows.finished(self.decode))
+        if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
+            begin += self._go_ahead()
         spent = time.perf_counter() - begin
         self._seconds += spent
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
+
+    def _go_ahead(self) -> float:
+        """After a wave nothing is under way, and the caller has rollouts to judge and prompts to choose: the device is
+        given something to do meanwhile. Seconds that took once and for all."""
+        running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
+        if not running or self.rows.fed or drafters.keys() - self.runner.own:  # who drafts on the host waits for tokens
+            return 0.0
+        once = self.runner.prepare(running, arm := self._choose(running))
+        self.runner.go_ahead(running, arm)
+        return once
 
     def _choose(self, running: int) -> Arm:
         """How to speculate next: rows' wishes are looked at on the way."""
@@ -317,7 +329,8 @@ class LocalEngine:
             return
         self._stats["finished"] += len(ended)
         self.scheduler.full = False
-        self._remember([row for row, _ in ended])
+        if self.buffer is not None and self.guesser is not None:
+            self.guesser.remember([row for row, _ in ended], self.buffer, self.version)
         finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
         flights = [self.evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
         for flight in sorted(flights, key=lambda f: f.arrival):
@@ -329,18 +342,6 @@ class LocalEngine:
                 self.done.append(rollout)
             else:
                 self._tickets[flight.ticket][flight.arrival] = rollout
-
-    def _remember(self, ended: Sequence[int]) -> None:
-        """What the target thought while it wrote these: a drafter learns from it."""
-        rows, buffer, version = self.rows, self.buffer, self.version
-        if buffer is None or self.guesser is None:
-            return
-        trained = [row for row in ended if rows.flights[row].request.phase != "eval"]
-        wanted = [row for row in trained if buffer.wants(version, int(rows.length[row]))]
-        for row, hidden in zip(wanted, self.guesser.read(wanted, buffer.capacity), strict=True):
-            prompt = rows.flights[row].prompt
-            ids = np.concatenate((prompt, rows.ids[row, : rows.count[row]]))
-            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def _make_room(self) -> None:
         """Preempt the youngest until every row has a page for its next token. One row alone always fits."""

@@ -127,6 +127,14 @@ class GraphRunner:
                     drawn.append(single(*self._prefill(running, chunks, source)))
         return drawn[0] if len(drawn) == 1 else joined(*drawn)
 
+    def go_ahead(self, running: int, arm: Arm) -> None:
+        if self._next is None:
+            with torch.inference_mode(False), torch.no_grad():
+                arm = self._ready(running, arm)
+                if steps := self._steps_ahead(running, arm):
+                    self._upload(running)
+                    self._next = self._launch(running, arm, steps)
+
     def stats(self) -> dict[str, float]:
         return self.captures.stats()
 
@@ -148,7 +156,7 @@ class GraphRunner:
             self._upload(running)
             step, order = self._launch(running, arm), np.arange(running)
         self._next = None
-        if ahead and (steps := self._steps_ahead(running, step, arm)):
+        if ahead and (steps := self._steps_ahead(running, arm, step)):
             self._arrange(order)
             self._next = self._launch(running, arm, steps)
         return self._read(step, order)
@@ -172,20 +180,23 @@ class GraphRunner:
             return arm if self._held(arm.drafter, self.guesser.catch_up, running, arm.depth) else OFF
         return arm
 
-    def _steps_ahead(self, running: int, step: Launch, then: Arm) -> int:
-        """How many of `then` may be launched after the steps under way, which needs nothing that the host learns from
-        them; gives rows their pages."""
-        rows, arm = self.rows, step.arm
+    def _steps_ahead(self, running: int, then: Arm, step: Launch | None = None) -> int:
+        """How many of `then` may be launched, after the steps under way if there are any, of which the host needs to
+        learn nothing; gives rows their pages."""
+        rows, under_way, tokens = self.rows, 0, 0
         if rows.picky[:running].any():
             return 0
-        reads = self.guesser is not None and then.drafter == self.guesser.name
-        if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
-            return 0  # it may have to read more than it does by itself
+        if step is not None:
+            arm, under_way = step.arm, len(step.drawn)
+            tokens = under_way * arm.tokens
+            reads = self.guesser is not None and then.drafter == self.guesser.name
+            if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
+                return 0  # it may have to read more than it does by itself
         left = rows.limit[:running] - rows.count[:running]
-        going = left > len(step.drawn)
-        most = min(BURST, int(left.max()) - len(step.drawn))
+        going = left > under_way
+        most = min(BURST, int(left.max()) - under_way)
         for steps in (most, 1) if most > 1 else (most,):
-            reach = len(step.drawn) * arm.tokens + steps * then.tokens - 1
+            reach = tokens + steps * then.tokens - 1
             length = np.where(going, rows.length[:running] + np.minimum(reach, left - 1), -1)
             if steps > 0 and self.cache.lacking(length) <= self.cache.free:
                 self.cache.grow(length)

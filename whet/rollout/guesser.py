@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from whet.draft.base import RowView
+from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.model.kernels.rope import write_kv
 from whet.model.twin import KVShape
@@ -120,6 +121,16 @@ class Guesser:
         )
         self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
         rows.paired[:running] = new
+
+    def remember(self, ended: Sequence[int], buffer: DataBuffer, version: int) -> None:
+        """What the target thought while it wrote these rows: a drafter learns from it."""
+        rows = self.rows
+        trained = [row for row in ended if rows.flights[row].request.phase != "eval"]
+        wanted = [row for row in trained if buffer.wants(version, int(rows.length[row]))]
+        for row, hidden in zip(wanted, self.read(wanted, buffer.capacity), strict=True):
+            prompt = rows.flights[row].prompt
+            ids = np.concatenate((prompt, rows.ids[row, : rows.count[row]]))
+            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
         """The hidden states [cached tokens, width] of each row, the first `most`. Those of several rows are parts of

@@ -68,6 +68,9 @@ class Runner(Protocol):
         """The newest token and a draft [running, K], -1 where there is none, of every row in one forward, and a draw
         after each of them. Rows' pages must reach as far."""
 
+    def go_ahead(self, running: int, arm: Arm) -> None:
+        """What comes next of these rows may be begun now, unless it has been: the caller has other things to do."""
+
     def budgeted(self) -> None:
         """The rows' `most` has changed; what is under way keeps to the old one."""
 
@@ -131,6 +134,8 @@ class EagerRunner:
         drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
         return Drawn(token, log_prob, walk(drafts, size, token)[None], size[None])
+
+    def go_ahead(self, running: int, arm: Arm) -> None: ...
 
     def budgeted(self) -> None: ...
 
