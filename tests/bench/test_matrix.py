@@ -113,12 +113,12 @@ def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path
     assert differing(cell, stored | {"learn.lr": 1e-5}) == "learn.lr = 1e-05 there and 0.0001 in the matrix"
 
 
-@pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix", "seconds_matrix"])
+@pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix"])
 def test_shipped_matrices_can_be_read(name: str) -> None:
     plan = read_plan(Path(__file__).parents[2] / "benchmarks" / f"{name}.toml")
     assert plan.cells[0].arm == plan.baseline and plan.evaluation == "sampled"
     assert all(cell.settings.held_out.size == 0 for cell in plan.cells)
-    budget = "time_budget" if name == "seconds_matrix" else "token_budget"
+    budget = "time_budget" if name == "stack_matrix" else "token_budget"
     assert len({getattr(cell.settings, budget) for cell in plan.cells if "twice" not in cell.arm}) == 1, "all alike"
     assert all(getattr(cell.settings, budget) > 0 for cell in plan.cells)
     draws = [cell.settings.rollout.mode for cell in plan.cells if cell.arm == plan.baseline]
