@@ -284,13 +284,13 @@ def test_paths() -> None:
 
 @pytest.mark.gpu
 def test_fast_path_is_what_packing_does() -> None:
-    from whet.model.packing import _can_varlen
+    from whet.model.packed import can_varlen
 
     shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
     half = load_config(sets=['model.dtype="bfloat16"'])
     said = path_of(Shape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
     x = torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cuda")
-    assert said.startswith("fast") == _can_varlen(x, x, None)
+    assert said.startswith("fast") == can_varlen(x, x, None)
 
 
 def test_soft_caps_of_a_real_family(tmp_path: Path) -> None:

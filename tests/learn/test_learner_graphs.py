@@ -31,6 +31,22 @@ def test_training_is_the_same(model_of, batch_of, encoder, dtype):
         torch.testing.assert_close(results[1][1][name], tensor, **close)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_prompts_that_are_fed_once_train_the_same(model_of, batch_of, encoder, graphs):
+    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, minibatches=2, pack_tokens=64, lr=1e-3)
+    results = []
+    for share in (False, True):
+        learner = Learner(model_of(torch.float64), config, encode=encoder)
+        learner.share = share
+        learner.graphed = Graphed(learner.model, learner.pack_tokens) if graphs else None
+        reports = [learner.step(batch_of(MIXED, seed=seed), needs={"score"}) for seed in (0, 0, 1)]
+        results.append((reports, learner.model.state_dict()))
+    for ours, want in zip(results[1][0], results[0][0], strict=True):
+        assert ours.metrics == pytest.approx(want.metrics)
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
+
+
 def test_a_full_memory_first_costs_the_graphs_then_the_size_of_packs(model_of, batch_of, encoder):
     full = [2]
 

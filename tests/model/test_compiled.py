@@ -11,7 +11,7 @@ from families import FAMILIES, small, some_pairs
 from torch._dynamo.utils import counters
 
 from whet.config import Lora
-from whet.model import packing
+from whet.model import packed, packing
 from whet.model.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
 from whet.model.head import Head, gradient_chunk, head_of, log_probs, score_chunk
 from whet.model.lora import add_lora
@@ -31,20 +31,21 @@ def _forget_graphs():
     torch._dynamo.reset()
 
 
-def by_sequence(q, k, v, starts, scale):
-    """(where, probabilities, q, k, v with the keys of each query head) of each sequence, in fp64."""
+def by_sequence(q, k, v, starts, ends, scale):
+    """(where, where its keys are, scores, q, k, v with the keys of each query head) of each sequence, in fp64. Queries
+    are the last of its tokens, as flash attention has it."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-    for a, b in itertools.pairwise(starts.tolist()):
-        one, keys, values = (x[a:b].double() for x in (q, k, v))
+    for (a, b), (c, d) in zip(itertools.pairwise(starts.tolist()), itertools.pairwise(ends.tolist()), strict=True):
+        one, keys, values = q[a:b].double(), k[c:d].double(), v[c:d].double()
         scores = torch.einsum("qhd,khd->hqk", one, keys) * scale
-        later = torch.ones(b - a, b - a, dtype=torch.bool).triu(1)
-        yield slice(a, b), scores.masked_fill(later, -torch.inf), one, keys, values
+        later = torch.ones(b - a, d - c, dtype=torch.bool).triu(1 + (d - c) - (b - a))
+        yield slice(a, b), slice(c, d), scores.masked_fill(later, -torch.inf), one, keys, values
 
 
 def flash_forward(q, k, v, starts, ends, longest, longest_k, dropout, causal, debug, *, scale, **rest):
-    assert longest == longest_k == int(starts.diff().max()) and int(starts[-1]) == len(q) and causal
+    assert longest == longest_k == int(ends.diff().max()) and int(starts[-1]) == len(q) and causal
     out, log_sum = torch.empty_like(q), torch.empty(q.shape[1], len(q))
-    for where, scores, _, _, values in by_sequence(q, k, v, starts, scale):
+    for where, _, scores, _, _, values in by_sequence(q, k, v, starts, ends, scale):
         out[where] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(q.dtype)
         log_sum[:, where] = scores.logsumexp(-1).float()
     return out, log_sum, torch.zeros(2, dtype=torch.uint64), torch.zeros((), dtype=torch.uint64), torch.zeros(0)
@@ -54,9 +55,9 @@ def flash_backward(
     grad, q, k, v, out, log_sum, starts, ends, longest, longest_k, dropout, causal, seed, offset, *, scale, **rest
 ):
     """All that the forward pass left must be what it was."""
-    assert longest == longest_k == int(starts.diff().max()) and int(starts[-1]) == len(q) and causal
+    assert longest == longest_k == int(ends.diff().max()) and int(starts[-1]) == len(q) and causal
     slopes, share = [torch.full_like(x, torch.nan) for x in (q, k, v)], q.shape[1] // k.shape[1]
-    for where, scores, one, keys, values in by_sequence(q, k, v, starts, scale):
+    for where, there, scores, one, keys, values in by_sequence(q, k, v, starts, ends, scale):
         p, way = scores.softmax(-1), grad[where].double()
         torch.testing.assert_close(out[where], torch.einsum("hqk,khd->qhd", p, values).to(q.dtype))
         torch.testing.assert_close(log_sum[:, where], scores.logsumexp(-1).float())
@@ -65,31 +66,32 @@ def flash_backward(
         slopes[0][where] = torch.einsum("hqk,khd->qhd", of_scores, keys).to(q.dtype)
         for slope, weights, rows in ((slopes[1], of_scores, one), (slopes[2], p, way)):
             each = torch.einsum("hqk,qhd->khd", weights, rows)
-            slope[where] = each.unflatten(1, (-1, share)).sum(2).to(q.dtype)
+            slope[there] = each.unflatten(1, (-1, share)).sum(2).to(q.dtype)
     return tuple(slopes)
 
 
 @pytest.fixture
 def flash(monkeypatch):
     """The path of a GPU: torch's operator for packed attention, with kernels for a CPU below it."""
-    monkeypatch.setattr(packing, "_has_flash", lambda device: True)
-    monkeypatch.setattr(packing, "_can_varlen", lambda q, v, softcap: True)
+    monkeypatch.setattr(packing, "has_flash", lambda device: True)
+    monkeypatch.setattr(packed, "can_varlen", lambda q, v, softcap: True)
     with torch.library._scoped_library("aten", "IMPL") as kernels:
         kernels.impl("_flash_attention_forward", flash_forward, "CPU")
         kernels.impl("_flash_attention_backward", flash_backward, "CPU")
         yield
 
 
-def passed(model, pairs, *, form, budget=1000, checkpoint=False, backend="aot_eager"):
+def passed(model, pairs, *, form, budget=1000, checkpoint=False, backend="aot_eager", share=False):
     """Log-probs and the gradient of a nonlinear loss."""
     model.zero_grad(set_to_none=True)
     out = []
     with packed_attention(model, checkpoint), compiled_layers(model, form, backend):
-        for pack in make_packs(pairs, budget):
+        for pack in make_packs(pairs, budget, share=share):
             lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
             lp.exp().sum().backward()
-            out.append(lp.detach())
-    return torch.cat(out), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+            out += zip(pack.members, lp.detach().split(pack.counts), strict=True)
+    in_order = [lp for _, lp in sorted(out, key=lambda pair: pair[0])]
+    return torch.cat(in_order), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
 
 def same(got, want, tolerance=1e-9):
@@ -107,6 +109,19 @@ def test_one_graph_serves_all_layers_and_every_pack(flash, checkpoint):
     for pairs in ([([2] * 5, [3] * 30)], some_pairs(), some_pairs(seed=1, count=12), [([2] * 5, [3] * 9)]):
         want = passed(model, pairs, form="", checkpoint=checkpoint)
         same(passed(model, pairs, form="whole", checkpoint=checkpoint), want)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_one_more_graph_serves_packs_that_share_prompts(flash):
+    """What is fed once trains as what is fed for each, compiled or not."""
+    model = tiny_model(37, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64).eval()
+    for seed, count in ((5, 5), (0, 7), (1, 12), (2, 9)):
+        pairs = some_pairs(seed, 3 * count)
+        pairs = [(pairs[i // 3][0], response) for i, (_, response) in enumerate(pairs)]
+        want = passed(model, pairs, form="", share=True)
+        same(want, passed(model, pairs, form=""), 1e-5)  # norms round to fp32
+        same(passed(model, pairs, form="whole", share=True), want)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 

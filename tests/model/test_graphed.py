@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from whet.config import Lora
 from whet.model import graphed as module
-from whet.model import packing
+from whet.model import packed, packing
 from whet.model.compiled import compiled_layers
 from whet.model.graphed import Buffers, Graphed, Size, host_bound, size_of, worth_graphs
 from whet.model.head import head_of, log_probs
@@ -30,6 +30,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's
 
 def pack_of(seed, count, device="cpu"):
     (pack,) = make_packs(some_pairs(seed, count), 1000, device)
+    return pack
+
+
+def shared_pack_of(seed, count, device="cpu"):
+    """Every prompt has three responses."""
+    pairs = some_pairs(seed, 3 * count)
+    (pack,) = make_packs([(pairs[i // 3][0], response) for i, (_, response) in enumerate(pairs)], 1000, device, True)
+    assert pack.boundaries.keys is not None
     return pack
 
 
@@ -61,6 +69,16 @@ def ready(model, *packs, budget=BUDGET):
             graphed(pack)
     assert graphed.ready
     return graphed
+
+
+def test_prompts_that_are_shared():
+    """With packs that share none in between, in the same sizes and others."""
+    model = small("llama")
+    graphed = Graphed(model, 400)
+    for seed in (0, 0, 1, 2, 0, 1):
+        for pack in (shared_pack_of(seed, 4 + seed), pack_of(seed, 7)):
+            same(passed(model, graphed, pack), passed(model, plain(model), pack))
+    assert {bool(size.keys) for size in graphed.ready} == {False, True}
 
 
 # Sizes
@@ -162,18 +180,18 @@ def flash(monkeypatch):
     they are told may be longer than any."""
 
     def forward(q, k, v, starts, ends, longest, *rest, **named):
-        assert longest >= starts.diff().max()
-        exact = int(starts.diff().max())
+        exact = int(ends.diff().max())
+        assert longest >= exact
         out, *others = flash_forward(q, k, v, starts, ends, exact, exact, *rest[1:], **named)
         out[int(starts[-1]) :] = torch.nan
         return out, *others
 
     def backward(grad, q, k, v, out, log_sum, starts, ends, longest, *rest, **named):
-        exact = int(starts.diff().max())
+        exact = int(ends.diff().max())
         return flash_backward(grad, q, k, v, out, log_sum, starts, ends, exact, exact, *rest[1:], **named)
 
-    monkeypatch.setattr(packing, "_has_flash", lambda device: True)
-    monkeypatch.setattr(packing, "_can_varlen", lambda q, v, softcap: True)
+    monkeypatch.setattr(packing, "has_flash", lambda device: True)
+    monkeypatch.setattr(packed, "can_varlen", lambda q, v, softcap: True)
     with torch.library._scoped_library("aten", "IMPL") as kernels:
         kernels.impl("_flash_attention_forward", forward, "CPU")
         kernels.impl("_flash_attention_backward", backward, "CPU")
@@ -193,6 +211,22 @@ def test_through_the_flash_kernel_and_compiled_there_is_one_graph(flash):
         with compiled_layers(model, "whole", "aot_eager"):
             same(passed(model, graphed, pack), want, 1e-9)
     assert graphed.ready
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+
+
+def test_shared_prompts_through_the_flash_kernel(flash):
+    """Keys that no sequence has get no number from it, and no token may hear of that."""
+    torch._dynamo.reset()
+    counters.clear()
+    model = tiny_model(37, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64).eval()
+    graphed = Graphed(model, 400)
+    for seed, count in ((5, 5), (0, 7), (0, 7), (1, 8), (1, 8), (5, 5)):
+        pack = shared_pack_of(seed, count)
+        want = passed(model, plain(model), pack)
+        with compiled_layers(model, "whole", "aot_eager"):
+            same(passed(model, graphed, pack), want, 1e-9)
+    assert any(size.keys for size in graphed.ready)
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     torch._dynamo.reset()

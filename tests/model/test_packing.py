@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from whet.errors import WhetError
-from whet.model import packing
+from whet.model import packed
 from whet.model.head import head_of, log_probs
 from whet.model.packing import check_packing, divide, hidden_states, make_packs, packed_attention
 
@@ -40,9 +40,9 @@ def padded_log_probs(model: Any, pairs: Any) -> list[torch.Tensor]:
     return out
 
 
-def packed_log_probs(model: Any, pairs: Any, budget: int) -> list[torch.Tensor]:
+def packed_log_probs(model: Any, pairs: Any, budget: int, share: bool = False) -> list[torch.Tensor]:
     out: dict[int, torch.Tensor] = {}
-    for pack in make_packs(pairs, budget):
+    for pack in make_packs(pairs, budget, share=share):
         lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
         out.update(zip(pack.members, lp.split(pack.counts), strict=True))
     return [out[i] for i in range(len(pairs))]
@@ -64,11 +64,62 @@ def test_packed_equals_padded(family, budget):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+def family_pairs(seed: int = 0) -> Any:
+    """Prompts with one, three and five responses, of one token and more, in no order."""
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(2, 30, n).tolist() for n in (6, 1, 9)]
+    pairs = [(prompts[i], rng.integers(2, 30, int(rng.integers(1, 12)))) for i in (0, 1, 1, 1, 2, 2, 2, 2, 2)]
+    pairs[2] = (prompts[1], np.array([7]))
+    return [pairs[i] for i in rng.permutation(len(pairs))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [1, 24, 1000])
+def test_a_prompt_that_is_fed_once_is_what_it_is_for_each(family, budget):
+    """Log-probs and every gradient, also of windows and soft caps."""
+    model, pairs = small(family), family_pairs()
+    with packed_attention(model):
+        plain = packed_log_probs(model, pairs, budget)
+        want = torch.autograd.grad(sum(x.exp().sum() for x in plain), model.parameters())
+        shared = packed_log_probs(model, pairs, budget, share=True)
+        got = torch.autograd.grad(sum(x.exp().sum() for x in shared), model.parameters())
+    for a, b in zip(shared, plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_shared_pack_by_hand():
+    (pack,) = make_packs([([5, 6], [7, 8, 9]), ([5, 6], [3]), ([5, 6], [4, 2])], budget=10, share=True)
+    assert pack.input_ids.tolist() == [[5, 6, 7, 8, 4]] and pack.position_ids.tolist() == [[0, 1, 2, 3, 2]]
+    assert pack.members == (0, 1, 2) and pack.counts == (3, 1, 2)
+    assert pack.predict.tolist() == [1, 2, 3, 1, 1, 4] and pack.targets.tolist() == [7, 8, 9, 3, 4, 2]
+    assert pack.boundaries.starts.tolist() == [0, 4, 4, 5] and pack.boundaries.longest == 4
+    keys = pack.boundaries.keys
+    assert keys.rows.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 4] and keys.starts.tolist() == [0, 4, 6, 9]
+    assert keys.own.tolist() == [0, 1, 2, 3, 8]
+
+
+@given(st.integers(0, 1000), st.integers(1, 60))
+def test_shared_packs_hold_everybody_and_keep_to_the_budget(seed, budget):
+    pairs = family_pairs(seed)
+    packs = make_packs(pairs, budget, share=True)
+    assert sorted(i for pack in packs for i in pack.members) == list(range(len(pairs)))
+    for pack in packs:
+        tokens = pack.input_ids.shape[1]
+        assert tokens <= budget or len({tuple(pairs[i][0]) for i in pack.members}) == 1
+        assert tokens <= budget or len(pack.members) == 1 or tokens == len(pairs[pack.members[0]][0]), "or no own token"
+        for member, (at, count) in enumerate(zip(np.cumsum((0, *pack.counts)), pack.counts, strict=False)):
+            prompt, response = pairs[pack.members[member]]
+            read = pack.input_ids[0, pack.predict[at : at + count]].tolist()
+            assert read == [*prompt, *response][len(prompt) - 1 : -1]
+
+
 def test_the_context_leaves_the_model_as_it_was():
     model = small("llama")
     before = model.config._attn_implementation
     with pytest.raises(ZeroDivisionError), packed_attention(model, checkpoint=True):
-        assert model.config._attn_implementation == packing.NAME
+        assert model.config._attn_implementation == packed.NAME
         assert model.model.layers[0].training
         assert not model.model.layers[0].self_attn.training
         raise ZeroDivisionError
@@ -176,11 +227,11 @@ def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
     half = [torch.randn(s, generator=generator, device="cuda").to(dtype).requires_grad_() for s in shapes]
     wide = [x.detach().float().requires_grad_() for x in half]
     assert pack.boundaries.flash
-    assert packing._can_varlen(half[0][0], half[2][0], None)
-    assert not packing._can_varlen(wide[0][0], wide[2][0], None)
+    assert packed.can_varlen(half[0][0], half[2][0], None)
+    assert not packed.can_varlen(wide[0][0], wide[2][0], None)
     kwargs: dict[str, Any] = {"packed": pack.boundaries, "scaling": d**-0.5, "sliding_window": window}
-    ours, _ = packing.attention(None, *half, None, **kwargs)
-    reference, _ = packing.attention(None, *wide, None, **kwargs)
+    ours, _ = packed.attention(None, *half, None, **kwargs)
+    reference, _ = packed.attention(None, *wide, None, **kwargs)
     torch.testing.assert_close(ours.float(), reference, rtol=0.03, atol=0.02)
     weights = torch.randn(ours.shape, generator=generator, device="cuda")
     got = torch.autograd.grad((ours.float() * weights).sum(), half)

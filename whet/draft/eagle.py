@@ -33,7 +33,7 @@ from whet.model.fused import FAMILIES
 from whet.model.head import Head, head_of
 from whet.model.kernels.attention import paged_attention
 from whet.model.kernels.rope import rope_write
-from whet.model.packing import Boundaries, attention
+from whet.model.packed import Boundaries, attention
 
 
 @dataclass(frozen=True, slots=True)

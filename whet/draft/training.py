@@ -28,7 +28,8 @@ from torch.utils.checkpoint import checkpoint
 from whet.draft.buffer import DataBuffer, Window
 from whet.draft.eagle import EagleHead
 from whet.errors import WhetError
-from whet.model.packing import Boundaries, make_packs
+from whet.model.packed import Boundaries
+from whet.model.packing import make_packs
 
 SHARE = 0.2
 """Of a step's tokens, at most trained on."""

@@ -77,6 +77,8 @@ class Learner:
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
+        self.share = self.device.type == "cpu"
+        """Prompts that several responses of a pack have are fed once. Not yet on a GPU, where it is to be measured."""
         fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self.compiled = self._best_form() if config.compile and fast else ""
         """One of `compiled.FORMS`; empty: nothing is."""
@@ -121,7 +123,8 @@ class Learner:
         """Passes over made-up packs of every size, for nothing: what is compiled or captured at the first of its kind
         is so now, and not in the first updates, while an engine waits. Weights and moments stay."""
         for tokens in full_sizes(self.pack_tokens) if self.graphed is not None else ():
-            samples = made_up(tokens, getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens))
+            longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens)
+            samples = made_up(tokens, longest, self.share)
             for _ in range(2):  # the second time it is captured
                 self._within_memory(samples, partial(self._gradient, samples, None, None, 0.0, 0.0, None))
                 self.optimizer.zero_grad()
@@ -313,7 +316,8 @@ class Learner:
         return [out[i] for i in range(len(samples))]
 
     def _packs(self, samples: list[Sample]) -> list[Pack]:
-        return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, self.device)
+        pairs = [(s.prompt, s.response) for s in samples]
+        return make_packs(pairs, self.pack_tokens, self.device, self.share)
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
         """`work`, again with smaller packs each time the device is full, down to one sequence a pack.

@@ -67,19 +67,32 @@ def minibatches(samples: list[Sample], count: int) -> list[tuple[list[Sample], l
     return [([replace(samples[i], weight=count * samples[i].weight) for i in part], part) for part in places]
 
 
-def made_up(tokens: int, longest: int) -> list[Sample]:
-    """Samples that feed a model so many tokens in all, none of them more than `longest`, or 256.
+def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
+    """Samples that feed a model so many tokens in all, at most `longest` each; share: eight of them have a prompt in
+    common, which is fed once.
 
     >>> [len(s.prompt) + s.response.size - 1 for s in made_up(600, 1024)]
     [256, 256, 88]
+    >>> [(len(s.prompt), s.response.size - 1) for s in made_up(600, 1024, share=True)][-2:]
+    [(64, 64), (12, 12)]
     """
-    most = min(longest, 256)
-    sizes = [most] * (tokens // most) + [tokens % most] * (tokens % most > 0)
-    zeros = np.zeros(most, np.int32), np.zeros(most, np.float32)
+    many, half = (8, min(longest, 128) // 2) if share else (1, min(longest, 256) // 2)
+    sizes = [(half, half, i // many) for i in range(tokens // (half + many * half) * many)]
+    tokens %= half + many * half
+    while tokens > 0:
+        prompt = min(half, -(-tokens // 2))
+        sizes.append((prompt, min(half, tokens - prompt), len(sizes)))
+        tokens -= sum(sizes[-1][:2])
+    zeros = np.zeros(half + 1, np.int32), np.zeros(half + 1, np.float32)
     return [
-        Sample((0, i), [0] * (n - n // 2), zeros[0][: n // 2 + 1], zeros[1][: n // 2 + 1], 1.0, 1.0, 1.0 / tokens)
-        for i, n in enumerate(sizes)
+        Sample((0, i), _named(family, n), zeros[0][: own + 1], zeros[1][: own + 1], 1.0, 1.0, 1.0)
+        for i, (n, own, family) in enumerate(sizes)
     ]
+
+
+def _named(number: int, length: int) -> list[int]:
+    """A prompt of two kinds of tokens, another for each number."""
+    return [number >> place & 1 for place in range(length)]
 
 
 def _reward(rollout: Rollout, overlong: int) -> float:

@@ -21,7 +21,8 @@ from torch._inductor import config as inductor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.model.head import head_of, log_probs
-from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
+from whet.model.packed import APART
+from whet.model.packing import Pack, Pair, hidden_states, make_packs, packed_attention
 
 FORMS = {"whole": "whole layers", "split": "layers around their attention", "head": "the head alone"}
 """What is compiled, most first; the head always is. Without a form nothing is. Where attention is not the flash kernel

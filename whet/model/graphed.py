@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ from torch import Tensor, nn
 
 from whet.model.compiled import first_line
 from whet.model.memory import host_bound
-from whet.model.packing import Boundaries, Bucket, Pack, hidden_states
+from whet.model.packed import Boundaries, Bucket, Keys
+from whet.model.packing import Pack, hidden_states
 from whet.model.pool import pool_bytes
 
 MOST = 12
@@ -40,23 +42,29 @@ class Size(NamedTuple):
     tokens: int
     sequences: int
     longest: int
+    keys: int = 0
+    """Where sequences share prompts; 0: they do not."""
 
 
-def size_of(tokens: int, sequences: int, longest: int, budget: int) -> Size | None:
-    """What a pack is padded to: tokens to a quarter of the budget, the rest to powers of two.
+def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 0) -> Size | None:
+    """What a pack is padded to: tokens to a quarter of the budget, keys to so many times two, others to powers.
 
     Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
     pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
 
     >>> size_of(15000, sequences=20, longest=1000, budget=16384)
-    Size(tokens=16384, sequences=256, longest=1024)
+    Size(tokens=16384, sequences=256, longest=1024, keys=0)
+    >>> size_of(10000, sequences=128, longest=200, budget=16384, keys=20000).keys
+    24576
     """
     if tokens > budget:
         return None
     unit = -(-budget // PARTS)
     padded = -(-tokens // unit) * unit
     padding = -(-(padded - tokens) // longest)
-    return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)))
+    if keys:
+        keys = padded * _power(-(-(keys + padded - tokens) // padded))
+    return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)), keys)
 
 
 def full_sizes(budget: int) -> list[int]:
@@ -91,8 +99,12 @@ class Buffers:
         self.out: Tensor | None = None
         """[1, tokens, width], written anew by every forward pass."""
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
-        self.boundaries = Boundaries(self.starts, size.longest, True, ())
-        self._counted = torch.arange(max(size.tokens, size.sequences), device=device)
+        self.keys: Keys | None = None
+        if size.keys:
+            rows, own = (torch.zeros(n, dtype=torch.int64, device=device) for n in (size.keys, size.tokens))
+            self.keys = Keys(rows, torch.zeros_like(self.starts), own)
+        self.boundaries = Boundaries(self.starts, size.longest, True, (), self.keys)
+        self._counted = torch.arange(max(*size), device=device)
 
     def fill(self, pack: Pack) -> None:
         """With a pack and its padding: copies of its first token, in sequences as long as its longest; those after
@@ -103,13 +115,25 @@ class Buffers:
         self.ids[:, real:] = pack.input_ids[:, :1]
         self.position[:, :real] = pack.position_ids
         self.position[:, real:] = self._counted[:rest] % longest
-        ends = (self._counted[: self.size.sequences - n] + 1) * longest + real
+        ends = ((self._counted[: self.size.sequences - n] + 1) * longest).clamp(max=rest)
         self.starts[: n + 1] = pack.boundaries.starts
-        self.starts[n + 1 :] = ends.clamp(max=self.size.tokens)
+        self.starts[n + 1 :] = ends + real
+        keys = self.keys
+        if keys is not None and pack.boundaries.keys is not None:
+            theirs = pack.boundaries.keys
+            known = theirs.rows.numel()
+            keys.rows[:known] = theirs.rows
+            keys.rows[known : known + rest] = self._counted[:rest] + real  # padding attends to itself
+            keys.rows[known + rest :] = -1
+            keys.starts[: n + 1] = theirs.starts
+            keys.starts[n + 1 :] = ends + known
+            keys.own[:real] = theirs.own
+            keys.own[real:] = self._counted[:rest] + known
+            keys = replace(keys, rows=keys.rows[: known + rest])
         if not pack.boundaries.flash:  # never within a graph: what attends here depends on each length
             lengths = [longest] * (rest // longest) + [rest % longest] * (rest % longest > 0)
             more = [Bucket(1, length, self._counted[:length]) for length in lengths]
-            self.boundaries = Boundaries(self.starts, self.size.longest, False, (*pack.boundaries.buckets, *more))
+            self.boundaries = Boundaries(self.starts, self.size.longest, False, (*pack.boundaries.buckets, *more), keys)
 
 
 class Graphed:
@@ -197,7 +221,9 @@ class Graphed:
     def _size(self, pack: Pack) -> Size | None:
         if self.device.type == "cuda" and not pack.boundaries.flash:
             return None
-        return size_of(pack.input_ids.numel(), len(pack.members), pack.boundaries.longest, self.budget)
+        around = pack.boundaries
+        keys = 0 if around.keys is None else around.keys.rows.numel()
+        return size_of(pack.input_ids.numel(), len(pack.members), around.longest, self.budget, keys)
 
     def _buffers(self, pack: Pack) -> Buffers | None:
         """Filled with the pack; None where it is to take the plain way."""
@@ -331,7 +357,10 @@ class _Pass(torch.autograd.Function):
             raise RuntimeError("Another forward pass ran on the memory of this one before its backward pass.")
         graphed._turn = None
         buffers.slope.zero_()
-        buffers.slope[0].index_copy_(0, ctx.predict, slope)
+        if buffers.size.keys:  # the last token of a shared prompt predicts several
+            buffers.slope[0].index_add_(0, ctx.predict, slope)
+        else:
+            buffers.slope[0].index_copy_(0, ctx.predict, slope)
         return None, None, None, *graphed.backward(buffers)
 
 

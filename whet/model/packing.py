@@ -1,15 +1,14 @@
 """Many sequences in one row: packing under a token budget, and the attention that keeps them apart.
 
 The learner and the warm start call `make_packs`, then `hidden_states` inside `packed_attention(model)`, which plugs
-the attention below into an unmodified Hugging Face model. On a GPU in half precision it is torch's variable-length
-flash attention; elsewhere (CPU, fp32, fp64, soft-capped scores) sequences of similar length are padded together for
-SDPA and gathered back, which is also the reference. The forward pass a user makes outside the context is untouched.
+the attention of `packed.py` into an unmodified Hugging Face model. Sequences may share a prompt, which is then fed
+once: its keys and values are copied for each of them, and nothing else of it is computed again. The forward pass a user
+makes outside the context is untouched.
 `check_packing` proves on a few tokens that a model works so, instead of keeping a list of those that do.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,47 +17,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs
+from whet.model.packed import NAME, Boundaries, Bucket, Keys, has_flash
 
-NAME = "whet_packed"
-APART = "whet_packed_apart"
-"""The same attention, kept out of a compiled layer's graph."""
 _FULLNESS = 0.75
 """Sequences shorter than this share of the longest one of their bucket start a new bucket: padding against calls."""
-_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-_REFUSED = ("s_aux", "position_bias")
-"""Attention sinks, score biases: what a model adds to its attention that is not done here."""
+_WORTH = 0.9
+"""Of the tokens, what is left where prompts are fed once, if it is to be worth the copies."""
 
 Pair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]
 """(prompt ids, response ids)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Bucket:
-    """A run of sequences padded to one length."""
-
-    sequences: int
-    longest: int
-    rows: Tensor
-    """[tokens]: where each token of the run lies in the padded [sequences * longest]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Boundaries:
-    """Where the sequences of a pack lie, in the forms that attention needs."""
-
-    starts: Tensor
-    """int32 [sequences + 1]."""
-    longest: int
-    flash: bool
-    """The device has the flash kernel. Asked here, since a compiled layer cannot ask."""
-    buckets: tuple[Bucket, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,39 +71,91 @@ def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return packs
 
 
-def make_packs(pairs: Sequence[Pair], budget: int, device: torch.device | str = "cpu") -> list[Pack]:
-    """Prompt and response of each pair, packed. Neither may be empty."""
+def make_packs(
+    pairs: Sequence[Pair], budget: int, device: torch.device | str = "cpu", share: bool = False
+) -> list[Pack]:
+    """Prompt and response of each pair, packed. Neither may be empty. share: equal prompts of a pack are fed once."""
     if any(len(prompt) == 0 or len(response) == 0 for prompt, response in pairs):
         raise WhetError("A sequence to train on has an empty prompt or response; give every prompt at least one token.")
     lengths = [len(prompt) + len(response) - 1 for prompt, response in pairs]
-    return [_make_pack(pairs, members, device) for members in divide(lengths, budget)]
+    if share:
+        packs = divide_families(pairs, budget)
+        if _cost(pairs, packs) < _WORTH * sum(lengths):
+            return [_make_pack(pairs, families, device) for families in packs]
+    return [_make_pack(pairs, [[i] for i in members], device) for members in divide(lengths, budget)]
 
 
-def _make_pack(pairs: Sequence[Pair], members: list[int], device: torch.device | str) -> Pack:
+def divide_families(pairs: Sequence[Pair], budget: int) -> list[list[list[int]]]:
+    """Packs of families, whose members have the same prompt; a family beyond the budget is several.
+
+    >>> divide_families([([1, 2], [3]), ([4], [5, 6]), ([1, 2], [7, 8])], budget=6)
+    [[[0, 2], [1]]]
+    """
+    found: dict[bytes, list[int]] = {}
+    for i, (prompt, _) in enumerate(pairs):
+        found.setdefault(np.asarray(prompt, np.int64).tobytes(), []).append(i)
+    families, costs = list[list[int]](), list[int]()
+    for members in found.values():
+        cost, room = len(pairs[members[0]][0]), -1
+        for i in members:
+            own = len(pairs[i][1]) - 1
+            if own > room:
+                families.append([])
+                costs.append(cost)
+                room = budget - cost
+            families[-1].append(i)
+            costs[-1] += own
+            room -= own
+    return [[families[i] for i in pack] for pack in divide(costs, budget)]
+
+
+def _cost(pairs: Sequence[Pair], packs: list[list[list[int]]]) -> int:
+    """Tokens that are fed."""
+    prompts = sum(len(pairs[family[0]][0]) for families in packs for family in families)
+    return prompts + sum(len(response) - 1 for _, response in pairs)
+
+
+def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.device | str) -> Pack:
+    members = [i for family in families for i in family]
+    first = np.array([place for family in families for place in range(len(family))]) == 0
     prompts = np.array([len(pairs[i][0]) for i in members])
     counts = np.array([len(pairs[i][1]) for i in members])
+    fed = np.where(first, prompts, 0) + counts - 1
+    starts = np.concatenate([[0], np.cumsum(fed)])
+    base = starts[:-1][first][np.cumsum(first) - 1]  # where each one's prompt begins
+    own = starts[:-1] + np.where(first, prompts, 0)  # and where its own tokens do
+    predict = np.repeat(own - 1, counts) + _ranges(counts)
+    predict[np.cumsum(counts) - counts] = base + prompts - 1
     lengths = prompts + counts - 1
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    ids = np.concatenate([part for i in members for part in (pairs[i][0], pairs[i][1][:-1])])
     arrays = {
-        "ids": ids,
-        "position": _ranges(lengths),
+        "ids": np.concatenate(
+            [p for i, new in zip(members, first, strict=True) for p in (pairs[i][0] if new else (), pairs[i][1][:-1])]
+        ),
+        "position": _ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
         "starts": starts,
-        "predict": np.repeat(starts[:-1] + prompts - 1, counts) + _ranges(counts),
+        "predict": predict,
         "targets": np.concatenate([pairs[i][1] for i in members]),
         "owner": np.repeat(np.arange(len(members)), counts),
     }
+    if not first.all():
+        ends = np.cumsum(lengths)
+        place = _ranges(lengths)
+        shared = place < np.repeat(prompts, lengths)
+        arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
+        arrays["key_starts"] = np.concatenate([[0], ends])
+        arrays["own"] = _ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
     runs = _runs(lengths.tolist())
     rows = [_ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
     there = put([*arrays.values(), *rows], device)
     at = dict(zip(arrays, there, strict=False))
     buckets = [Bucket(len(run), run[0], r) for run, r in zip(runs, there[len(arrays) :], strict=True)]
+    keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
     return Pack(
         members=tuple(members),
         counts=tuple(counts.tolist()),
         input_ids=at["ids"][None],
         position_ids=at["position"][None],
-        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), _has_flash(device), tuple(buckets)),
+        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), has_flash(device), tuple(buckets), keys),
         predict=at["predict"],
         targets=at["targets"],
         owner=at["owner"],
@@ -205,109 +228,11 @@ def _alone(model: Any, prompt: Any, response: Any) -> Tensor:
     return wide.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
 
 
-def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed: Boundaries,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **rest: Any,
-) -> tuple[Tensor, None]:
-    """transformers' attention interface: [1, heads, T, d] in, [1, T, heads, d] out. Causal within each sequence."""
-    unknown = [name for name in _REFUSED if rest.get(name) is not None]
-    if unknown or attention_mask is not None or dropout:
-        what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
-        raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    kernel = _varlen if packed.flash and _can_varlen(q, v, softcap) else _reference
-    return kernel(q, k, v, packed, scaling, sliding_window, softcap)[None], None
-
-
-AttentionInterface.register(NAME, attention)
-AttentionInterface.register(APART, torch.compiler.disable(attention))
-
-
-def _can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
-    d = q.shape[-1]
-    fits = d == v.shape[-1] and d <= 256 and d % 8 == 0
-    return fits and softcap is None and q.dtype in (torch.bfloat16, torch.float16)
-
-
-def _has_flash(device: torch.device | str) -> bool:
-    device = torch.device(device)
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def _varlen(
-    q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, scale: float | None, window: int | None, softcap: float | None
-) -> Tensor:
-    """A window of w keys counts the token itself, so w - 1 to the left of it."""
-    reach = -1 if window is None else window - 1
-    sizes = (packed.starts, packed.starts, packed.longest, packed.longest)
-    out = varlen_attn(q, k, v, *sizes, scale=scale, window_size=(reach, 0), **_GQA)
-    assert isinstance(out, Tensor)
-    return out
-
-
-@torch.compiler.disable
-def _reference(
-    q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, scale: float | None, window: int | None, softcap: float | None
-) -> Tensor:
-    if k.shape[1] != q.shape[1]:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    tokens = [bucket.rows.numel() for bucket in packed.buckets]
-    parts = zip(packed.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True)
-    out = [_in_bucket(*part, scale, window, softcap) for part in parts]
-    return out[0] if len(out) == 1 else torch.cat(out)
-
-
-def _in_bucket(
-    bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, softcap: float | None
-) -> Tensor:
-    """Padding lies to the right, where a causal query never looks; its own rows are not gathered back."""
-    q, k, v = (_pad(x, bucket) for x in (q, k, v))
-    if softcap is not None:
-        out = _soft_capped(q, k, v, scale, window, softcap)
-    elif window is not None and window < bucket.longest:
-        mask = _mask(bucket.longest, window, q.device)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
-    else:
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
-
-
-def _pad(x: Tensor, bucket: Bucket) -> Tensor:
-    """[tokens, heads, d] -> [sequences, heads, longest, d]."""
-    rows = x.new_zeros(bucket.sequences * bucket.longest, *x.shape[1:]).index_copy(0, bucket.rows, x)
-    return rows.unflatten(0, (bucket.sequences, bucket.longest)).transpose(1, 2)
-
-
-def _soft_capped(q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, cap: float) -> Tensor:
-    """Gemma 2: scores become c tanh(scores / c) before the softmax, for which SDPA has no argument."""
-    scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scale is None else scale)
-    mask = _mask(q.shape[-2], window, q.device)
-    scores = (torch.tanh(scores / cap) * cap).masked_fill(~mask, float("-inf"))
-    wide = torch.float64 if scores.dtype == torch.float64 else torch.float32
-    return torch.softmax(scores, dim=-1, dtype=wide).to(v.dtype) @ v
-
-
-def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    at = torch.arange(length, device=device)
-    back = at[:, None] - at[None, :]
-    return (back >= 0) & (back < (length if window is None else window))
-
-
 def _runs(lengths: list[int]) -> list[list[int]]:
-    """Lengths fall from left to right (`divide` sorts), so a bucket is a run and its first sequence the longest."""
+    """Of neighbours in a pack, the first of each the longest: lengths fall from left to right, unless they share."""
     runs: list[list[int]] = []
     for n in lengths:
-        if not runs or n < _FULLNESS * runs[-1][0]:
+        if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
             runs.append([])
         runs[-1].append(n)
     return runs
