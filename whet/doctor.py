@@ -291,7 +291,7 @@ def _graphs_lack(network: Any, settings: config.Config, device: torch.device) ->
 
 
 def _is_fast(shape: Shape, settings: config.Config, device: torch.device) -> bool:
-    """As `whet.model.packing` decides for each layer."""
+    """As `whet.model.packed` decides for each layer."""
     import torch
 
     if device.type != "cuda" or settings.model.dtype != "bfloat16" or not shape.flash:

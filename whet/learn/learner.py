@@ -31,7 +31,7 @@ from whet.learn.sums import Sums
 from whet.model.compiled import FEW, FORMS, best_form, compiled_layers, first_line
 from whet.model.graphed import Graphed, full_sizes, worth_graphs
 from whet.model.head import head_of, log_probs, score_sums
-from whet.model.packing import Pack, check_packing, divide, hidden_states, make_packs, packed_attention, put
+from whet.model.packing import Pack, check_packing, hidden_states, make_packs, packed_attention, put
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
@@ -315,9 +315,9 @@ class Learner:
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
-    def _packs(self, samples: list[Sample]) -> list[Pack]:
+    def _packs(self, samples: list[Sample], device: torch.device | str | None = None) -> list[Pack]:
         pairs = [(s.prompt, s.response) for s in samples]
-        return make_packs(pairs, self.pack_tokens, self.device, self.share)
+        return make_packs(pairs, self.pack_tokens, device or self.device, self.share)
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
         """`work`, again with smaller packs each time the device is full, down to one sequence a pack.
@@ -340,14 +340,14 @@ class Learner:
                 self.graphed.stop("the memory they hold is needed")
                 self.graphed = None
                 continue
-            lengths = [len(s.prompt) + s.response.size - 1 for s in samples]
-            packs = divide(lengths, self.pack_tokens)
-            if max(len(pack) for pack in packs) == 1:
+            packs = self._packs(samples, "cpu")
+            if max(len(pack.members) for pack in packs) == 1:
+                longest = max(pack.boundaries.longest for pack in packs)
                 raise WhetError(
-                    f"A single sequence of {max(lengths)} tokens does not fit in memory; "
+                    f"A single sequence of {longest} tokens does not fit in memory; "
                     "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model."
                 )
-            largest = max(sum(lengths[i] for i in pack) for pack in packs)
+            largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()
 

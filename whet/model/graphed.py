@@ -47,7 +47,8 @@ class Size(NamedTuple):
 
 
 def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 0) -> Size | None:
-    """What a pack is padded to: tokens to a quarter of the budget, keys to so many times two, others to powers.
+    """What a pack is padded to: tokens to a quarter of the budget, keys to 2, 4, ... times these, the rest to powers
+    of two.
 
     Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
     pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
