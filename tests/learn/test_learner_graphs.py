@@ -75,7 +75,7 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
         learner.graphed = Graphed(learner.model, learner.pack_tokens)
         if rehearsed:
             learner.rehearse()
-            assert sorted(size.tokens for size in learner.graphed.ready) == [16, 32, 48, 64]
+            assert sorted(size.tokens for size in learner.graphed.ready) == [8, 12, 16, 24, 32, 48, 64]
             assert learner.updates == learner.version == learner.ooms == 0
         reports = [learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 1)]
         results.append((reports, learner.model.state_dict()))
@@ -86,13 +86,15 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
 
 
 @pytest.mark.gpu
-def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder):
+@pytest.mark.parametrize("share", [False, True])
+def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder, share):
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, lr=1e-4)
     results = []
     for compiled in (False, True):
         learner = Learner(
             model_of(torch.bfloat16).to("cuda"), config.model_copy(update={"compile": compiled}), encode=encoder
         )
+        learner.share = share
         assert (learner.graphed is not None) == compiled
         results.append([learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 0, 1, 1)])
         assert not compiled or (learner.graphed.ready and not learner.graphed.stopped)

@@ -40,9 +40,11 @@ def padded_log_probs(model: Any, pairs: Any) -> list[torch.Tensor]:
     return out
 
 
-def packed_log_probs(model: Any, pairs: Any, budget: int, share: bool = False) -> list[torch.Tensor]:
+def packed_log_probs(
+    model: Any, pairs: Any, budget: int, share: bool = False, device: str = "cpu"
+) -> list[torch.Tensor]:
     out: dict[int, torch.Tensor] = {}
-    for pack in make_packs(pairs, budget, share=share):
+    for pack in make_packs(pairs, budget, device, share):
         lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
         out.update(zip(pack.members, lp.split(pack.counts), strict=True))
     return [out[i] for i in range(len(pairs))]
@@ -153,7 +155,7 @@ def test_a_pack_by_hand():
     assert pack.predict.tolist() == [2, 3, 4]
     assert pack.targets.tolist() == [8, 9, 3]
     assert pack.owner.tolist() == [0, 0, 1]
-    assert [(b.sequences, b.longest, b.rows.tolist()) for b in pack.boundaries.buckets] == [
+    assert [(b.sequences, b.longest, b.rows.tolist()) for b in pack.boundaries.padding.buckets] == [
         (1, 4, [0, 1, 2, 3]),
         (1, 1, [0]),
     ]
@@ -162,7 +164,10 @@ def test_a_pack_by_hand():
 def test_sequences_of_similar_length_share_a_bucket():
     pairs = [([2] * 5, [3] * n) for n in (16, 15, 12, 4)]
     (pack,) = make_packs(pairs, budget=100)
-    assert [(b.sequences, b.longest, b.rows.numel()) for b in pack.boundaries.buckets] == [(3, 20, 55), (1, 8, 8)]
+    assert [(b.sequences, b.longest, b.rows.numel()) for b in pack.boundaries.padding.buckets] == [
+        (3, 20, 55),
+        (1, 8, 8),
+    ]
 
 
 @pytest.mark.parametrize("pair", [([], [3]), ([2], [])])
@@ -217,10 +222,13 @@ def test_attention_sinks_are_refused():
 @pytest.mark.parametrize(("heads", "kv_heads", "d"), [(4, 4, 32), (9, 3, 64), (12, 2, 128), (4, 1, 256)])
 @pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
-    """The flash kernel in half precision against the padded reference in fp32."""
-    pairs = [([2] * 3, [3] * n) for n in (200, 190, 64, 5, 1)]
-    (pack,) = make_packs(pairs, 1000, "cuda")
+@pytest.mark.parametrize("share", [False, True])
+def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype, share):
+    """The flash kernel in half precision against the padded reference in fp32. Where prompts are shared, queries are
+    fewer than keys and must stand at their ends."""
+    pairs = [([2] * prompt, [3] * n) for prompt, ns in ((3, (200, 190, 1)), (150, (64, 5, 1, 33))) for n in ns]
+    (pack,) = make_packs(pairs, 2000, "cuda", share)
+    assert (pack.boundaries.keys is not None) == share
     tokens = pack.input_ids.shape[1]
     generator = torch.Generator("cuda").manual_seed(0)
     shapes = [(1, h, tokens, d) for h in (heads, kv_heads, kv_heads)]
@@ -245,16 +253,14 @@ def test_varlen_equals_the_reference(heads, kv_heads, d, window, dtype):
 def test_packed_equals_padded_on_a_gpu(family):
     """bf16 with the flash kernel where it serves, against fp32 on the CPU: errors of rounding only."""
     exact = small(family, torch.float32)
-    pairs = some_pairs(count=40)
+    several = some_pairs(count=40)
+    pairs = [(several[i // 4][0], response) for i, (_, response) in enumerate(several)]
     with packed_attention(exact), torch.no_grad():
         want = torch.cat(packed_log_probs(exact, pairs, 64))
     for dtype, bound in ((torch.float32, 1e-3), (torch.bfloat16, 0.2)):
         model = small(family, torch.float32).to("cuda", dtype)
         check_packing(model)
-        out: dict[int, torch.Tensor] = {}
-        with packed_attention(model), torch.no_grad():
-            for pack in make_packs(pairs, 64, "cuda"):
-                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
-                out.update(zip(pack.members, lp.cpu().split(pack.counts), strict=True))
-        got = torch.cat([out[i] for i in range(len(pairs))])
-        assert float((got - want).abs().mean()) < bound
+        for share in (False, True):
+            with packed_attention(model), torch.no_grad():
+                got = torch.cat(packed_log_probs(model, pairs, 64, share, "cuda")).cpu()
+            assert float((got - want).abs().mean()) < bound

@@ -77,8 +77,8 @@ class Learner:
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
-        self.share = self.device.type == "cpu"
-        """Prompts that several responses of a pack have are fed once. Not yet on a GPU, where it is to be measured."""
+        self.share = True
+        """Prompts that several responses of a pack have are fed once."""
         fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self.compiled = self._best_form() if config.compile and fast else ""
         """One of `compiled.FORMS`; empty: nothing is."""

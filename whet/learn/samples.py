@@ -23,7 +23,8 @@ class Sample:
     """One rollout to train on."""
 
     key: Key
-    prompt: Sequence[int]
+    prompt: np.ndarray
+    """One and the same for the samples of a group."""
     response: np.ndarray
     behaviour: np.ndarray
     """Log-probs recorded when the tokens were drawn."""
@@ -52,7 +53,7 @@ def make_samples(
     weights = token_weights(aggregate, lengths, limits, [group.weight for group in batch.groups])
     samples = []
     for group, rollouts, a, w in zip(batch.groups, judged, advantages, weights, strict=True):
-        prompt = encode(group.prompt_id) if rollouts else ()
+        prompt = np.asarray(encode(group.prompt_id), np.int64) if rollouts else np.empty(0, np.int64)
         samples += [_sample(r, prompt, float(a[i]), float(w[i])) for i, r in enumerate(rollouts)]
     return samples, sum(bool(a.any()) for a in advantages)
 
@@ -90,9 +91,9 @@ def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
     ]
 
 
-def _named(number: int, length: int) -> list[int]:
+def _named(number: int, length: int) -> np.ndarray:
     """A prompt of two kinds of tokens, another for each number."""
-    return [number >> place & 1 for place in range(length)]
+    return np.array([number >> place & 1 for place in range(length)])
 
 
 def _reward(rollout: Rollout, overlong: int) -> float:
@@ -100,7 +101,7 @@ def _reward(rollout: Rollout, overlong: int) -> float:
     return rollout.reward + overlong_penalty(rollout.length, rollout.sampling.max_tokens, overlong)
 
 
-def _sample(rollout: Rollout, prompt: Sequence[int], advantage: float, weight: float) -> Sample:
+def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: float) -> Sample:
     trace, how = _trace(rollout), rollout.sampling
     if how.temperature <= 0 or how.top_k > 0 or how.top_p < 1:
         raise WhetError(

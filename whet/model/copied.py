@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+NOBODYS = 1024
+"""Rows for what is left out."""
+
 
 @torch.library.custom_op("whet::copied", mutates_args=())
 def copied(x: Tensor, rows: Tensor) -> Tensor:
@@ -21,10 +24,12 @@ def copied(x: Tensor, rows: Tensor) -> Tensor:
 @torch.library.custom_op("whet::added_up", mutates_args=())
 def added_up(slope: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     """For each row of `like` the sum of what its copies got. What nobody's got is left out, be it not a number: where
-    no sequence lies a kernel writes nothing."""
+    no sequence lies a kernel writes nothing. It goes to many rows aside: added to one, each would wait for all."""
     wide = torch.float64 if slope.dtype == torch.float64 else torch.float32
-    out = torch.zeros(len(like) + 1, *like.shape[1:], dtype=wide, device=slope.device)
-    return out.index_add_(0, torch.where(rows < 0, len(like), rows), slope.to(wide))[:-1].to(like.dtype)
+    out = torch.zeros(len(like) + NOBODYS, *like.shape[1:], dtype=wide, device=slope.device)
+    aside = torch.arange(len(rows), device=rows.device) % NOBODYS + len(like)
+    out.index_add_(0, torch.where(rows < 0, aside, rows), slope.to(wide))
+    return out[: len(like)].to(like.dtype)
 
 
 @copied.register_fake

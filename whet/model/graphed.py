@@ -10,6 +10,7 @@ way. On a CPU the same buffers go through plain calls, which is how the tests co
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -22,14 +23,17 @@ from torch import Tensor, nn
 
 from whet.model.compiled import first_line
 from whet.model.memory import host_bound
-from whet.model.packed import Boundaries, Bucket, Keys
+from whet.model.packed import Boundaries, Keys, Padding
 from whet.model.packing import Pack, hidden_states
 from whet.model.pool import pool_bytes
 
-MOST = 12
+MOST = 16
 """Sizes that are captured; those that come later take the plain way."""
-PARTS = 4
-"""Tokens are padded to so many sizes."""
+PARTS = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
+"""Of the budget: what tokens are padded to, by less than half."""
+KEYS = 3
+"""Times the tokens: what keys are padded to where prompts are shared, or twice that, and so on. Eight responses to a
+prompt of twice their length have 2.4 times as many."""
 SEQUENCES = 256
 LONGEST = 512
 """Sizes begin here. Few sizes: a capture takes as long as several plain passes, and blocks of attention that find no
@@ -47,8 +51,8 @@ class Size(NamedTuple):
 
 
 def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 0) -> Size | None:
-    """What a pack is padded to: tokens to a quarter of the budget, keys to 2, 4, ... times these, the rest to powers
-    of two.
+    """What a pack is padded to: tokens to a part of the budget, keys to 3, 6, ... times these, the rest to powers of
+    two.
 
     Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
     pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
@@ -56,15 +60,14 @@ def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 
     >>> size_of(15000, sequences=20, longest=1000, budget=16384)
     Size(tokens=16384, sequences=256, longest=1024, keys=0)
     >>> size_of(10000, sequences=128, longest=200, budget=16384, keys=20000).keys
-    24576
+    36864
     """
     if tokens > budget:
         return None
-    unit = -(-budget // PARTS)
-    padded = -(-tokens // unit) * unit
+    padded = min(size for size in full_sizes(budget) if size >= tokens)
     padding = -(-(padded - tokens) // longest)
     if keys:
-        keys = padded * _power(-(-(keys + padded - tokens) // padded))
+        keys = KEYS * padded * _power(-(-(keys + padded - tokens) // (KEYS * padded)))
     return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)), keys)
 
 
@@ -72,10 +75,9 @@ def full_sizes(budget: int) -> list[int]:
     """Tokens of packs that fill each size, the largest first, since what it takes serves the others.
 
     >>> full_sizes(16384)
-    [16384, 12288, 8192, 4096]
+    [16384, 12288, 8192, 6144, 4096, 3072, 2048]
     """
-    unit = -(-budget // PARTS)
-    return sorted({min(budget, unit * part) for part in range(1, PARTS + 1)}, reverse=True)
+    return sorted({math.ceil(part * budget) for part in PARTS}, reverse=True)
 
 
 def worth_graphs(model: Any, tokens: int) -> bool:
@@ -104,7 +106,7 @@ class Buffers:
         if size.keys:
             rows, own = (torch.zeros(n, dtype=torch.int64, device=device) for n in (size.keys, size.tokens))
             self.keys = Keys(rows, torch.zeros_like(self.starts), own)
-        self.boundaries = Boundaries(self.starts, size.longest, True, (), self.keys)
+        self.boundaries = Boundaries(self.starts, size.longest, True, Padding((), device), self.keys)
         self._counted = torch.arange(max(*size), device=device)
 
     def fill(self, pack: Pack) -> None:
@@ -132,9 +134,9 @@ class Buffers:
             keys.own[real:] = self._counted[:rest] + known
             keys = replace(keys, rows=keys.rows[: known + rest])
         if not pack.boundaries.flash:  # never within a graph: what attends here depends on each length
-            lengths = [longest] * (rest // longest) + [rest % longest] * (rest % longest > 0)
-            more = [Bucket(1, length, self._counted[:length]) for length in lengths]
-            self.boundaries = Boundaries(self.starts, self.size.longest, False, (*pack.boundaries.buckets, *more), keys)
+            more = (longest,) * (rest // longest) + (rest % longest,) * (rest % longest > 0)
+            padding = Padding([*pack.boundaries.padding.lengths, *more], self.starts.device)
+            self.boundaries = Boundaries(self.starts, self.size.longest, False, padding, keys)
 
 
 class Graphed:

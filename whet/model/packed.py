@@ -8,9 +8,12 @@ sequences of similar length are padded together for SDPA and gathered back, whic
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
@@ -26,6 +29,8 @@ APART = "whet_packed_apart"
 _GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _REFUSED = ("s_aux", "position_bias")
 """Attention sinks, score biases: what a model adds to its attention that is not done here."""
+_FULLNESS = 0.75
+"""Sequences shorter than this share of the longest one of their bucket start a new bucket: padding against calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,24 @@ class Bucket:
     longest: int
     rows: Tensor
     """[tokens]: where each token of the run lies in the padded [sequences * longest]."""
+
+
+class Padding:
+    """How sequences are padded together, worked out when first asked for, which the flash kernel never does. No
+    dataclass: the compiler would hold a layer to the fields of one, and these change from pack to pack."""
+
+    def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
+        """`lengths`: of whole sequences, prompts included."""
+        self.lengths = lengths
+        self._device = device
+
+    @cached_property
+    def buckets(self) -> tuple[Bucket, ...]:
+        found = []
+        for run in _runs(self.lengths):
+            rows = ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run)
+            found.append(Bucket(len(run), run[0], torch.as_tensor(rows).to(self._device)))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +83,7 @@ class Boundaries:
     """Tokens of a sequence, its prompt included."""
     flash: bool
     """The device has the flash kernel. Asked here, since a compiled layer cannot ask."""
-    buckets: tuple[Bucket, ...]
-    """Of whole sequences."""
+    padding: Padding
     keys: Keys | None = None
     """None: the tokens themselves."""
 
@@ -92,6 +114,12 @@ def attention(
 
 AttentionInterface.register(NAME, attention)
 AttentionInterface.register(APART, torch.compiler.disable(attention))
+
+
+def ranges(lengths: np.ndarray) -> np.ndarray:
+    """0 .. n - 1 for each n, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
 
 
 def can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
@@ -128,8 +156,8 @@ def _reference(
         q, k, v = (copied(x, keys.rows) for x in (q, k, v))
     if k.shape[1] != q.shape[1]:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    tokens = [bucket.rows.numel() for bucket in packed.buckets]
-    parts = zip(packed.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True)
+    tokens = [bucket.rows.numel() for bucket in packed.padding.buckets]
+    parts = zip(packed.padding.buckets, q.split(tokens), k.split(tokens), v.split(tokens), strict=True)
     out = [_in_bucket(*part, scale, window, softcap) for part in parts]
     whole = out[0] if len(out) == 1 else torch.cat(out)
     return whole if keys is None else whole.index_select(0, keys.own)
@@ -169,3 +197,13 @@ def _mask(length: int, window: int | None, device: torch.device) -> Tensor:
     at = torch.arange(length, device=device)
     back = at[:, None] - at[None, :]
     return (back >= 0) & (back < (length if window is None else window))
+
+
+def _runs(lengths: Sequence[int]) -> list[list[int]]:
+    """Of neighbours in a pack, the first of each the longest: lengths fall from left to right, unless they share."""
+    runs: list[list[int]] = []
+    for n in lengths:
+        if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
+            runs.append([])
+        runs[-1].append(n)
+    return runs

@@ -21,10 +21,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs
-from whet.model.packed import NAME, Boundaries, Bucket, Keys, has_flash
+from whet.model.packed import NAME, Boundaries, Keys, Padding, has_flash, ranges
 
-_FULLNESS = 0.75
-"""Sequences shorter than this share of the longest one of their bucket start a new bucket: padding against calls."""
 _WORTH = 0.9
 """Of the tokens, what is left where prompts are fed once, if it is to be worth the copies."""
 
@@ -92,8 +90,11 @@ def divide_families(pairs: Sequence[Pair], budget: int) -> list[list[list[int]]]
     [[[0, 2], [1]]]
     """
     found: dict[bytes, list[int]] = {}
+    before: Sequence[int] | np.ndarray | None = None
     for i, (prompt, _) in enumerate(pairs):
-        found.setdefault(np.asarray(prompt, np.int64).tobytes(), []).append(i)
+        if prompt is not before:  # the responses of a group mostly come together, with one and the same
+            before, spelt = prompt, np.asarray(prompt, np.int64).tobytes()
+        found.setdefault(spelt, []).append(i)
     families, costs = list[list[int]](), list[int]()
     for members in found.values():
         cost, room = len(pairs[members[0]][0]), -1
@@ -124,14 +125,14 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
     starts = np.concatenate([[0], np.cumsum(fed)])
     base = starts[:-1][first][np.cumsum(first) - 1]  # where each one's prompt begins
     own = starts[:-1] + np.where(first, prompts, 0)  # and where its own tokens do
-    predict = np.repeat(own - 1, counts) + _ranges(counts)
+    predict = np.repeat(own - 1, counts) + ranges(counts)
     predict[np.cumsum(counts) - counts] = base + prompts - 1
     lengths = prompts + counts - 1
     arrays = {
         "ids": np.concatenate(
             [p for i, new in zip(members, first, strict=True) for p in (pairs[i][0] if new else (), pairs[i][1][:-1])]
         ),
-        "position": _ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
+        "position": ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
         "starts": starts,
         "predict": predict,
         "targets": np.concatenate([pairs[i][1] for i in members]),
@@ -139,23 +140,20 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
     }
     if not first.all():
         ends = np.cumsum(lengths)
-        place = _ranges(lengths)
+        place = ranges(lengths)
         shared = place < np.repeat(prompts, lengths)
         arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
         arrays["key_starts"] = np.concatenate([[0], ends])
-        arrays["own"] = _ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
-    runs = _runs(lengths.tolist())
-    rows = [_ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
-    there = put([*arrays.values(), *rows], device)
-    at = dict(zip(arrays, there, strict=False))
-    buckets = [Bucket(len(run), run[0], r) for run, r in zip(runs, there[len(arrays) :], strict=True)]
+        arrays["own"] = ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
+    at = dict(zip(arrays, put([*arrays.values()], device), strict=True))
     keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
+    padding = Padding(lengths.tolist(), torch.device(device))
     return Pack(
         members=tuple(members),
         counts=tuple(counts.tolist()),
         input_ids=at["ids"][None],
         position_ids=at["position"][None],
-        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), has_flash(device), tuple(buckets), keys),
+        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), has_flash(device), padding, keys),
         predict=at["predict"],
         targets=at["targets"],
         owner=at["owner"],
@@ -200,11 +198,13 @@ def packed_attention(model: Any, checkpoint: bool = False) -> Iterator[None]:
 
 
 def check_packing(model: Any) -> None:
-    """Two short sequences, packed and alone, must get the same log-probs; else the model is refused by name."""
+    """Three short sequences, two with a prompt in common, must get the same log-probs packed as alone; else the model
+    is refused by name."""
     vocab = model.get_input_embeddings().num_embeddings
     device = model.get_input_embeddings().weight.device
-    pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [3 % vocab] * 4) for n in (4, 2)]
-    (pack,) = make_packs(pairs, budget=64, device=device)
+    shapes = ((4, 3), (2, 3), (4, 5))
+    pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [token % vocab] * 4) for n, token in shapes]
+    (pack,) = make_packs(pairs, budget=64, device=device, share=True)
     with torch.no_grad():
         try:
             with packed_attention(model):
@@ -226,19 +226,3 @@ def _alone(model: Any, prompt: Any, response: Any) -> Tensor:
     logits = model(input_ids=ids, use_cache=False).logits[0]
     wide = logits if logits.dtype == torch.float64 else logits.float()
     return wide.log_softmax(-1)[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
-
-
-def _runs(lengths: list[int]) -> list[list[int]]:
-    """Of neighbours in a pack, the first of each the longest: lengths fall from left to right, unless they share."""
-    runs: list[list[int]] = []
-    for n in lengths:
-        if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
-            runs.append([])
-        runs[-1].append(n)
-    return runs
-
-
-def _ranges(lengths: np.ndarray) -> np.ndarray:
-    """0 .. n - 1 for each n, one after the other."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
