@@ -3,6 +3,7 @@
 import json
 import math
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,12 @@ def test_a_figure_stands_alone_and_repeats() -> None:
     bands = [path for path in tree.iter("{http://www.w3.org/2000/svg}path") if path.get("opacity")]
     assert len(bands) == 1, "one seed has no range"
     assert figure([Line("empty", [])], title="", x_label="", x_show=formats.count) == ""
+
+
+def test_no_two_lines_of_a_figure_look_alike() -> None:
+    lines = [Line(f"arm {i}", [[(0, 0.1), (10, 0.2)]]) for i in range(24)]
+    tree = ElementTree.fromstring(figure(lines, title="", x_label="", x_show=formats.count))
+    paths = tree.iter("{http://www.w3.org/2000/svg}path")
+    strokes = [path.attrib for path in paths if path.get("stroke-width") == "1.8"]
+    looks = Counter((stroke["stroke"], stroke.get("stroke-dasharray")) for stroke in strokes)
+    assert len(looks) == 24 and set(looks.values()) == {2}, "the line, and its sample in the legend"

@@ -103,6 +103,7 @@ def _legend(line: Line, number: int) -> str:
 
 
 def _stroke(number: int) -> str:
-    dash = DASHES[(number + number // len(DASHES)) % len(DASHES)]
+    """No two of 24 alike: a colour that comes again has another dash."""
+    dash = DASHES[(number + 3 * (number // len(COLOURS))) % len(DASHES)]
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     return f'fill="none" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="1.8"{dashes}'
