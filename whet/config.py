@@ -156,6 +156,7 @@ class Rollout(Section):
     context: int = Field(0, ge=0)
     """Tokens of prompt and response together; 0 is the longest prompt and the largest response limit."""
     max_tokens: int = Field(1024, ge=1)
+    """Tokens of a response at most."""
     temperature: float = Field(1.0, gt=0)
     stop_strings: tuple[str, ...] = ()
     on_update: Literal["cut", "recompute", "keep"] = "cut"
@@ -389,9 +390,8 @@ class Config(Section):
         for key, limit in limits.items():
             if 0 < context <= limit:
                 raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}")
-        names = [e.name for e in self.eval]
-        if len(set(names)) < len(names):
-            raise ValueError(f"eval names must differ, got {', '.join(names)}")
+        if len({e.name for e in self.eval}) < len(self.eval):
+            raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
         if self.rollout.mode == "stream" and self.rollout.on_update != "cut" and self.curriculum.max_age == 0:
             raise ValueError(
                 f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
