@@ -120,6 +120,27 @@ def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
     assert cache.free == 4  # its last page only: the others are still in use
 
 
+def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None:
+    """Two groups, the second of full pages only; then rows that lack none, one and three pages. Contents and all."""
+    found = []
+    for together in (True, False):
+        cache = PagedCache(SHAPES, 7, 40, 4, 60, torch.device("cpu"))
+        cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))
+        cache.open(0, 10)
+        cache.open(1, 8)
+        ways = [(0, 2, 10), (0, 3, 10), (0, 4, 10), (1, 5, 8), (1, 6, 8)]
+        for some in [ways] if together else [[way] for way in ways]:
+            cache.fork(*map(list, zip(*some, strict=True)))
+        lengths = np.array([10, 8, 21, 10, 12, 8, 19])
+        for row in range(7) if not together else [6]:
+            cache.grow(lengths[: row + 1])
+        state = [cache.table.tolist(), cache.held.tolist(), cache.pool.owners, cache.free, cache.edits]
+        found.append((state, cache.keys[0].clone()))
+    assert found[0][0] == found[1][0]
+    assert found[0][0][1] == [3, 3, 6, 3, 4, 3, 5]
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=0, atol=0)
+
+
 def test_slot_cache_moves_and_forks_contents() -> None:
     cache = SlotCache(SHAPES, 4, 8, torch.device("cpu"))
     cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))

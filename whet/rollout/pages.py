@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Protocol
 
 import numpy as np
@@ -48,10 +49,10 @@ class PagePool:
             self.owners[page] = 1
         return taken
 
-    def share(self, pages: Sequence[int]) -> None:
+    def share(self, pages: Sequence[int], times: int = 1) -> None:
         for page in pages:
             assert self.owners[page] > 0, "only a page in use can be shared"
-            self.owners[page] += 1
+            self.owners[page] += times
 
     def drop(self, pages: Sequence[int]) -> None:
         for page in pages:
@@ -220,12 +221,19 @@ class PagedCache(PageStore):
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
         copied: list[tuple[int, int]] = []
-        for src, dst, n in zip(source, target, tokens, strict=True):
-            shared = self.table[src, : n // self.page].tolist()
-            self.pool.share(shared)
-            own = self.pool.take(self.need(n, True))
-            copied += [(int(self.table[src, len(shared)]), page) for page in own]
-            self._set(dst, shared + own)
+        ways = zip(source, target, tokens, strict=True)
+        for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):  # the rows of a group come together
+            rows = [row for _, row, _ in some]
+            full, half = n // self.page, self.need(n, True)
+            self.pool.share(self.table[src, :full].tolist(), len(rows))
+            own = self.pool.take(half * len(rows))
+            copied += [(int(self.table[src, full]), page) for page in own]
+            assert not self.held[rows].any(), "a row is closed before it is used again"
+            self.table[rows, :full] = self.table[src, :full]
+            if own:
+                self.table[rows, full] = own
+            self.edits += len(rows)
+            self.held[rows] = full + half
         if copied:
             old, new = torch.tensor(copied, device=self.device).T
             for pages in (*self.keys, *self.values):
@@ -238,11 +246,13 @@ class PagedCache(PageStore):
         missing = self._missing(length)
         if not missing.any():
             return
-        for row in np.flatnonzero(missing):
-            held, more = self.held[row], missing[row]
-            self.table[row, held : held + more] = self.pool.take(more)
-            self.held[row] += more
-            self.edits += 1
+        rows = np.flatnonzero(missing)
+        more = missing[rows]
+        each = np.repeat(rows, more)
+        place = np.arange(each.size) - np.repeat(np.cumsum(more) - more, more)
+        self.table[each, self.held[each] + place] = self.pool.take(each.size)
+        self.held[rows] += more
+        self.edits += rows.size
 
     def _missing(self, length: np.ndarray) -> np.ndarray:
         return np.maximum(length // self.page + 1 - self.held[: length.size], 0)
