@@ -184,7 +184,8 @@ def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
             if parts.tally.step % eval_set.every == 0 or parts.done:
                 metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
     if kept:
-        run.write_rollouts(parts.tally.step, parts.rollout_rows(kept[: parts.config.save.rollouts]), kind="eval")
+        with watch.timing("save"):
+            run.write_rollouts(parts.tally.step, parts.rollout_rows(kept[: parts.config.save.rollouts]), kind="eval")
     decoded = parts.engine.stats().get("rollout/tokens", 0.0)
     parts.judge.stats()  # evaluation is no part of the next step's counters
     others = max(0.0, decoded - sum(r.length for r in kept))
