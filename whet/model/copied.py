@@ -1,7 +1,7 @@
 """Rows of a tensor, copied: the keys and values of a prompt, once for each response that goes on from it.
 
 `packed.attention` calls `copied`. An operation of its own, since a compiler that looks into it makes of its backward
-pass an addition that sorts; here it is one launch, in fp32, which adds eight numbers without rounding after each.
+pass an addition that sorts; here nothing is sorted, and eight numbers are added in fp32, without rounding after each.
 """
 
 from __future__ import annotations

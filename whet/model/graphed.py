@@ -30,7 +30,7 @@ from whet.model.pool import pool_bytes
 MOST = 16
 """Sizes that are captured; those that come later take the plain way."""
 PARTS = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
-"""Of the budget: what tokens are padded to, by less than half."""
+"""Of the budget: what tokens are padded to, by less than half unless they are fewer than the least."""
 KEYS = 3
 """Times the tokens: what keys are padded to where prompts are shared, or twice that, and so on. Eight responses to a
 prompt of twice their length have 2.4 times as many."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whet.errors import WhetError
 from whet.model.attention import Block, PageContext
+from whet.model.packed import ranges
 from whet.model.twin import KVShape
 from whet.rollout.arena import Arena, Piece
 
@@ -216,7 +217,7 @@ class PagedCache(PageStore):
         return int(tokens % self.page > 0) if forked else -(-tokens // self.page)
 
     def open(self, row: int, tokens: int) -> None:
-        self._set(row, self.pool.take(self.need(tokens, False)))
+        self._set([row], [self.pool.take(self.need(tokens, False))])
 
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
@@ -224,16 +225,11 @@ class PagedCache(PageStore):
         ways = zip(source, target, tokens, strict=True)
         for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):  # the rows of a group come together
             rows = [row for _, row, _ in some]
-            full, half = n // self.page, self.need(n, True)
-            self.pool.share(self.table[src, :full].tolist(), len(rows))
+            shared, half = self.table[src, : n // self.page].tolist(), self.need(n, True)
+            self.pool.share(shared, len(rows))
             own = self.pool.take(half * len(rows))
-            copied += [(int(self.table[src, full]), page) for page in own]
-            assert not self.held[rows].any(), "a row is closed before it is used again"
-            self.table[rows, :full] = self.table[src, :full]
-            if own:
-                self.table[rows, full] = own
-            self.edits += len(rows)
-            self.held[rows] = full + half
+            copied += [(int(self.table[src, len(shared)]), page) for page in own]
+            self._set(rows, [[*shared, *own[i * half : (i + 1) * half]] for i in range(len(rows))])
         if copied:
             old, new = torch.tensor(copied, device=self.device).T
             for pages in (*self.keys, *self.values):
@@ -249,8 +245,7 @@ class PagedCache(PageStore):
         rows = np.flatnonzero(missing)
         more = missing[rows]
         each = np.repeat(rows, more)
-        place = np.arange(each.size) - np.repeat(np.cumsum(more) - more, more)
-        self.table[each, self.held[each] + place] = self.pool.take(each.size)
+        self.table[each, self.held[each] + ranges(more)] = self.pool.take(each.size)
         self.held[rows] += more
         self.edits += rows.size
 
@@ -276,11 +271,12 @@ class PagedCache(PageStore):
     def _table(self, rows: slice, last: int) -> Tensor:
         return torch.from_numpy(self.table[rows, : last // self.page + 1].astype(np.int64)).to(self.device)
 
-    def _set(self, row: int, pages: list[int]) -> None:
-        assert self.held[row] == 0, "a row is closed before it is used again"
-        self.table[row, : len(pages)] = pages
-        self.edits += 1
-        self.held[row] = len(pages)
+    def _set(self, rows: list[int], pages: list[list[int]]) -> None:
+        """As many pages for each row."""
+        assert not self.held[rows].any(), "a row is closed before it is used again"
+        self.table[rows, : len(pages[0])] = pages
+        self.edits += len(rows)
+        self.held[rows] = len(pages[0])
 
 
 def make_cache(
