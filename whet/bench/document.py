@@ -214,7 +214,8 @@ def short_table(arms: Arms, baseline: str) -> str:
     costs = ("tokens", "seconds")
     heads, rows = ["arm", "seeds", "accuracy at the end"], []
     for arm, cells in arms.items():
-        row = [arm, f"{len(cells)}", f"{median(map(end, cells)):.3f} ({range_text([*map(end, cells)])})"]
+        ends = [*map(end, cells)]
+        row = [arm, f"{len(cells)}", f"{median(ends):.3f}" + (f" ({range_text(ends)})" if len(ends) > 1 else "")]
         if target is not None:
             row += [text for cost in costs for text in share_cells(arms, arm, baseline, target, cost)]
         rows.append(row)
