@@ -1,12 +1,17 @@
 # One-liners. `make demo` and `make test` need Python 3.11+, pip and make; nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
+VENV ?= .venv
+# VENV=none: what $(PYTHON) can import as it is, for a machine without a network. So far only test-gpu asks for it.
+READY := $(if $(filter none,$(VENV)),,.venv/installed)
+RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test gym kernels lint types check bench format clean
+.PHONY: demo test test-gpu gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile # a file stays with one of two processes, for its fixtures
+test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
 kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/model/kernels tests/model/test_fused_kernels.py tests/rollout/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -3,9 +3,12 @@
 import json
 
 import numpy as np
+import pytest
 
+from whet import config
 from whet.draft.bandit import Bandit
 from whet.draft.base import OFF, Arm
+from whet.draft.build import DEPTHS, build_speculation
 
 SHIPPED = [Arm("eagle", 8, 4, v) for v in (48, 32, 16, 8)]
 
@@ -29,6 +32,60 @@ def test_the_switch_waits_ten_steps_then_latches_until_the_step_ends() -> None:
 def test_one_arm_a_group_is_a_lookup_table() -> None:
     bandit = on(SHIPPED, epsilon=1.0)
     assert [bandit.choose(n).tokens for n in (1, 2, 4, 5, 20, 21, 32)] == [48, 32, 32, 16, 16, 8, 8]
+
+
+def built(seed: int = 0) -> Bandit:
+    settings = config.Draft(drafters=["ngram", "suffix", "eagle"], chooser="bandit")
+    made = build_speculation(settings, vocab=64, sizes=range(1, 33), seed=seed)
+    assert made is not None and isinstance(made.chooser, Bandit)
+    return made.chooser
+
+
+def test_every_arm_of_all_three_drafters_has_a_batch_size() -> None:
+    bandit = built()
+    batches = range(1, bandit.switch + 1)
+    open_to = {arm for batch in batches for arm in bandit.group(batch) if bandit.serves(arm, batch)}
+    assert open_to == {Arm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS}
+
+
+def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
+    """By its reward, and by chance whatever its reward: at every batch size up to the switch."""
+    for batch in range(1, 33):
+        for best in built().group(batch):
+            bandit = built()
+            bandit.calm, bandit.epsilon = bandit.patience, 0.0
+            for arm in bandit.group(batch):
+                bandit.record(arm, batch, 0.1 if arm == best else 0.2, accepted=np.zeros(batch, int))
+            assert bandit.choose(batch) == best
+            bandit.epsilon = 1.0
+            assert {bandit.choose(batch) for _ in range(200)} == set(bandit.group(batch))
+
+
+def test_a_size_without_a_threshold_is_a_fault_of_ours() -> None:
+    with pytest.raises(AssertionError, match="a size without a threshold"):
+        Bandit(SHIPPED, thresholds=(1, 2, 5))
+
+
+def test_what_chance_chose_stands_until_it_was_in_use() -> None:
+    """The turn after it may have been launched with another arm before: that one is recorded, and the choice stands."""
+    arms = [Arm("suffix", 4), Arm("eagle", 4)]
+    bandit = on(arms, epsilon=0.0)
+    for arm, seconds in zip(arms, (0.1, 0.2), strict=True):
+        bandit.record(arm, 2, seconds, accepted=np.zeros(2, int))
+    bandit.epsilon = 1.0
+    while bandit.choose(2) != arms[1]:
+        bandit.choose(2)
+    bandit.epsilon = 0.0
+    bandit.record(arms[0], 2, 0.1, accepted=np.zeros(2, int))
+    assert bandit.choose(2) == arms[1]
+    bandit.record(arms[1], 2, 0.2, accepted=np.zeros(2, int))
+    assert bandit.choose(2) == arms[0]
+    bandit.epsilon = 1.0
+    while bandit.choose(2) != arms[1]:
+        bandit.choose(2)
+    bandit.epsilon = 0.0
+    bandit.record(arms[1], 2, 0.2, accepted=np.zeros(2, int))  # in use at once
+    assert bandit.choose(2) == arms[0]
 
 
 def test_reward_and_median() -> None:

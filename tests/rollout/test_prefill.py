@@ -66,22 +66,32 @@ def test_equals_plain_calls(device: str) -> None:
         got, want = by_graph.captures.replay(key)[:tokens], plain.prefill.plain(chunks, table)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
         for field in ("keys", "values"):
-            pools = (getattr(each.cache, field) for each in (by_graph, plain))
-            torch.testing.assert_close(*pools, rtol=0, atol=1e-5)
+            for pools in zip(*(getattr(each.cache, field) for each in (by_graph, plain)), strict=True):
+                mine, others = (pool[: by_graph.cache.trash] for pool in pools)  # padding writes to the last page
+                torch.testing.assert_close(mine, others, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
 def test_at_rest_nobody_is_fed(device: str) -> None:
+    """What a step at rest writes goes to the page of no row. All 128 tokens go to the same place of it, and which is
+    the last differs between devices; none of them is id 0 here, whose embedding is zero and would leave no trace."""
     made = runner(device)
-    made.prefill.tell([chunk(6)], np.array([[1, 2]]), SIZES[0])
+    told, pages = [chunk(SIZES[0] // 2)] * 2, np.arange(32).reshape(2, 16)
+    trash = made.cache.trash
+
+    def changed() -> list[list[int]]:
+        pools = zip(made.cache.keys, before, strict=True)
+        return [torch.nonzero((pool != old).flatten(1).any(1)).flatten().tolist() for pool, old in pools]
+
+    made.prefill.tell(told, pages, SIZES[0])
     before = [pool.clone() for pool in made.cache.keys]
     with made._at_rest():
         made.prefill.step(SIZES[0], SIZES[0])
-    assert all(torch.equal(pool, old) for pool, old in zip(made.cache.keys, before, strict=True))
-    made.prefill.tell([chunk(6)], np.array([[1, 2]]), SIZES[0])
+    assert changed() == [[trash]] * len(before)
+    made.prefill.tell(told, pages, SIZES[0])
     made.prefill.step(SIZES[0], SIZES[0])
-    assert not any(torch.equal(pool, old) for pool, old in zip(made.cache.keys, before, strict=True))
+    assert changed() == [[*range(32), trash]] * len(before)
 
 
 def test_what_no_graph_holds_is_fed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

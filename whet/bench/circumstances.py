@@ -63,7 +63,10 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """With "-dirty" when tracked files differ from it: the commit alone would then name other code."""
+    """With "-dirty" when tracked files differ from it: the commit alone would then name other code. A copy without its
+    history is given it as WHET_COMMIT."""
+    if given := os.environ.get("WHET_COMMIT"):
+        return given
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)

@@ -1,13 +1,13 @@
 """`whet bench draft`: a long-tailed batch without speculation and with ever more of it, rung by rung, the same tokens.
 
 The ladder: plain decoding; n-gram and suffix drafts of one fixed shape behind TLT's switch (off above 32 rows); the
-controller over both; the same with EAGLE where a drafter is given or trained here; with one that goes on learning from
-round to round (`draft_lessons.py`); TLT's bandit; and every single arm wherever it serves, so that the controller can
-be held against the best of them. Plain decoding is run twice in each round: how far the two are apart is what no other
-difference may be mistaken for. Noise is keyed, so all rungs write the same tokens: on a CPU that is demanded, in half
-precision on a GPU a draw may fall to the other side of rounding and its rollout then goes its own way; how many did is
-written down, beside how many do in plain decoding by batches of half the size, and with the longest rollout, which sets
-the makespan.
+controller over suffix drafts, which stand in for n-gram's; the same with EAGLE where a drafter is given or trained
+here; with one that goes on learning from round to round (`draft_lessons.py`); TLT's bandit over all drafters; and every
+single arm wherever it serves, so that the controller can be held against the best of them. Plain decoding is run twice
+in each round: how far the two are apart is what no other difference may be mistaken for. Noise is keyed, so all rungs
+write the same tokens: on a CPU that is demanded, in half precision on a GPU a draw may fall to the other side of
+rounding and its rollout then goes its own way; how many did is written down, beside how many do in plain decoding by
+batches of half the size, and with the longest rollout, which sets the makespan.
 """
 
 from __future__ import annotations

@@ -22,12 +22,13 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int) -> Speculation | None:
     """None where the recipe wants none. `sizes`: rows that a step may be padded to, the largest last.
 
-    suffix looks in a row's own text first, as ngram does, and then in others': where both are named it serves alone, or
-    one would be tried in vain while the other is in use.
+    suffix looks in a row's own text first, as ngram does, and then in others': where both are named the controller does
+    without ngram, which it would try in vain. TLT's bandit has all that are named.
     """
     if not settings.drafters:
         return None
-    names = [name for name in settings.drafters if name != "ngram" or "suffix" not in settings.drafters]
+    spared = {"ngram"} if settings.chooser == "controller" and "suffix" in settings.drafters else set()
+    names = [name for name in settings.drafters if name not in spared]
     arms = [Arm(name, depth) for name in names for depth in DEPTHS]
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]

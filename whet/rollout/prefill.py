@@ -2,7 +2,8 @@
 
 Every launch takes the host its time, and a forward is hundreds: with a small model more than a thousand tokens take the
 device, while the rows that run wait. So waves of up to 2,048 tokens are padded to one of a few sizes, each captured
-once. Padding is of no row: it writes nothing, and what is computed of it is left out. Used by `graphs.py`, which draws.
+once. Padding is of no row: it writes to the page of no row, and what is computed of it is left out. Used by
+`graphs.py`, which draws.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Prefill:
         return next((key for key in reversed(self.keys) if tokens <= key[0] and longest <= key[1]), None)
 
     def rest(self) -> None:
-        """From now on `step` feeds nobody."""
+        """From now on `step` feeds no row."""
         self._fed.tokens[2] = -1
         self._fed.starts.zero_()
 
