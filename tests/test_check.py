@@ -78,3 +78,21 @@ def test_dry_run_shows_what_the_model_reads_and_what_ends_it(tmp_path: Path) -> 
     assert "135 training prompts; 15 in held_out" in lines
     assert "<eos>" in lines and "<|end|>" in lines and "'STOP'" in lines
     assert r"<|turn|>user\nWhat is " in lines and r"Think.<|end|><|turn|>assistant\n" in lines
+
+
+@pytest.mark.parametrize("name", ["scalingrl", "all"])
+def test_a_moving_set_without_levels_says_once_what_it_leaves_out(tmp_path: Path, name: str) -> None:
+    plain = problem_file(tmp_path / "plain.jsonl", 150, level=None)
+
+    def said(*sets: str, data: str = plain) -> list[str]:
+        found = checked(tmp_path, f"curriculum.name={name}", f"data.0.path='{data}'", *sets)
+        return [note for note in found.notes if "level" in note]
+
+    assert said() == [
+        "No training prompt has a number as its level, so ScalingRL leaves difficulty out of its score; add a level "
+        "column to the data to weigh it."
+    ]
+    assert not said("curriculum.scalingrl.select=random")
+    assert not said("curriculum.scalingrl.weights=[0.0, 0.5, 0.5]")
+    assert not said("curriculum.name=uniform")
+    assert not said(data=problem_file(tmp_path / "levels.jsonl", 150)), "these have levels"

@@ -15,7 +15,7 @@ import numpy as np
 from whet import config
 from whet.bench.roofline import Dims
 from whet.budget import Work, budget_lines, rollouts_asked, stage_steps
-from whet.curriculum.build import build_curriculum, check_curriculum, stages_of
+from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, stages_of
 from whet.curriculum.portion import portions_of
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems, load_problems
@@ -57,7 +57,9 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
         notes.append(f"{dropped:,} training problems of more than text.max_prompt = {limit} tokens are left out.")
     if training:  # thresholds, budgets and subsets that cannot be met
         sampling = Sampling(max_tokens=settings.rollout.max_tokens, temperature=settings.rollout.temperature)
-        build_curriculum(settings.curriculum, facts=problems.facts(), sampling=sampling, seed=settings.seed)
+        facts = problems.facts()
+        build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
+        notes += notes_of(settings.curriculum, facts)
     context = _context(settings, problems, codec)
     rollout = settings.rollout.model_copy(update={"context": context})
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment

@@ -18,33 +18,62 @@ ALL = np.ones(5, bool)
 NONE = np.zeros(5, bool)
 
 
+def test_the_bell_by_hand() -> None:
+    """exp(-(x - 3)^2 / (2 x 2^2)): one deviation off e^-1/2, two e^-2; even, in the width of the values."""
+    values = np.array([-1.0, 1.0, 3.0, 5.0, 7.0])
+    expected = [math.exp(-2), math.exp(-0.5), 1.0, math.exp(-0.5), math.exp(-2)]
+    assert des.bell(values, 3.0, 2.0) == pytest.approx(expected)
+    assert des.bell(values.astype(np.float32), 3.0, 2.0).dtype == np.float32
+    assert des.bell(np.array([0.001, 0.002]), 0.0, 0.0) == pytest.approx([math.exp(-0.5), math.exp(-2)])  # sd 0.001
+
+
 def test_difficulty_at_the_start_is_a_bell_around_the_average() -> None:
     """exp(-(d - 3)^2 / 4): 1/e, e^-1/4, 1."""
     expected = [0.36787944, 0.77880078, 1.0, 0.77880078, 0.36787944]
-    assert des.nearness(FIVE, ALL, 0.0) == pytest.approx(expected)
+    assert des.nearness(FIVE, ALL, NONE, 0.0) == pytest.approx(expected)
+    assert des.nearness(FIVE, ALL, ALL, 0.0) == pytest.approx(expected)
 
 
 def test_the_target_moves_above_the_average() -> None:
     """u = 1: target 3 x 1.3 = 3.9, so exp(-2.9^2 / 4) for level 1 and exp(-0.1^2 / 4) for level 4."""
-    scores = des.nearness(FIVE, ALL, 1.0)
+    scores = des.nearness(FIVE, ALL, NONE, 1.0)
     assert scores[[0, 3]] == pytest.approx([math.exp(-2.1025), math.exp(-0.0025)])
     assert scores.argmax() == 3
-    assert des.nearness(FIVE, ALL, 0.5)[2] == pytest.approx(math.exp(-0.2025 / 4))  # target 3.45
+    assert des.nearness(FIVE, ALL, NONE, 0.5)[2] == pytest.approx(math.exp(-0.2025 / 4))  # target 3.45
+
+
+def test_the_target_is_about_the_prompts_with_signal() -> None:
+    """Levels 1 and 2 have it: 1.5, at the end 1.95; the bell is as wide as all levels are."""
+    signal = np.array([1, 1, 0, 0, 0], bool)
+    assert [des.target_value(FIVE, ALL, signal, u) for u in (0.0, 1.0)] == pytest.approx([1.5, 1.95])
+    assert des.nearness(FIVE, ALL, signal, 0.0)[[0, 4]] == pytest.approx([math.exp(-0.0625), math.exp(-3.0625)])
+    assert des.target_value(FIVE, ~signal, signal, 0.0) == 4.0  # who has it has no level: as if nobody had
+
+
+def test_the_target_stays_within_a_deviation_and_within_the_values() -> None:
+    """7, 8, 9: 8 x 1.3 = 10.4 is cut to 8 + sqrt(2/3). Of 1 and nine times 9 (8.2, deviation 2.4) 10.66 is cut to 9,
+    of levels below zero, where 1.3 times the average is less, to the lowest. One level is its own target."""
+    every = np.ones(3, bool)
+    assert des.target_value(np.array([7.0, 8.0, 9.0]), every, every, 1.0) == pytest.approx(8 + math.sqrt(2 / 3))
+    many = np.array([1.0, *[9.0] * 9])
+    assert des.target_value(many, np.ones(10, bool), np.ones(10, bool), 1.0) == 9.0
+    assert des.target_value(-many, np.ones(10, bool), np.ones(10, bool), 1.0) == -9.0
+    assert des.target_value(np.array([7.0, 8.0, 9.0]), every, np.array([0, 1, 0], bool), 1.0) == 8.0
 
 
 def test_an_unknown_value_counts_as_the_average() -> None:
     """Known 100 and 300: mean 200, variance 10,000. Target 260 at u = 1: exp(-60^2 / 20,000)."""
     lengths, known = np.array([100.0, 0.0, 300.0]), np.array([True, False, True])
-    assert des.nearness(lengths, known, 1.0) == pytest.approx(
+    assert des.nearness(lengths, known, known, 1.0) == pytest.approx(
         [math.exp(-1.28), math.exp(-0.18), math.exp(-0.08)], rel=1e-6
     )
-    assert des.nearness(lengths, known, 0.0)[1] == 1.0
-    assert des.nearness(np.zeros(3), np.zeros(3, bool), 0.7).tolist() == [1.0, 1.0, 1.0]
+    assert des.nearness(lengths, known, known, 0.0)[1] == 1.0
+    assert des.nearness(np.zeros(3), np.zeros(3, bool), known, 0.7).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_a_set_without_spread_has_a_narrow_bell_not_a_nan() -> None:
-    assert des.nearness(np.full(4, 2.0), np.ones(4, bool), 0.0).tolist() == [1.0] * 4
-    assert des.nearness(np.full(4, 2.0), np.ones(4, bool), 1.0).tolist() == [0.0] * 4
+def test_a_set_without_spread_rules_out_nothing() -> None:
+    for u in (0.0, 1.0):
+        assert des.nearness(np.full(4, 2.0), np.ones(4, bool), np.ones(4, bool), u).tolist() == [1.0] * 4
 
 
 def test_adaptability() -> None:
@@ -59,6 +88,13 @@ def test_adaptability() -> None:
     expected = [math.exp(-0.64), math.exp(-0.09), math.exp(-0.04), 0.0, 0.0, 1.0, math.exp(-0.09)]
     assert at_end == pytest.approx(expected)
     assert des.adaptability(rates, known, flat, new, 1.0, fixed=True) == pytest.approx(at_start)
+
+
+def test_rates_that_hardly_differ_have_a_bell_of_a_quarter() -> None:
+    """Rates 0 and 1/8: mean and deviation 1/16, so the target is 0.1: exp(-0.1^2 / (2 / 16)), exp(-0.025^2 x 8)."""
+    rates, nobody = np.array([0.0, 0.125]), np.zeros(2, bool)
+    scores = des.adaptability(rates, np.ones(2, bool), nobody, nobody, 0.0)
+    assert scores == pytest.approx([math.exp(-0.08), math.exp(-0.005)])
 
 
 def test_score_is_the_weighted_sum() -> None:
@@ -164,8 +200,8 @@ masks = arrays.arrays(np.bool_, 7)
 def test_no_input_gives_nan_or_an_empty_choice(rates, known, flat, new, u, mode, cut) -> None:
     rates = rates * known
     parts = [
-        des.nearness(rates * 1000, known, u),
-        des.nearness(rates, known, u),
+        des.nearness(rates * 1000, known, flat, u),
+        des.nearness(rates, known, new, u),
         des.adaptability(rates, known, flat, new, u),
     ]
     scores = des.score(np.stack(parts), (0.4, 0.3, 0.3))

@@ -152,8 +152,12 @@ class Halves:
         rows = self.all[self.version % 2 :: 2]
         return rows if len(rows) else self.all
 
-    def refresh(self, clock: Clock) -> None:
-        if self.used >= len(self.active):
+    @property
+    def left(self) -> int:
+        return len(self.active) - self.used
+
+    def refresh(self, clock: Clock, wanted: int = 0) -> None:
+        if self.left <= 0:
             self.version, self.used = self.version + 1, 0
 
     def drawn(self, ids: Sequence[str]) -> None:

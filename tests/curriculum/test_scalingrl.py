@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, at
+from scripted import SAMPLING, answers, at
 
-from whet.curriculum import scalingrl
 from whet.curriculum.contract import check_contract, check_world, play
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.des import MODES
@@ -20,6 +19,7 @@ from whet.curriculum.gate import Gate
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.simulator import World
+from whet.curriculum.source import UniformSource
 from whet.curriculum.speed import Speed
 from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
@@ -28,8 +28,8 @@ from whet.types import Clock, Rollout
 IDS = [f"p{i}" for i in range(100)]
 
 
-def clock(progress: float = 0.0, groups: int = 4) -> Clock:
-    return replace(at(groups=groups), progress=progress)
+def clock(progress: float = 0.0, groups: int = 4, step: int = 0) -> Clock:
+    return replace(at(step=step, groups=groups), progress=progress)
 
 
 def make(ids: Sequence[str], seed: int, gate: type[Gate] = Uniform, **knobs: Any) -> Gate:
@@ -57,10 +57,18 @@ def told(prompt_id: str, group: int, letters: str, length: int = 10) -> list[Rol
 
 
 def visit_all(source: ScalingRLSource, letters: Sequence[str], first_group: int = 0) -> None:
-    """Every prompt is handed out once and gets these verdicts, in turn."""
-    source.drawn(source.all_ids)
+    """Every prompt is handed out once, over many updates, and gets these verdicts, in turn."""
+    hand_out(source, range(len(source.all_ids)))
     for row, prompt_id in enumerate(source.all_ids):
         source.observe(told(prompt_id, first_group + row, letters[row % len(letters)]))
+
+
+def hand_out(source: ScalingRLSource, rows: Iterable[int]) -> None:
+    """As if these had been handed out in earlier updates; the active set is then used up."""
+    for row in rows:
+        source.history.handed[row] += 1
+        source.distinct += source.history.handed[row] == 1
+    source.used = len(source.active)
 
 
 @pytest.mark.parametrize("select", MODES)
@@ -80,7 +88,7 @@ def test_an_epoch_hands_out_each_of_the_active_set_once() -> None:
     source = ScalingRLSource(IDS, seed=3)
     first = source.pick(18, clock())
     assert source.version == 1 and sorted(first) == sorted(source.ids()) and len(set(first)) == 18
-    second = source.pick(18, clock())
+    second = source.pick(18, clock(step=1))
     assert source.version == 2 and sorted(second) == sorted(source.ids())
     assert set(first) != set(second)
     assert source.metrics()["curriculum/epoch"] == 2.0
@@ -102,14 +110,14 @@ def test_what_is_given_back_comes_first_even_if_it_is_no_longer_active() -> None
 
 
 def test_scores_by_hand() -> None:
-    """Four prompts, u = 0. Pass rates 1/4, 1/2, 3/4, 1 (mean 5/8, variance 5/64), levels 4, 3, 2, 1 (mean 2.5,
-    variance 1.25) and lengths 10, 20, 30, 40 (mean 25, variance 125)."""
+    """Four prompts, u = 0. Pass rates 1/4, 1/2, 3/4, 1 (mean 5/8, variance 5/64), levels 4, 3, 2, 1 (variance 1.25, of
+    the three with signal the mean is 3) and lengths 10, 20, 30, 40 (variance 125, mean of the three 20)."""
     source = ScalingRLSource(IDS[:4], seed=0, levels=[4, 3, 2, 1])
     source.drawn(IDS[:4])
     for row, letters in enumerate(("rwww", "rrww", "rrrw", "rrrr")):
         source.observe(told(f"p{row}", row, letters, length=10 * (row + 1)))
-    parts = source._components_of(source.history, source._given, source._has_level, u=0.0)
-    bell = np.exp([-0.9, -0.1, -0.1, -0.9])
+    parts = source._components_of(u=0.0)
+    bell = np.exp([-0.4, 0.0, -0.4, -1.6])
     assert parts[0] == pytest.approx(bell, rel=1e-5)
     assert parts[1] == pytest.approx(bell, rel=1e-5)
     assert parts[2] == pytest.approx([np.exp(-0.9), np.exp(-0.1), np.exp(-0.1), 0.0], rel=1e-5)
@@ -119,7 +127,7 @@ def test_a_prompt_without_a_level_is_of_average_difficulty_however_often_it_is_s
     """Levels 2 and 10: mean 6, deviation 4, so exp(-1/2) each; who brings none has the average's 1."""
     source = ScalingRLSource(IDS[:3], seed=0, levels=[2, 10, None])
     visit_all(source, ["rrrr", "rrrr", "rwww"])
-    parts = source._components_of(source.history, source._given, source._has_level, u=0.0)
+    parts = source._components_of(u=0.0)
     assert parts[0] == pytest.approx([np.exp(-0.5), np.exp(-0.5), 1.0], rel=1e-5)
 
 
@@ -128,9 +136,8 @@ def test_where_few_are_solved_the_set_is_of_those_that_are() -> None:
     tenth has signal; those tried again, 90 a set, compete with them."""
     ids = [f"p{i}" for i in range(1000)]
     source = ScalingRLSource(ids, seed=0, share=0.1, new=0.0, old=0.0)
-    source.drawn(ids)
     visit_all(source, ["rwrw", *["wwww"] * 9])
-    source.refresh(clock(progress=0.5))
+    source.refresh(clock(progress=0.5, step=1))
     solved = sum(int(i[1:]) % 10 == 0 for i in source.ids())
     assert len(source.ids()) == 100 and solved > 50
 
@@ -142,7 +149,7 @@ def test_prompts_without_signal_leave_and_few_come_back() -> None:
     source = ScalingRLSource(ids, seed=0, new=0.0)
     source.refresh(clock())
     visit_all(source, ["rw", "ww", "rr"])
-    source.refresh(clock(0.3))
+    source.refresh(clock(0.3, step=1))
     kinds = Counter(int(i[1:]) % 3 for i in source.ids())
     assert kinds.total() == 540
     assert kinds[0] > 400 and 0 < kinds[1] < 100 and kinds[2] < 15
@@ -155,25 +162,90 @@ def test_when_nothing_has_signal_the_set_still_fills_a_batch() -> None:
     assert len(set(source.pick(4, clock()))) == 4
 
 
-def test_new_and_once_solved_prompts_keep_their_shares() -> None:
-    """Half was seen and is mixed; late in the run the best scores alone would win."""
+def test_new_prompts_keep_their_share() -> None:
+    """The level alone counts, and one of the five prompts that are new is of a level far off."""
     ids = [f"p{i}" for i in range(200)]
-    source = ScalingRLSource(ids, seed=0, new=0.2, old=0.5, share=0.1, weights=(0.0, 0.0, 1.0))
-    source.refresh(clock())
-    source.drawn(ids[:100])
+    source = ScalingRLSource(ids, 0, new=0.5, old=0.0, share=0.1, weights=(1.0, 0.0, 0.0), levels=[3] * 199 + [9])
+    hand_out(source, range(195))
+    source.refresh(clock(step=1))
+    assert {"p195", "p196", "p197", "p198", "p199"} <= set(source.ids())
+
+
+@pytest.mark.parametrize(("old", "expected"), [(0.0, 0), (0.12, 3), (0.25, 5), (0.5, 10), (1.0, 20)])
+def test_once_solved_prompts_keep_their_share(old: float, expected: int) -> None:
+    """Late in the run the best scores win, and R = 1 of the 100 new prompts is the best: of a set of 20 as many were
+    solved before as `old` says, rounded up. Those never solved are as old, and none of them is in the set."""
+    ids = [f"p{i}" for i in range(200)]
+    source = ScalingRLSource(ids, seed=0, new=0.0, old=old, share=0.1, weights=(0.0, 0.0, 1.0))
+    hand_out(source, range(100))
     for row in range(100):
-        source.observe(told(ids[row], row, "rwww" if row % 2 else "rrrw"))
-    source.used = len(source.active)
-    source.refresh(clock(1.0))
-    seen = sum(int(i[1:]) < 100 for i in source.ids())
-    assert len(source.ids()) == 20 and seen == 10  # without the share new prompts (R = 1) would take all
-    starved = ScalingRLSource(ids, seed=0, new=0.5, old=0.0, share=0.1, weights=(1.0, 0.0, 0.0), levels=[3] * 199 + [9])
-    starved.refresh(clock())
-    starved.drawn(ids[:195])
-    starved.refresh(clock())
-    assert {"p195", "p196", "p197", "p198", "p199"} <= set(
-        starved.ids()
-    )  # all five that are new, though p199 is far off
+        source.observe(told(ids[row], row, ("rrrw", "rrrw", "wwww", "wwww")[row % 4]))
+    source.refresh(clock(1.0, step=1))
+    rows = [int(i[1:]) for i in source.ids()]
+    assert len(rows) == 20
+    assert sum(row < 100 and row % 4 < 2 for row in rows) == expected
+    assert sum(row < 100 for row in rows) == expected
+
+
+def test_the_difficulty_target_stays_where_prompts_have_signal() -> None:
+    """Levels 7, 8 and 9, of which 9 is never solved: at the end of the run the printed target, 10.4, would fill the set
+    with it. Of the new prompts, too, few are of level 9 then."""
+    ids, levels = [f"p{i}" for i in range(3000)], [7.0 + i % 3 for i in range(3000)]
+    source = ScalingRLSource(ids, seed=0, levels=levels)
+    hand_out(source, range(300))
+    for row in range(300):
+        source.observe(told(ids[row], row, ("rrww", "rwww", "wwww")[row % 3]))
+    source.refresh(clock(1.0, step=1))
+    counts = Counter(levels[int(i[1:])] for i in source.ids())
+    assert len(source.ids()) == 540 and counts[9.0] < 20
+
+
+def test_levels_that_are_all_alike_rule_out_nobody() -> None:
+    source = ScalingRLSource(IDS, seed=0, levels=[4.0] * 100)
+    assert source._components_of(u=1.0)[0].tolist() == [1.0] * 100
+
+
+def test_without_levels_difficulty_has_no_weight() -> None:
+    """Weights 0.3 and 0.3 become halves, so that a threshold means the same with levels and without."""
+    for levels in ((), [None] * 100, ["hard"] * 100):
+        assert ScalingRLSource(IDS, 0, levels=levels).weights == pytest.approx((0.0, 0.5, 0.5))
+    assert ScalingRLSource(IDS, 0, levels=[3, *[None] * 99]).weights == pytest.approx((0.4, 0.3, 0.3))
+    with pytest.raises(WhetError, match="weigh difficulty alone, but no training prompt has a number as its level"):
+        ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0))
+
+
+LEVELS = {
+    "even": ({1: 0.2, 2: 0.2, 3: 0.2, 4: 0.2, 5: 0.2}, {1: 0.5, 2: 0.15, 3: 0.03, 4: 0.0, 5: 0.0}),
+    "mostly easy": ({1: 0.45, 2: 0.35, 3: 0.12, 4: 0.05, 5: 0.03}, {1: 0.4, 2: 0.1, 3: 0.0, 4: 0.0, 5: 0.0}),
+    "narrow and hard": ({7: 0.4, 8: 0.35, 9: 0.25}, {7: 0.5, 8: 0.15, 9: 0.0}),
+}
+"""Share and pass rate of each level."""
+
+
+def mixed_share(source: Any, rates: np.ndarray, levels: np.ndarray, seed: int) -> float:
+    """Of 40 updates of 16 groups of 8 rollouts, those with right and wrong answers; hard prompts take more tokens."""
+    rng, mixed, updates = np.random.default_rng(seed), 0, 40
+    for step in range(updates):
+        for number, prompt_id in enumerate(source.pick(16, clock(step / updates, groups=16, step=step))):
+            row = int(prompt_id[1:])
+            letters = "".join("r" if right else "w" for right in rng.random(8) < rates[row])
+            mixed += len(set(letters)) == 2
+            source.observe(told(prompt_id, 16 * step + number, letters, length=int(60 * levels[row])))
+    return mixed / (16 * updates)
+
+
+@pytest.mark.parametrize("name", LEVELS)
+def test_no_fewer_groups_are_mixed_than_of_plain_epochs(name: str) -> None:
+    """1,500 prompts, most of which an epoch has not met: the choice must not run into levels that are never solved."""
+    shares, passed = LEVELS[name]
+    ids, gains = [f"p{i}" for i in range(1500)], []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        levels = rng.choice(list(shares), len(ids), p=list(shares.values()))
+        rates = np.array([passed[level] for level in levels])
+        uniform = mixed_share(UniformSource(ids, seed), rates, levels, seed)
+        gains.append(mixed_share(ScalingRLSource(ids, seed, levels=levels), rates, levels, seed) - uniform)
+    assert np.mean(gains) > 0.0
 
 
 def test_the_pool_moves_to_harder_prompts() -> None:
@@ -249,19 +321,35 @@ def test_adaptive_weights_may_be_switched_on_at_a_resume() -> None:
     assert len(adaptive.pick(40, clock())) == 40
 
 
-def test_beyond_the_most_candidates_prompts_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scalingrl, "MOST_CANDIDATES", 30)
-    for select in ("gumbel_topk", "fixed"):
-        source = ScalingRLSource(IDS, seed=0, select=select, share=0.2)
-        sets = []
-        for _ in range(4):
-            source.refresh(clock())
-            sets.append({int(i[1:]) for i in source.ids()})
-            source.drawn(source.ids())
-        assert [len(some) for some in sets] == [5] * 4
-        turns = [{row % 4 for row in some} for some in sets]
-        assert turns == ([{0}, {1}, {2}, {3}] if select == "gumbel_topk" else [{0}] * 4)
-    check_world(lambda ids, seed: make(ids, seed, adaptive=True), World(prompts=120), epochs=False, max_age=1)
+@pytest.mark.parametrize("select", ["gumbel_topk", "random", "fixed"])
+def test_the_share_is_of_all_prompts_however_many_there_are(select: Any) -> None:
+    """18 % of 200,000, from all over the data; a set of an eighth of them would be a set of an eighth of the share."""
+    source = ScalingRLSource([f"p{i}" for i in range(200_000)], seed=0, select=select)
+    source.refresh(clock())
+    assert len(source.active) == 36_000
+    quarters = np.bincount(source.active % 4, minlength=4)
+    assert quarters.min() > 8_000  # 9,000 each, give or take
+
+
+@pytest.mark.parametrize("gate", [Uniform, Dapo])
+@pytest.mark.parametrize("select", ["gumbel_topk", "des_threshold", "rel_threshold", "random"])
+def test_an_update_gets_no_prompt_twice_while_there_are_others(gate: type[Gate], select: Any) -> None:
+    """One prompt in six has signal, so that DAPO asks for up to eight times a batch. The set is as large as what an
+    update asks for, and one that begins within an update leaves out what that update has."""
+    ids = [f"p{i}" for i in range(400)]
+    source = ScalingRLSource(ids, 0, select=select, share=0.01, threshold=0.95, levels=[i % 5 for i in range(400)])
+    curriculum = gate(source, sampling=SAMPLING, rollouts=4)
+    version = before = 0
+    for step in range(12):
+        now, asked = clock(step / 12, groups=8, step=step), []
+        while curriculum.emit(now) is None:
+            for request in curriculum.plan(now):
+                asked.append(request.prompt_id)
+                letters = "rrww" if int(request.prompt_id[1:]) % 6 == 0 else "wwww"
+                curriculum.observe(answers(request, letters, version=step))
+        assert len(asked) == len(set(asked)), f"step {step} asked for a prompt twice"
+        assert source.version == version or len(source.active) >= before, "a set is less than an update asked for"
+        version, before = source.version, len(asked)
 
 
 def test_a_pool_spends_more_on_prompts_with_signal() -> None:
@@ -283,9 +371,21 @@ def test_cures_draws_inside_the_pool() -> None:
     """The active set moves on once as many prompts were drawn inside it as it holds, whoever draws them."""
     source = CuresSource(IDS, seed=0, tau=0.1, pool=(pool := ScalingRLSource(IDS, seed=0)))
     for version in (1, 2, 3):
-        for _ in range(6):
-            picked = source.pick(3, clock())
+        for update in range(6):
+            picked = source.pick(3, clock(step=6 * version + update))
             assert pool.version == version and set(picked) <= set(pool.ids())
+
+
+def test_cures_draws_no_prompt_twice_for_an_update_while_there_are_others() -> None:
+    """A set of a hundredth of 400 prompts, updates of 8 groups, for which 5 to 40 prompts are asked in two draws."""
+    ids = [f"p{i}" for i in range(400)]
+    source = CuresSource(ids, seed=0, tau=0.1, pool=(pool := ScalingRLSource(ids, seed=0, share=0.01)))
+    asks = [8, 40, 5, 33, 16, 8, 40, 21]
+    for step, k in enumerate(asks):
+        version, now = pool.version, clock(groups=8, step=step)
+        picked = [*source.pick(k, now), *source.pick(3, now)]
+        assert len(set(picked)) == k + 3
+        assert pool.version == version or step == 0 or len(pool.active) >= asks[step - 1] + 3
 
 
 def test_the_contract_of_speed_and_cures_over_the_pool() -> None:

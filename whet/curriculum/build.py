@@ -205,6 +205,22 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
     return whole
 
 
+def notes_of(settings: config.Curriculum, facts: Facts) -> list[str]:
+    """What the user should know of a curriculum over these prompts before it begins."""
+    facts = facts.indexed()
+    for portion in portions_of(settings, facts.entries, facts.settings):
+        wanted = portion.settings
+        scored = "scalingrl" in (wanted.source or CURRICULA[wanted.name].source)
+        scored &= wanted.scalingrl.select not in ("random", "fixed") and wanted.scalingrl.weights[0] > 0
+        levels = facts.of_entries(portion.entries).levels if facts.entries else facts.levels
+        if scored and not np.isfinite(numbers(levels)).any():
+            return [
+                "No training prompt has a number as its level, so ScalingRL leaves difficulty out of its score; add a "
+                "level column to the data to weigh it."
+            ]
+    return []
+
+
 def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     plan = CURRICULA[settings.name]
     latest: Any = None  # source, of the stage before

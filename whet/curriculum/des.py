@@ -53,19 +53,42 @@ def moments(values: Array, known: Array) -> tuple[float, float]:
     return mean, math.sqrt(float((distance * distance).sum(dtype=np.float64)) / count)
 
 
-def nearness(values: Array, known: Array, u: float) -> Array:
-    """D and C, eqs. 3 and 4: a bell around avg (1 + 0.3 u), as wide as the values' standard deviation.
+def nearness(values: Array, known: Array, signal: Array, u: float) -> Array:
+    """D and C, eqs. 3 and 4: a bell around the target level (or length), as wide as the values' standard deviation.
 
-    The target slides from the average level (or length) to above it. A value that is not known yet counts as the
-    average one (OURS), so it scores exp(-(0.3 u avg)^2 / (2 sd^2)), 1 at the start.
+    A value that is not known yet counts as the average one (OURS).
 
-    >>> nearness(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool), u=0.0).round(4).tolist()
+    >>> levels, every = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool)
+    >>> nearness(levels, every, every, u=0.0).round(4).tolist()
     [0.3679, 0.7788, 1.0, 0.7788, 0.3679]
     """
     mean, sd = moments(values, known)
-    target = mean * (1.0 + GROWTH * u)
+    target = target_value(values, known, signal, u)
     unknown = float(bell(np.array([mean], values.dtype), target, sd)[0])
     return _fill(bell(values, target, sd), known, unknown)
+
+
+def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
+    """avg (1 + 0.3 u) of eqs. 3 and 4: it slides from the average to above it.
+
+    OURS: the average is over the prompts with `signal` (of all, while none has any), as the paper's is over candidates
+    that are neither always nor never solved. The target stays within one standard deviation of that average, and
+    within the values: on a scale from 7 to 9 the printed one is 10.4, beyond the hardest prompt that is ever solved.
+
+    >>> levels, every = np.array([7.0, 8.0, 9.0]), np.ones(3, bool)
+    >>> target_value(levels, every, every, u=0.0), round(target_value(levels, every, every, u=1.0), 4)
+    (8.0, 8.8165)
+    >>> target_value(levels, every, np.array([True, False, False]), u=1.0)
+    7.0
+    """
+    useful = known & signal
+    if not useful.any():
+        useful = known
+    if not useful.any():
+        return 0.0
+    mean, sd = moments(values * useful, useful)
+    low, high = float(values.min(where=known, initial=np.inf)), float(values.max(where=known, initial=-np.inf))
+    return min(max(mean * (1.0 + GROWTH * u), mean - sd, low), mean + sd, high)
 
 
 def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float, *, fixed: bool = False) -> Array:
@@ -109,6 +132,16 @@ def check_weights(weights: Sequence[float]) -> None:
             f"scalingrl.weights = {list(weights)} must be three numbers of 0 or more, not all 0: "
             "difficulty, complexity and adaptability."
         )
+
+
+def without_difficulty(weights: Sequence[float]) -> tuple[float, float, float]:
+    """The weights where no prompt has a level: the other two keep their proportion (OURS)."""
+    if not sum(weights[1:]):
+        raise WhetError(
+            f"scalingrl.weights = {list(weights)} weigh difficulty alone, but no training prompt has a number as its "
+            "level; add a level column to the data, or weigh complexity or adaptability."
+        )
+    return (0.0, weights[1], weights[2])
 
 
 def softmax_weights(weights: Sequence[float], shift: Sequence[float]) -> tuple[float, ...]:

@@ -82,13 +82,6 @@ class History:
         self.solved[row] |= right > 0
         self._show(row)
 
-    def part(self, rows: slice) -> History:
-        """Some of the prompts, not copied."""
-        view = History(0)
-        for name in _COLUMNS:
-            setattr(view, name, getattr(self, name)[rows])
-        return view
-
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """What `older` has of its rows `theirs`, for the rows here; no verdict of it is of an epoch to come."""
         known = (older.handed[theirs] > 0) | (older.visits[theirs] > 0)

@@ -43,8 +43,12 @@ class Pool(Protocol):
     def version(self) -> int:
         """Changes whenever the set does."""
 
-    def refresh(self, clock: Clock) -> None:
-        """Move on if it is time to."""
+    @property
+    def left(self) -> int:
+        """Draws before the set changes."""
+
+    def refresh(self, clock: Clock, wanted: int = 0) -> None:
+        """Move on if it is time to; `wanted` are to be drawn now."""
 
     def drawn(self, ids: Sequence[str]) -> None:
         """These were."""
@@ -127,14 +131,17 @@ class CuresSource:
 
     def pick(self, k: int, clock: Clock) -> list[str]:
         """What was given back first, then by rho*; a prompt comes twice in a step only if all others came, too."""
-        self.enter(clock)
+        self.enter(clock, k)
         picked, self.returned = self.returned[:k], self.returned[k:]
         self._take_out(self.posterior.rows(picked))
-        if len(picked) < k:
-            drawn = [self.ids[row] for row in self._draw(k - len(picked))]
-            picked += drawn
+        while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
-                self.pool.drawn(drawn)
+                self.enter(clock, lacking)
+            drawn = [self.ids[row] for row in self._draw(min(lacking, self.pool.left) if self.pool else lacking)]
+            picked += drawn
+            if self.pool is None:
+                break
+            self.pool.drawn(drawn)
         return picked
 
     def give_back(self, ids: Sequence[str]) -> None:
@@ -213,10 +220,10 @@ class CuresSource:
 
     # Time
 
-    def enter(self, clock: Clock) -> bool:
-        """Goes to the time of the clock. True if a subset begins, also the first."""
+    def enter(self, clock: Clock, wanted: int = 0) -> bool:
+        """Goes to the time of the clock, where `wanted` are to be drawn. True if a subset begins, also the first."""
         if self.pool is not None:
-            self.pool.refresh(clock)
+            self.pool.refresh(clock, wanted)
         begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.subset_steps)
         if begins:
             if self.turn >= 0:

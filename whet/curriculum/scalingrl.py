@@ -3,7 +3,8 @@
 `ScalingRLSource` is a source like any other: gates (`gate.py`) pick from it, and another source may draw inside its
 active set (`refresh`, `version`, `ids` or `active`, then `drawn`). An epoch ends when the active set was handed out
 once; then all prompts are scored (`des.py`) by what their rollouts have shown (`history.py`), and the next set is
-chosen. The paper's reference traces are not needed: levels come with the data, if at all, lengths from own rollouts.
+chosen. The paper's reference traces are not needed: levels come with the data, lengths from own rollouts. Without
+levels difficulty has no weight (`build.notes_of` says so once).
 """
 
 from __future__ import annotations
@@ -24,9 +25,6 @@ Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fix
 
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 """Chance an epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's)."""
-MOST_CANDIDATES = 1 << 17
-"""Scored in an epoch. Of more prompts every second, third, ... is a candidate in turn, so that choosing a set costs no
-more time at a million prompts. OURS."""
 
 
 class ScalingRLSource:
@@ -66,18 +64,22 @@ class ScalingRLSource:
                 f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
             )
         self.all_ids, self.seed = Ids.of(ids), seed
-        self.base_weights, self.adaptive, self.select, self.target = weights, adaptive, select, target
+        self.adaptive, self.select, self.target = adaptive, select, target
         self.share, self.new, self.old = share, new, old
         self.cut = floor if select == "gumbel_topk" else threshold
         self._given, self._has_level = _read_levels(levels, len(ids))
         known = self._given[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+        self.base_weights = weights if len(known) else des.without_difficulty(weights)
         self.history = History(len(ids))
         self.version = 0
         """Sets chosen so far: who draws inside the active set looks again when it changes."""
         self.active = np.zeros(0, np.int32)
         """Its rows, in the order they are handed out."""
         self.used = 0  # of the active set
+        self.step = 0
+        self.recent: list[int] = []  # rows handed out for the update of this step
+        self.asked = 0  # the most prompts that one update took since the active set was chosen
         self.returned: list[str] = []
         self.shift = [0.0, 0.0, 0.0]
         self.distinct = 0
@@ -88,9 +90,11 @@ class ScalingRLSource:
 
     def pick(self, k: int, clock: Clock) -> list[str]:
         """What was given back first, then on through the active set and, if need be, the next ones."""
+        self._enter(clock)
         picked, self.returned = self.returned[:k], self.returned[k:]
+        self.recent += [row for row in map(self.all_ids.row, picked) if row is not None]
         while len(picked) < k:
-            self.refresh(clock)
+            self.refresh(clock, k - len(picked))
             rows = self.active[self.used : self.used + k - len(picked)]
             ids = [self.all_ids[row] for row in rows.tolist()]
             self.drawn(ids)
@@ -120,10 +124,21 @@ class ScalingRLSource:
         """The active set; all prompts before the first was chosen."""
         return [self.all_ids[row] for row in self.active.tolist()] if self.version else list(self.all_ids)
 
-    def refresh(self, clock: Clock) -> None:
-        """Chooses the next set if this one was handed out once."""
-        if self.used >= len(self.active):
-            self._next_set(clock)
+    @property
+    def left(self) -> int:
+        """Of the active set, not handed out yet."""
+        return len(self.active) - self.used
+
+    def refresh(self, clock: Clock, wanted: int = 0) -> None:
+        """Chooses the next set if this one was handed out once; `wanted` are to be drawn now."""
+        self._enter(clock)
+        if self.left <= 0:
+            self._next_set(clock, max(clock.groups, self.asked, len(self.recent) + wanted))
+            self.asked = len(self.recent)
+
+    def _enter(self, clock: Clock) -> None:
+        if clock.step != self.step:
+            self.step, self.recent = clock.step, []
 
     def drawn(self, ids: Sequence[str]) -> None:
         """These were handed out, by `pick` or by a source that draws inside the active set."""
@@ -132,7 +147,9 @@ class ScalingRLSource:
             assert row is not None, f"{prompt_id} is not of these prompts"
             self.distinct += not self.history.handed[row]
             self.history.handed[row] += 1
+            self.recent.append(row)
         self.used += len(ids)
+        self.asked = max(self.asked, len(self.recent))
 
     def inherit(self, older: ScalingRLSource) -> None:
         """What an earlier source knew of the prompts that are here, too. Its sets are over."""
@@ -140,38 +157,41 @@ class ScalingRLSource:
 
     # Choosing
 
-    def _next_set(self, clock: Clock) -> None:
+    def _next_set(self, clock: Clock, least: int) -> None:
+        """`least`: what one update asks for, since a gate may turn down most of it. OURS: an update should need no
+        prompt twice, so what it was handed already ranks last."""
         if self.adaptive and self._components.shape[1] == len(self.active):
             self.shift = des.shifted(self.shift, *self._gains())
-        step = -(-len(self.all_ids) // MOST_CANDIDATES)
-        part = slice(0 if self.select == "fixed" else self.version % step, None, step)
         rng = np.random.default_rng((self.seed, self.version))
-        history, levels, known = self.history.part(part), self._given[part], self._has_level[part]
-        again = _again(history.kind, rng)
-        components = self._components_of(history, levels, known, clock.progress)
+        history = self.history
+        eligible = (history.kind <= MIXED) | _again(history.kind, rng)
+        eligible[self.recent] = False
+        components = self._components_of(clock.progress)
         scores = des.score(components, self.weights)
         if self.select == "fixed" and self.version:
-            rows = (np.sort(self.active) - part.start) // step
+            rows = np.sort(self.active)
         else:
-            eligible = (history.kind <= MIXED) | again
             keys, size = des.rank(scores, eligible, self.select, clock.progress, rng, share=self.share, cut=self.cut)
-            size = min(max(size, clock.groups), len(keys))  # OURS: a batch should need no prompt twice
+            keys[self.recent] -= np.float32(1e6)
+            size = min(max(size, least), len(keys))
             rows = des.choose(keys, size, self._mix(history, eligible, size))
+        self._gauges = self._describe(rows, scores[rows], self._given[rows][self._has_level[rows]])
         rows = rng.permutation(rows)
-        self._gauges = self._describe(rows * step + part.start, scores[rows], levels[rows][known[rows]])
+        rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
         self._components = components[:, rows] if self.adaptive else self._components
-        self.active = (rows * step + part.start).astype(np.int32)
+        self.active = rows.astype(np.int32)
         self.version, self.used = self.version + 1, 0
 
-    def _components_of(self, history: History, levels: np.ndarray, known: np.ndarray, u: float) -> np.ndarray:
-        """D, C and R of every candidate. A level is the data's or unknown: how often a prompt was solved is R's matter,
+    def _components_of(self, u: float) -> np.ndarray:
+        """D, C and R of every prompt. A level is the data's or unknown: how often a prompt was solved is R's matter,
         and where few are, a bell around the average level would rule out just those that are solved sometimes."""
-        seen = history.visits > 0
+        history = self.history
+        seen, mixed = history.visits > 0, history.kind == MIXED
         flat, new = history.kind >= ALL_WRONG, history.handed == 0
         return np.stack(
             [
-                des.nearness(levels, known, u),
-                des.nearness(history.length, seen, u),
+                des.nearness(self._given, self._has_level, mixed, u),
+                des.nearness(history.length, seen, mixed, u),
                 des.adaptability(history.rate, seen, flat, new, u, fixed=self.target == "fixed"),
             ]
         )
@@ -237,6 +257,9 @@ class ScalingRLSource:
             "version": self.version,
             "active": pack(self.active),
             "used": self.used,
+            "step": self.step,
+            "recent": list(self.recent),
+            "asked": self.asked,
             "returned": list(self.returned),
             "shift": list(self.shift),
             "distinct": self.distinct,
@@ -249,6 +272,7 @@ class ScalingRLSource:
         self.all_ids.check(state["prompts"])
         self.version, self.used = state["version"], state["used"]
         self.active = unpack(state["active"], np.int32)
+        self.step, self.recent, self.asked = state["step"], list(state["recent"]), state["asked"]
         self.returned = list(state["returned"])
         self.shift = list(state["shift"])
         self.distinct = state["distinct"]
