@@ -73,18 +73,19 @@ def step(
 
 def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
     first = Stage(subset="short", max_tokens=8, groups=3, rollouts=4, temperature=0.5, kl_coef=0.1, steps=1)
+    first = first.model_copy(update={"minibatches": 2})
     curriculum = stages([first, Stage(subset="long", entropy_coef=0.01, reset_optimizer=True, steps=2), Stage()])
     asked, batch = step(curriculum, 0, "rwrw")
     assert sorted(asks(asked)) == [("A", 4), ("B", 4), ("C", 4)]
     assert {(r.sampling.max_tokens, r.sampling.temperature) for r in asked} == {(8, 0.5)}
-    assert (batch.stage, batch.kl_coef, batch.entropy_coef) == (0, 0.1, None)
+    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (0, 0.1, None, 2)
     assert not batch.reset_reference and not batch.reset_optimizer  # nothing to reset yet
 
     asked, batch = step(curriculum, 1)
     assert {r.prompt_id for r in asked} < {"D", "E", "F"}
     assert [r.group_id for r in asked] == [3, 4]  # goes on counting
     assert {r.sampling for r in asked} == {SAMPLING}
-    assert (batch.stage, batch.kl_coef, batch.entropy_coef) == (1, None, 0.01)
+    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (1, None, 0.01, None)
     assert batch.reset_reference and batch.reset_optimizer
     _, batch = step(curriculum, 2)
     assert not batch.reset_reference and not batch.reset_optimizer  # only its first
@@ -378,6 +379,8 @@ def test_the_published_stages(name: str, table: list[tuple[Any, ...]], last: tup
     found = recipe.curriculum.stages
     assert [(s.subset, s.max_tokens, s.groups, s.rollouts, s.steps) for s in found] == table
     assert (found[-1].kl_coef, found[-1].entropy_coef) == last
+    steps = [s.groups // (64 * (s.minibatches or recipe.learn.minibatches)) for s in found]
+    assert steps == [1] * len(found), "every optimiser step is on 64 prompts, as published"
     assert (recipe.learn.lr, recipe.learn.kl_coef, recipe.rollout.temperature) == (1e-6, 0.001, 0.6)
     assert len(recipe.text.prompt_suffix) == 70
     stages(found)  # every stage has an end and prompts

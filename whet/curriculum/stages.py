@@ -144,6 +144,7 @@ class Stages:
             stage=self.number,
             kl_coef=batch.kl_coef if stage.kl_coef is None else stage.kl_coef,
             entropy_coef=batch.entropy_coef if stage.entropy_coef is None else stage.entropy_coef,
+            minibatches=stage.minibatches or batch.minibatches,
             reset_reference=batch.reset_reference or (fresh and stage.reset_reference),
             reset_optimizer=batch.reset_optimizer or (fresh and stage.reset_optimizer),
         )
