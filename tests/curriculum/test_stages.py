@@ -23,7 +23,7 @@ from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
 from whet.curriculum.uniform import Uniform
-from whet.errors import WhetError
+from whet.errors import Starved, WhetError
 from whet.recipe import load_config
 from whet.types import Batch, Report, Request
 
@@ -384,3 +384,71 @@ def test_the_published_stages(name: str, table: list[tuple[Any, ...]], last: tup
     assert (recipe.learn.lr, recipe.learn.kl_coef, recipe.rollout.temperature) == (1e-6, 0.001, 0.6)
     assert len(recipe.text.prompt_suffix) == 70
     stages(found)  # every stage has an end and prompts
+
+
+# A limit that truncates everything
+
+
+def hopeless(**settings: Any) -> Stages:
+    """`all` by its name: SPEED inside a first stage of half the limit."""
+    facts = Facts(ids=[f"p{i}" for i in range(40)], characters=[10] * 20 + [40] * 20)
+    built = build_curriculum(
+        config.Curriculum(name="all", groups=2, rollouts=4, speed=config.Speed(n_init=2), **settings),
+        facts=facts,
+        sampling=SAMPLING,
+        seed=0,
+    )
+    assert isinstance(built, Stages)
+    return built
+
+
+def truncate(curriculum: Stages, requests: Sequence[Request], finish: Any = "length", letter: str = "w") -> None:
+    for request in requests:
+        curriculum.observe([replace(r, finish=finish) for r in answers(request, letter * request.n)])
+
+
+def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
+    curriculum, half = hopeless(), SAMPLING.max_tokens // 2
+    asked = curriculum.plan(at())
+    assert {r.sampling.max_tokens for r in asked} == {half} and len(asked) >= 2
+    truncate(curriculum, asked)
+    again = hopeless()
+    again.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
+    for one in (curriculum, again):
+        assert one.emit(at()) is None
+        with pytest.warns(
+            UserWarning, match=rf"Stage 0 ends early: .* truncated at its limit of {half} tokens .*Stage 1"
+        ):
+            wider = one.plan(at())
+        assert {r.sampling.max_tokens for r in wider} == {SAMPLING.max_tokens}
+        assert one.metrics()["curriculum/stage"] == 1
+
+
+@pytest.mark.parametrize(("finish", "letter"), [("stop", "w"), ("length", "r"), ("cut", "w")])
+def test_a_stage_goes_on_where_responses_end_or_are_right(finish: str, letter: str) -> None:
+    curriculum = hopeless()
+    truncate(curriculum, curriculum.plan(at()), finish, letter)
+    curriculum.plan(at())
+    assert curriculum.metrics()["curriculum/stage"] == 0
+
+
+def test_a_starving_stage_names_its_limit() -> None:
+    """The last stage has no wider one to go to."""
+    curriculum = hopeless(stages=(Stage(max_tokens=8),), patience=2)
+    with pytest.raises(Starved, match=r"truncated at its limit of 8 tokens \(curriculum\.stages\.0\.max_tokens\)"):
+        for _ in range(20):
+            truncate(curriculum, curriculum.plan(at()))
+            curriculum.emit(at())
+
+
+def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:
+    facts = Facts(ids=[f"p{i}" for i in range(9)], characters=[10] * 9)
+    settings = config.Curriculum(name="all", groups=4, rollouts=4, speed=config.Speed(n_init=2), stages=(Stage(),))
+    curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
+    for number in range(6):
+        while (batch := curriculum.emit(at(step=number, groups=4))) is None:
+            for request in curriculum.plan(at(step=number, groups=4)):
+                curriculum.observe(answers(request, "rw" * (request.n // 2) + "r" * (request.n % 2), version=number))
+        curriculum.updated(at(step=number + 1, groups=4), DONE)
+        names = [group.prompt_id for group in batch.groups]
+        assert len(set(names)) == len(names) == 4

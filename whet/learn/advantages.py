@@ -2,8 +2,9 @@
 
 The learner calls them through the table in `losses.py`. Each takes the rewards of all groups of a batch (arrays of
 any sizes, judged rollouts only) and gives an array a group. Groups whose rewards are all the same get exactly 0
-under every estimator with a group baseline, and so does a batch of equal rewards under REINFORCE++: subtracting a rounded mean would leave 1e-17, which AdamW turns into a
-full step. Rewards stay rewards: nothing here changes them but `overlong_penalty`, which says what to add.
+under every estimator with a group baseline, and so does a whole batch of equal rewards under REINFORCE++: subtracting a
+rounded mean would leave 1e-17, which AdamW turns into a full step. Rewards stay rewards: nothing here changes them but
+`overlong_penalty`, which says what to add.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ class Learner:
         progress: float,
         scores: dict[Key, Tensor] | None,
     ) -> dict[str, float]:
-        """All updates of a batch, one a part and pass; a skipped one ends it. Metrics are of the last pass, scores from before the first."""
+        """All updates of a batch; a skipped one ends it. Metrics are of the last pass, scores from before the first."""
         begun = time.perf_counter()
         old: list[Tensor] | None = None
         if self.config.updates * len(parts) > 1:
