@@ -292,8 +292,8 @@ class CuresSource:
         drawn: list[int] = []
         while len(drawn) < k and len(self.members):
             if not self._tree.total:
-                rows = (self.ids.row(prompt_id) for prompt_id in (*picked, *self.held()))
-                now = {*drawn, *(row for row in rows if row is not None)}
+                taken = (self.ids.row(prompt_id) for prompt_id in (*picked, *self.held()))
+                now = {*drawn, *(row for row in taken if row is not None)}
                 if now.issuperset(self.members.tolist()):
                     if len(self.members) >= groups:
                         break
