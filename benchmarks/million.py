@@ -147,7 +147,7 @@ def visit_all(curriculum: Any, step: int) -> None:
         rows = np.arange(len(history.visits))
         history.handed[:], history.visits[:], history.judged[:], history.tokens[:] = 1, 1, 4, 400
         history.right[:] = rows % 5
-        history.rate[:] = history.smooth[:] = rows % 5 / 4
+        history.rate[:] = rows % 5 / 4
         history.length[:] = 100.0 + rows % 97
         history.kind[:] = np.array([2, 1, 1, 1, 3])[rows % 5]
         history.solved[:] = rows % 5 > 0

@@ -42,14 +42,18 @@ def test_a_recipe_dry_runs_with_another_model_and_data(
     assert shown.count("# stage ") == len(settings.curriculum.stages)
 
 
-@pytest.mark.parametrize(("name", "clip_high"), [("speed-rloo", 0.2), ("speed-dapo", 0.28)])
-def test_the_numbers_of_speed(name: str, clip_high: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "estimator", "clip_high", "minibatches"), [("speed-rloo", "rloo", 0.2, 1), ("speed-dapo", "dapo", 0.28, 4)]
+)
+def test_the_numbers_of_speed(name: str, estimator: str, clip_high: float, minibatches: int) -> None:
+    """DAPO's clip binds only where a batch has more than one optimiser step."""
     config = load_config(FOLDER / f"{name}.toml")
     c, learn = config.curriculum, config.learn
     assert (c.name, c.groups, c.rollouts, c.speed.n_init, c.speed.low, c.speed.high) == ("speed", 16, 24, 4, 0.0, 1.0)
     assert (learn.lr, learn.warmup, learn.weight_decay, learn.grad_clip) == (1e-6, 10, 0.1, 1.0)
     assert (learn.clip_low, learn.clip_high, learn.kl_coef, learn.entropy_coef) == (0.2, clip_high, 0.0, 0.0)
-    assert (learn.estimator, learn.aggregate, learn.updates, learn.overlong) == ("rloo", "batch_tokens", 1, 0)
+    assert (learn.estimator, learn.aggregate, learn.updates, learn.overlong) == (estimator, "batch_tokens", 1, 0)
+    assert learn.minibatches == minibatches
     assert (config.text.max_prompt, config.rollout.max_tokens, config.rollout.temperature) == (1024, 3072, 1.0)
     assert [(e.path, e.n, e.temperature, e.every) for e in config.eval] == [
         ("math500", 1, 1.0, 25),
@@ -57,3 +61,12 @@ def test_the_numbers_of_speed(name: str, clip_high: float) -> None:
         ("aime24", 16, 1.0, 25),
         ("aime25", 16, 1.0, 25),
     ]
+
+
+@pytest.mark.parametrize(("name", "estimator"), [("cures-grpo", "grpo"), ("cures-rpp", "reinforce_pp")])
+def test_the_numbers_of_cures(name: str, estimator: str) -> None:
+    config = load_config(FOLDER / f"{name}.toml")
+    c, learn = config.curriculum, config.learn
+    assert (c.groups, c.rollouts, c.cures.probe, c.cures.subsets, c.cures.subset_steps) == (1024, 8, 4, 15, 10)
+    assert (learn.estimator, learn.lr, learn.kl_coef, learn.clip_high) == (estimator, 1e-6, 0.001, 0.2)
+    assert c.groups // learn.minibatches == 256

@@ -153,12 +153,12 @@ def _works(
     portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
     c = max(portions, key=lambda portion: portion.share).settings
     stages = stages_of(c, r.max_tokens) or (config.Stage(),)
-    again = learn.updates * learn.minibatches > 1  # scored under the policy before the first of them
-    passes = learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
     works = []
     for stage, steps in zip(stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True):
         groups, rollouts = stage.groups or c.groups, stage.rollouts or c.rollouts
         limit = stage.max_tokens or r.max_tokens
+        again = learn.updates * (stage.minibatches or learn.minibatches) > 1  # scored under the policy before them all
+        passes = learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
         generated = groups * rollouts_asked(c.name, rollouts, c.speed.n_init)
         works.append(
             Work(

@@ -231,9 +231,10 @@ class Stage(Section):
     tasks: tuple[str, ...] = ()
     """Only prompts of these tasks; none means all."""
     max_tokens: int = Field(0, ge=0)
-    """Response limit; 0 is rollout.max_tokens. So for the next three: 0 leaves what the recipe says."""
+    """Response limit; 0 is rollout.max_tokens. So for the next four: 0 leaves what the recipe says."""
     groups: int = Field(0, ge=0)
     rollouts: int = Field(0, ge=0)
+    minibatches: int = Field(0, ge=0)
     temperature: float = Field(0.0, ge=0)
     kl_coef: float | None = Field(None, ge=0)
     entropy_coef: float | None = Field(None, ge=0)

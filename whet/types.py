@@ -185,8 +185,9 @@ class Batch:
     groups: tuple[Group, ...]
     stage: int = 0
     kl_coef: float | None = None
-    """None leaves the recipe's coefficient."""
+    """None leaves what the recipe says; so for the next two."""
     entropy_coef: float | None = None
+    minibatches: int | None = None
     reset_reference: bool = False
     reset_optimizer: bool = False
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,3 +149,13 @@ def test_what_a_stage_has_learnt_goes_on_into_the_next_also_through_a_checkpoint
     if source.pool is not None:
         assert isinstance(source.pool, ScalingRLSource) and source.pool.history.visits[:16].any()
     assert after(8, 0.5)[1] == after(8, 0.0)[1]
+
+
+def test_the_columns_of_the_data_are_not_left_for_the_first_update_to_collect() -> None:
+    """A list of a million names takes the collector 8 ms to look at, once: then it is old, and looked at seldom."""
+    ids, characters = [f"p{i}" for i in range(5000)], list(range(5000))
+    build_curriculum(
+        config.Curriculum(name="all"), facts=Facts(ids=ids, characters=characters), sampling=SAMPLING, seed=0
+    )
+    young = {id(held) for generation in (0, 1) for held in gc.get_objects(generation)}
+    assert not young & {id(ids), id(characters)}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,18 +11,19 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, answer_all, answers, asks, at, cut, metric, trained
 from test_contract import KNOBS, WORLDS
 
+from whet import config
+from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.contract import WORLDS as ALL_WORLDS
 from whet.curriculum.contract import check_contract, check_cost, check_world, play
 from whet.curriculum.cures import Cures, neyman_continuations
 from whet.curriculum.gate import Gate
-from whet.curriculum.posterior import Posterior
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.sigma import rate_sigmas
 from whet.curriculum.simulator import World
 from whet.curriculum.speed import Speed
 from whet.errors import WhetError
-from whet.types import Group, Request
+from whet.types import Group, Report, Request
 
 IDS = [f"p{i}" for i in range(4)]
 
@@ -120,7 +122,7 @@ def test_work_does_not_grow_with_the_number_of_prompts() -> None:
 def test_it_composes_with_screening_and_a_moving_set() -> None:
     def speed(ids: Sequence[str], seed: int, pool: ScalingRLSource | None = None) -> Gate:
         source = CuresSource(ids, seed, rest=1, pool=pool)
-        allocate = neyman_continuations(rate_sigmas(source.posterior))
+        allocate = neyman_continuations(rate_sigmas(source))
         return Speed(source, sampling=SAMPLING, rollouts=6, n_init=3, max_age=1, allocate=allocate)
 
     def everything(ids: Sequence[str], seed: int) -> Gate:
@@ -279,9 +281,59 @@ def group(prompt_id: str, letters: str) -> Group:
 
 def test_continuations_are_divided_by_what_the_screening_showed() -> None:
     groups = [group("p0", "rw"), group("p1", "wwww"), group("p2", "rrrr")]
-    posterior = Posterior(IDS)
-    posterior.count(r for g in groups for r in g.rollouts)
-    divide = neyman_continuations(rate_sigmas(posterior))
+    source = CuresSource(IDS, 0)
+    source.observe([r for g in groups for r in g.rollouts])
+    divide = neyman_continuations(rate_sigmas(source))
     assert divide(groups, 30) == [12, 9, 9]  # 0.5, 0.3727, 0.3727 of 1.2454
     assert divide(groups, 3) == [1, 1, 1]
     assert divide([], 0) == []
+
+
+def test_what_was_screened_counts_in_the_division() -> None:
+    """sigma 0.5, 0.3727, 0.3727 of 30 + 3 x 4 rollouts: ideal 16.86, 12.57, 12.57, so 17, 13 and 12 in all."""
+    groups = [group("p0", "rw"), group("p1", "wwww"), group("p2", "rrrr")]
+    source = CuresSource(IDS, 0)
+    source.observe([r for g in groups for r in g.rollouts])
+    divide = neyman_continuations(rate_sigmas(source), minimum=1, screened=4)
+    assert divide(groups, 30) == [17 - 4, 13 - 4, 12 - 4]
+    assert divide(groups, 3) == [1, 1, 1]
+    assert divide([], 0) == []
+
+
+def test_sigma_is_of_the_probe_where_there_was_one() -> None:
+    """Of four, p0 was probed right twice (p = 1/2), p1 never (p = 1/6); what trains later changes the draw alone."""
+    gate = make(IDS, 0, probe=4, rollouts=4)
+    probed: dict[str, str] = {"p0": "rrww"}
+    while (requests := gate.plan(at()))[0].phase == "probe":
+        answer_all(gate, requests, [probed.get(r.prompt_id, "wwww") for r in requests])
+    expected = pytest.approx([0.5, (1 / 6 * 5 / 6) ** 0.5])
+    assert gate.sigmas(["p0", "p1"]) == expected
+    late = [replace(r, phase="train") for r in group("p1", "rrrr").rollouts]
+    gate.source.observe(late)
+    assert gate.source.posterior.mean_of(["p1"]) == pytest.approx([0.5])
+    assert gate.sigmas(["p0", "p1"]) == expected
+    again = make(IDS, 0, probe=4, rollouts=4)
+    again.load_state_dict(json.loads(json.dumps(gate.state_dict())))
+    assert again.sigmas(["p0", "p1"]) == expected
+
+
+def test_a_subset_begins_with_a_new_reference_and_optimiser() -> None:
+    settings = config.Curriculum(
+        name="cures", groups=2, rollouts=2, cures=config.Cures(subsets=2, subset_steps=3, probe=0)
+    )
+
+    def build() -> Any:
+        return build_curriculum(settings, facts=Facts(ids=IDS), sampling=SAMPLING, seed=0)
+
+    curriculum, anew = build(), []
+    for step in range(9):
+        requests = curriculum.plan(at(step=step))
+        answer_all(curriculum, requests, ["rw"] * len(requests), version=step)
+        curriculum, state = build(), json.loads(json.dumps(curriculum.state_dict()))
+        curriculum.load_state_dict(state)
+        batch = curriculum.emit(at(step=step))
+        assert batch is not None and batch.reset_reference == batch.reset_optimizer
+        anew += [step] * batch.reset_reference
+        curriculum.updated(at(step=step + 1), Report(metrics={}))
+    assert anew == [3, 6]
+    assert curriculum.metrics()["curriculum/resets"] == 2

@@ -320,6 +320,7 @@ def test_what_an_update_has_once_is_refused() -> None:
     for own, word in (
         ({"groups": 5}, r"data\.1\.curriculum\.groups is of the whole run; set it in \[curriculum\]"),
         ({"reset_every": 5}, r"data\.1\.curriculum\.reset_every is of the whole run"),
+        ({"stages": [{"minibatches": 2, "steps": 1}, {}]}, r"here data\.1\).*leave out stages\.0\.minibatches"),
         ({"stages": [{"kl_coef": 0.0, "steps": 1}, {}]}, r"here data\.1\).*leave out stages\.0\.kl_coef"),
         ({"stages": [{"steps": 1}, {"entropy_coef": 0.1}]}, r"leave out stages\.1\.entropy_coef"),
         ({"stages": [{"groups": 2}]}, r"leave out stages\.0\.groups"),

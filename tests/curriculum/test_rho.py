@@ -16,6 +16,7 @@ from whet.curriculum.contract import WORLDS as ALL_WORLDS
 from whet.curriculum.contract import check_contract, check_world
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.rho import CuresSource
+from whet.curriculum.scalingrl import ScalingRLSource
 from whet.errors import WhetError
 from whet.types import Clock, Request, Rollout
 
@@ -70,7 +71,25 @@ def test_with_fewer_prompts_than_wanted_all_come_before_any_comes_again() -> Non
     assert set(first + second[:2]) == set(IDS)
     assert not set(second[:2]) & set(first)
     assert sorted(second[:6]) == IDS
-    assert len(source.pick(20, at())) == 20
+    assert sorted(source.pick(20, at())) == IDS, "each once: a batch of two groups needs no prompt twice"
+    assert len(source.pick(20, at(groups=7))) == 20, "with fewer prompts than groups it does"
+
+
+def test_prompts_that_the_batch_holds_are_not_drawn_again() -> None:
+    source = CuresSource(IDS, 0)
+    assert sorted(source.pick(6, at())) == IDS
+    source.held = lambda: {"p0", "p1", "p2", "not of these"}
+    assert sorted(source.pick(6, at())) == ["p3", "p4", "p5"], "those that were turned down are tried again"
+    source.held = lambda: set(IDS)
+    assert source.pick(6, at()) == []
+    assert len(source.pick(6, at(groups=7))) == 6
+
+
+def test_a_pick_beyond_the_moving_set_goes_on_to_the_next_set() -> None:
+    ids = [f"p{i}" for i in range(20)]
+    source = CuresSource(ids, 0, pool=ScalingRLSource(ids, 0, share=0.2))
+    drawn = source.pick(3, at()) + source.pick(9, at())
+    assert len(set(drawn)) == len(drawn) > 4 and source.pool.version == 2, "sets overlap, prompts do not come twice"
 
 
 def test_rest_keeps_a_prompt_out_longer() -> None:

@@ -23,7 +23,7 @@ from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
 from whet.curriculum.uniform import Uniform
-from whet.errors import WhetError
+from whet.errors import Starved, WhetError
 from whet.recipe import load_config
 from whet.types import Batch, Report, Request
 
@@ -73,18 +73,19 @@ def step(
 
 def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
     first = Stage(subset="short", max_tokens=8, groups=3, rollouts=4, temperature=0.5, kl_coef=0.1, steps=1)
+    first = first.model_copy(update={"minibatches": 2})
     curriculum = stages([first, Stage(subset="long", entropy_coef=0.01, reset_optimizer=True, steps=2), Stage()])
     asked, batch = step(curriculum, 0, "rwrw")
     assert sorted(asks(asked)) == [("A", 4), ("B", 4), ("C", 4)]
     assert {(r.sampling.max_tokens, r.sampling.temperature) for r in asked} == {(8, 0.5)}
-    assert (batch.stage, batch.kl_coef, batch.entropy_coef) == (0, 0.1, None)
+    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (0, 0.1, None, 2)
     assert not batch.reset_reference and not batch.reset_optimizer  # nothing to reset yet
 
     asked, batch = step(curriculum, 1)
     assert {r.prompt_id for r in asked} < {"D", "E", "F"}
     assert [r.group_id for r in asked] == [3, 4]  # goes on counting
     assert {r.sampling for r in asked} == {SAMPLING}
-    assert (batch.stage, batch.kl_coef, batch.entropy_coef) == (1, None, 0.01)
+    assert (batch.stage, batch.kl_coef, batch.entropy_coef, batch.minibatches) == (1, None, 0.01, None)
     assert batch.reset_reference and batch.reset_optimizer
     _, batch = step(curriculum, 2)
     assert not batch.reset_reference and not batch.reset_optimizer  # only its first
@@ -378,6 +379,77 @@ def test_the_published_stages(name: str, table: list[tuple[Any, ...]], last: tup
     found = recipe.curriculum.stages
     assert [(s.subset, s.max_tokens, s.groups, s.rollouts, s.steps) for s in found] == table
     assert (found[-1].kl_coef, found[-1].entropy_coef) == last
+    steps = [s.groups // (64 * (s.minibatches or recipe.learn.minibatches)) for s in found]
+    assert steps == [1] * len(found), "every optimiser step is on 64 prompts, as published"
     assert (recipe.learn.lr, recipe.learn.kl_coef, recipe.rollout.temperature) == (1e-6, 0.001, 0.6)
     assert len(recipe.text.prompt_suffix) == 70
     stages(found)  # every stage has an end and prompts
+
+
+# A limit that truncates everything
+
+
+def hopeless(**settings: Any) -> Stages:
+    """`all` by its name: SPEED inside a first stage of half the limit."""
+    facts = Facts(ids=[f"p{i}" for i in range(40)], characters=[10] * 20 + [40] * 20)
+    built = build_curriculum(
+        config.Curriculum(name="all", groups=2, rollouts=4, speed=config.Speed(n_init=2), **settings),
+        facts=facts,
+        sampling=SAMPLING,
+        seed=0,
+    )
+    assert isinstance(built, Stages)
+    return built
+
+
+def truncate(curriculum: Stages, requests: Sequence[Request], finish: Any = "length", letter: str = "w") -> None:
+    for request in requests:
+        curriculum.observe([replace(r, finish=finish) for r in answers(request, letter * request.n)])
+
+
+def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
+    curriculum, half = hopeless(), SAMPLING.max_tokens // 2
+    asked = curriculum.plan(at())
+    assert {r.sampling.max_tokens for r in asked} == {half} and len(asked) >= 2
+    truncate(curriculum, asked)
+    again = hopeless()
+    again.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
+    for one in (curriculum, again):
+        assert one.emit(at()) is None
+        with pytest.warns(
+            UserWarning, match=rf"Stage 0 ends early: .* truncated at its limit of {half} tokens .*Stage 1"
+        ):
+            wider = one.plan(at())
+        assert {r.sampling.max_tokens for r in wider} == {SAMPLING.max_tokens}
+        assert one.metrics()["curriculum/stage"] == 1
+
+
+@pytest.mark.parametrize(("finish", "letter"), [("stop", "w"), ("length", "r"), ("cut", "w")])
+def test_a_stage_goes_on_where_responses_end_or_are_right(finish: str, letter: str) -> None:
+    curriculum = hopeless()
+    truncate(curriculum, curriculum.plan(at()), finish, letter)
+    curriculum.plan(at())
+    assert curriculum.metrics()["curriculum/stage"] == 0
+
+
+def test_a_starving_stage_names_its_limit() -> None:
+    """The last stage has no wider one to go to."""
+    curriculum = hopeless(stages=(Stage(max_tokens=8),), patience=2)
+    with pytest.raises(Starved, match=r"truncated at its limit of 8 tokens \(curriculum\.stages\.0\.max_tokens\)"):
+        for _ in range(20):
+            truncate(curriculum, curriculum.plan(at()))
+            curriculum.emit(at())
+
+
+def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:
+    facts = Facts(ids=[f"p{i}" for i in range(9)], characters=[10] * 9)
+    settings = config.Curriculum(name="all", groups=4, rollouts=4, speed=config.Speed(n_init=2), stages=(Stage(),))
+    curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
+    for number in range(6):
+        while (batch := curriculum.emit(at(step=number, groups=4))) is None:
+            for request in curriculum.plan(at(step=number, groups=4)):
+                letters = "ww" if request.prompt_id in ("p0", "p1", "p2") else "rw" + "r" * (request.n - 2)
+                curriculum.observe(answers(request, letters[: request.n], version=number))
+        curriculum.updated(at(step=number + 1, groups=4), DONE)
+        names = [group.prompt_id for group in batch.groups]
+        assert len(set(names)) == len(names) == 4

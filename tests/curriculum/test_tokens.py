@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_groups_in_ask_order_until_the_budget_and_the_surplus_stays() -> None:
     assert curriculum.metrics()["curriculum/ready"] == 2
     assert trained(curriculum.emit(at(step=2, groups=3))) == ["G", "H"]  # 40 + 80
     assert curriculum.metrics()["curriculum/age_max"] == 1
+
+
+def test_a_group_weighs_the_same_whatever_the_length_of_its_batch() -> None:
+    """Five groups, then one that is as long: 1/5 each, where 1 / groups would give the long one five times as much."""
+
+    def budget() -> TokenBudget:
+        return TokenBudget(Uniform(Listed("ABCDEFGHIJ"), sampling=SAMPLING, rollouts=2, max_age=2), tokens=100)
+
+    curriculum, weights = budget(), []
+    for step, (length, groups) in enumerate([(10, 5), (50, 1), (50, 1)]):
+        requests = curriculum.plan(at(step=step, groups=5))
+        answer(curriculum, requests, *[length] * len(requests), version=step)
+        batch = curriculum.emit(at(step=step, groups=5))
+        assert batch is not None and len(batch.groups) == groups
+        weights.append(batch.groups[0].weight)
+        state = json.loads(json.dumps(curriculum.state_dict()))
+        curriculum = budget()
+        curriculum.load_state_dict(state)
+    assert weights == pytest.approx([1 / 5, 1 / 5, 1 / (5 - 2 / 21 * 4)])
 
 
 def test_what_is_too_old_does_not_count() -> None:

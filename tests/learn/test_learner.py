@@ -106,7 +106,7 @@ def test_micro_batches_do_not_change_the_gradient(model, batch_of, encoder, esti
     assert again["learn/loss"] == pytest.approx(metrics["learn/loss"])
 
 
-@pytest.mark.parametrize("estimator", ["rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"])
+@pytest.mark.parametrize("estimator", ["rloo", "grpo", "dr_grpo", "dapo", "gspo", "cispo"])
 def test_no_spread_gives_exactly_no_policy_gradient(model, batch_of, encoder, estimator):
     """With the entropy bonus on, such rollouts do run; then only the bonus moves the weights."""
     batch = batch_of([[0.1, 0.1, 0.1], [1.0, 1.0, 1.0]])
@@ -254,6 +254,17 @@ def test_two_parts_of_a_batch_are_two_batches(model_of, batch_of, encoder):
         for p, q in zip(models[0].parameters(), model_of().parameters(), strict=True)
     ]
     assert max(moved) > 1e-3
+
+
+def test_a_batch_may_want_other_parts_than_the_recipe(model, batch_of, encoder):
+    learner = Learner(model, Learn(minibatches=2), encode=encoder)
+    batch = batch_of([[1.0, 0.0], [0.0, 1.0]])
+    learner.step(dataclasses.replace(batch, minibatches=4))
+    assert learner.updates == 4
+    learner.step(dataclasses.replace(batch, minibatches=1))
+    assert learner.updates == 4 + 1
+    learner.step(batch)
+    assert learner.updates == 4 + 1 + 2
 
 
 def test_more_parts_than_samples_and_scores_of_all(model, batch_of, encoder):

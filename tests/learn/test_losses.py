@@ -125,7 +125,14 @@ def test_token_weights_by_hand(aggregate, expected):
         np.testing.assert_allclose(got, want)
 
 
-@pytest.mark.parametrize("aggregate", ["sequence", "group_tokens", "constant", "batch_tokens"])
+def test_under_batch_tokens_only_the_ratios_of_group_weights_matter():
+    """4, 8 and 4 tokens, the first group's counted twice: 2 / 20 of the loss each, the others' 1 / 20."""
+    weights = token_weights("batch_tokens", LENGTHS, LIMITS, [0.2, 0.1, 0.1])
+    for got, want in zip(weights, [[2 / 20] * 2, [1 / 20] * 4, [1 / 20]], strict=True):
+        np.testing.assert_allclose(got, want)
+
+
+@pytest.mark.parametrize("aggregate", ["sequence", "group_tokens", "constant"])
 def test_group_weights_scale_their_group(aggregate):
     even = token_weights(aggregate, LENGTHS, LIMITS, [None] * 3)
     given = token_weights(aggregate, LENGTHS, LIMITS, [0.5, None, 0.0])

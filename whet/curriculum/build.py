@@ -8,6 +8,7 @@ draws from the set that ScalingRL keeps moving, and whose continuations are divi
 from __future__ import annotations
 
 import difflib
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -121,7 +122,8 @@ def over_uniform(gate: type[Gate]) -> Plan:
 
 def _speed(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
-    allocate = neyman_continuations(sigmas, least) if sigmas is not None else None
+    screened = settings.speed.n_init if settings.speed.use_screening else 0
+    allocate = neyman_continuations(sigmas, least, screened) if sigmas is not None else None
     return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
 
 
@@ -136,7 +138,7 @@ def _sigmas(settings: config.Curriculum, source: Source) -> Sigmas | None:
     """By what rollouts are divided, over a source that knows pass rates."""
     if not isinstance(source, CuresSource):
         return None
-    return GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source.posterior)
+    return GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source)
 
 
 def refuse_weights(facts: Facts, source: str) -> None:
@@ -200,6 +202,7 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
         built = build_one(portion.settings, some, sampling, seed + number * _NEXT_SEED)
         members.append(Member(name=portion.name, share=portion.share, curriculum=built))
     whole = Mixture(members) if len(members) > 1 else members[0].curriculum
+    gc.collect(1)  # looks at the columns of a million prompts once: here, and not in the midst of the first update
     if settings.reset_every or settings.reset_plateau:
         return Reset(whole, every=settings.reset_every, plateau=settings.reset_plateau)
     return whole
@@ -234,7 +237,10 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
         sigmas = _sigmas(settings, source)
         gate = plan.gate(settings, unsolved(settings, source, len(facts.ids)), sampling, sigmas)
         gate.book.next_id = first
-        built = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+        built: Curriculum = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+        if isinstance(source, CuresSource):
+            source.held = gate.prompts_held
+            built = Reset(built, subset=source) if source.subsets > 1 else built
         divides = isinstance(gate, Cures | Speed)  # no other gate asks for sigmas
         return Scored(built, sigmas) if divides and isinstance(sigmas, GradientSigmas) else built
 
@@ -243,7 +249,14 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
 
     stages = stages_of(settings, sampling.max_tokens)
     if stages:
-        return Stages(stages, make_stage, ids=facts.ids, characters=facts.characters, tasks=facts.tasks)
+        return Stages(
+            stages,
+            make_stage,
+            ids=facts.ids,
+            characters=facts.characters,
+            tasks=facts.tasks,
+            max_tokens=sampling.max_tokens,
+        )
     return make(settings, facts, sampling, 0)
 
 

@@ -59,7 +59,7 @@ class Cures(Gate):
             raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
         self.minimum = minimum
         self.probe = probe
-        self.sigmas = sigmas or rate_sigmas(source.posterior)
+        self.sigmas = sigmas or rate_sigmas(source)
         self.drawn: list[Seat] = []
         self.again: dict[int, tuple[int, Phase]] = {}  # place -> rollouts and phase of who must be asked again
         self.probing = False
@@ -140,6 +140,9 @@ class Cures(Gate):
             del self.again[seat.place]
         return request
 
+    def prompts_held(self) -> set[str]:
+        return super().prompts_held() | {seat.prompt_id for seat in self.drawn}
+
     # What came of them
 
     def _decide(self, visit: Visit) -> None:
@@ -190,13 +193,19 @@ class Cures(Gate):
         self.allocation = (state["allocation"][0], state["allocation"][1])
 
 
-def neyman_continuations(sigmas: Sigmas, minimum: int = 1) -> Callable[[Sequence[Group], int], list[int]]:
+def neyman_continuations(
+    sigmas: Sigmas, minimum: int = 1, screened: int = 0
+) -> Callable[[Sequence[Group], int], list[int]]:
     """For SPEED over `CuresSource`: divides the rollouts of all continuations, given in total, among their groups.
 
-    By sigmas in whose pass rates the screening has been counted by then.
+    By sigmas in whose pass rates the screening has been counted by then. What varies by 1 / n_i is the mean over all
+    n_i rollouts that train, so Neyman's rule is for those: `screened` of each group are spent, and what it is due
+    beyond them, `minimum` at least, is its continuation.
     """
 
     def divide(groups: Sequence[Group], total: int) -> list[int]:
-        return neyman(sigmas([group.prompt_id for group in groups]).tolist(), total, minimum)
+        every = sigmas([group.prompt_id for group in groups]).tolist()
+        whole = neyman(every, total + screened * len(groups), screened + minimum)
+        return [n - screened for n in whole]
 
     return divide

@@ -226,6 +226,7 @@ def choose(keys: Array, size: int, parts: Sequence[tuple[Array, int]] = ()) -> A
     [0, 1, 4]
     """
     rows = _largest(keys, size)
+    parts = [(part, min(least, int(np.count_nonzero(part)))) for part, least in parts]
     if all(np.count_nonzero(part[rows]) >= least for part, least in parts):
         return np.sort(rows)
     keys = keys.copy()

@@ -183,6 +183,10 @@ class Gate(ABC):
         self.counts.add("reasked")
         self.counts.add("tokens_dropped", visit.tokens)
 
+    def prompts_held(self) -> set[str]:
+        """Those of open and ready groups, and those to be asked again: a batch should not have one twice."""
+        return {visit.prompt_id for visit in self.book.in_line()} | {prompt_id for _, prompt_id in self.returned}
+
     # Deciding
 
     def _decide(self, visit: Visit) -> None:

@@ -204,13 +204,15 @@ def join(batches: Sequence[Batch]) -> Batch:
         for batch in batches
         for group in batch.groups
     ]
-    kl_coefs, entropy_coefs = ({getattr(b, name) for b in batches} for name in ("kl_coef", "entropy_coef"))
-    assert len(kl_coefs) == len(entropy_coefs) == 1, "the parts of a mixture want different coefficients"
+    wanted = {(batch.kl_coef, batch.entropy_coef, batch.minibatches) for batch in batches}
+    assert len(wanted) == 1, "the parts of a mixture want different coefficients"
+    kl_coef, entropy_coef, minibatches = wanted.pop()
     return Batch(
         groups=tuple(groups),
         stage=max(batch.stage for batch in batches),
-        kl_coef=kl_coefs.pop(),
-        entropy_coef=entropy_coefs.pop(),
+        kl_coef=kl_coef,
+        entropy_coef=entropy_coef,
+        minibatches=minibatches,
         reset_reference=any(batch.reset_reference for batch in batches),
         reset_optimizer=any(batch.reset_optimizer for batch in batches),
     )

@@ -88,6 +88,6 @@ def refuse_apart(settings: config.Curriculum, entry: int) -> None:
     if settings.tokens:
         raise WhetError(f"{where}, an update is shared out by groups; leave out curriculum.tokens.")
     for number, stage in enumerate(settings.stages):
-        for name, unset in (("groups", 0), ("kl_coef", None), ("entropy_coef", None)):
+        for name, unset in (("groups", 0), ("minibatches", 0), ("kl_coef", None), ("entropy_coef", None)):
             if getattr(stage, name) != unset:
                 raise WhetError(f"{where}, a stage cannot change the whole update; leave out stages.{number}.{name}.")

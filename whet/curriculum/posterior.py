@@ -66,8 +66,12 @@ class Posterior:
         """Rows with a verdict."""
         return np.flatnonzero(self._seen >= 0)
 
+    def seen(self, rows: np.ndarray) -> np.ndarray:
+        """Which of them have a verdict."""
+        return self._seen[rows] >= 0
+
     def visited_of(self, rows: np.ndarray) -> np.ndarray:
-        return rows[self._seen[rows] >= 0]
+        return rows[self.seen(rows)]
 
     def count(self, rollouts: Iterable[Rollout]) -> np.ndarray:
         """Adds the verdicts, right or wrong whatever the score; returns the rows they were for.

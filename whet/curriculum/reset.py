@@ -1,4 +1,5 @@
-"""ProRL's reset (arXiv 2505.24864): reference and optimiser start anew every so many updates, or on a plateau.
+"""Resets: reference and optimiser start anew every so many updates, on a plateau (ProRL, arXiv 2505.24864), or with
+each subset of CurES (arXiv 2510.01037), whose subsets are runs of their own from the weights of the one before.
 
 Under a KL term the reference holds the policy back once it has moved; making the policy of today the reference lets it
 go on. Wraps any curriculum and marks a batch now and then; which groups are in it is the inner one's affair. ProRL
@@ -9,23 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from whet.curriculum.base import Curriculum
 from whet.curriculum.progress import Progress
 from whet.types import Batch, Clock, Report, Request, Rollout
 
 
+class Subsets(Protocol):
+    @property
+    def turn(self) -> int:
+        """Subsets begun, less one."""
+
+
 class Reset:
     """every: updates between resets. plateau: updates over which a smoothed reward that gains less than 0.01 makes
-    one. 0 turns either off. Both count from the last reset."""
+    one. 0 turns either off. Both count from the last reset. subset: the first batch after each but its first makes
+    one, too."""
 
-    def __init__(self, inner: Curriculum, *, every: int = 0, plateau: int = 0, optimizer: bool = True):
+    def __init__(
+        self,
+        inner: Curriculum,
+        *,
+        every: int = 0,
+        plateau: int = 0,
+        optimizer: bool = True,
+        subset: Subsets | None = None,
+    ):
         self.inner, self.needs = inner, inner.needs
         self.every, self.plateau, self.optimizer = every, plateau, optimizer
         self.progress = Progress(keep=plateau)
         self.since = self.resets = 0
         self.due = False
+        self.subset, self.turn = subset, 0  # of the last batch
 
     def plan(self, clock: Clock) -> list[Request]:
         return self.inner.plan(clock)
@@ -36,6 +53,8 @@ class Reset:
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)
+        if batch is not None and self.subset is not None:
+            self.due, self.turn = self.due or self.subset.turn > self.turn, max(self.subset.turn, 0)
         if batch is None or not self.due:
             return batch
         self.due = False
@@ -54,7 +73,8 @@ class Reset:
         return self.inner.holds()
 
     def metrics(self) -> dict[str, float]:
-        return {**self.inner.metrics(), "curriculum/resets": float(self.resets)}
+        metrics = self.inner.metrics()
+        return {**metrics, "curriculum/resets": metrics.get("curriculum/resets", 0.0) + self.resets}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -63,9 +83,11 @@ class Reset:
             "since": self.since,
             "resets": self.resets,
             "due": self.due,
+            "turn": self.turn,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
         self.progress.load_state_dict(state["progress"])
         self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
+        self.turn = state["turn"]

@@ -8,7 +8,7 @@ that of the verdicts so far at every draw (in the released code they never reach
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -108,6 +108,10 @@ class CuresSource:
         self.rest = rest
         self.pool = pool
         self.posterior = Posterior(self.ids, memory, prior == "pool")
+        self.probed: Posterior | None = None
+        """What the probe of the present subset showed, and nothing later: sigma is of it. None: there was no probe."""
+        self.held: Callable[[], set[str]] = set
+        """Prompts of groups that wait for the coming batch, as the gate knows them."""
         self._entry = _weight_of_each(entries, len(ids))
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step of it
@@ -130,18 +134,21 @@ class CuresSource:
     # The protocol
 
     def pick(self, k: int, clock: Clock) -> list[str]:
-        """What was given back first, then by rho*; a prompt comes twice in a step only if all others came, too."""
+        """What was given back first, then by rho*; a prompt comes twice in a step only if all others came, too, and
+        into a batch twice only if there are fewer prompts than groups. Else fewer than k may come."""
         self.enter(clock, k)
         picked, self.returned = self.returned[:k], self.returned[k:]
         self._take_out(self.posterior.rows(picked))
         while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
-                self.enter(clock, lacking)
-            drawn = [self.ids[row] for row in self._draw(min(lacking, self.pool.left) if self.pool else lacking)]
-            picked += drawn
-            if self.pool is None:
+                self.enter(clock, lacking)  # the next set, if this one is used up
+                lacking = min(lacking, self.pool.left)
+            drawn = [self.ids[row] for row in self._draw(lacking, clock.groups, picked)]
+            if not drawn:
                 break
-            self.pool.drawn(drawn)
+            picked += drawn
+            if self.pool is not None:
+                self.pool.drawn(drawn)
         return picked
 
     def give_back(self, ids: Sequence[str]) -> None:
@@ -152,6 +159,9 @@ class CuresSource:
         fits = [self._fit(rollout) for rollout in rollouts]
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
         self._weigh(self.posterior.count(rollouts))
+        if probes := [rollout for rollout in rollouts if rollout.phase == "probe"]:
+            self.probed = self.probed or Posterior(self.ids)
+            self.probed.count(probes)
         if self.pool is not None:
             self.pool.observe(rollouts)
 
@@ -181,6 +191,7 @@ class CuresSource:
     def state_dict(self) -> dict[str, Any]:
         return {
             "posterior": self.posterior.state_dict(),
+            "probed": None if self.probed is None else self.probed.state_dict(),
             "subsets": self.subsets,
             "turn": self.turn,
             "began": self.began,
@@ -199,6 +210,9 @@ class CuresSource:
                 "curriculum settings, or start a new run."
             )
         self.posterior.load_state_dict(state["posterior"])
+        self.probed = None if state["probed"] is None else Posterior(self.ids)
+        if self.probed is not None:
+            self.probed.load_state_dict(state["probed"])
         self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]
         self.returned = list(state["returned"])
         self.out = {row: (step, estimate) for row, step, estimate in state["out"]}
@@ -229,6 +243,7 @@ class CuresSource:
             if self.turn >= 0:
                 self.posterior.clear()
                 self.out.clear()
+                self.probed = None
             self.turn, self.began = self.turn + 1, clock.step
         before, moved = self.posterior.now, clock.step > self.posterior.now
         back = []
@@ -270,14 +285,25 @@ class CuresSource:
 
     # Drawing
 
-    def _draw(self, k: int) -> list[int]:
-        """Who rests is called back only when nobody else is left, and who came in this very draw last of all."""
+    def spread_rates(self, rows: np.ndarray) -> np.ndarray:
+        """Pass rates for sigma: the probe's, as in the paper, where it has a verdict of the prompt; else of now."""
+        rates = self.posterior.mean(rows)
+        return rates if self.probed is None else np.where(self.probed.seen(rows), self.probed.mean(rows), rates)
+
+    def _draw(self, k: int, groups: int, picked: Sequence[str]) -> list[int]:
+        """Prompts that rest are called back once no other is left; those that the coming batch may hold already, or
+        that came in this very pick, only where there are fewer prompts than it has groups."""
         rng = np.random.default_rng((self.seed, self.subsets, self.draws))
         self.draws += 1
         drawn: list[int] = []
         while len(drawn) < k and len(self.members):
             if not self._tree.total:
-                now = set(drawn) if len(set(drawn)) < len(self.members) else set()
+                taken = (self.ids.row(prompt_id) for prompt_id in (*picked, *self.held()))
+                now = {*drawn, *(row for row in taken if row is not None)}
+                if now.issuperset(self.members.tolist()):
+                    if len(self.members) >= groups:
+                        break
+                    now = set(drawn) if len(set(drawn)) < len(self.members) else set()
                 self.out = {row: rested for row, rested in self.out.items() if row in now}
                 self._fill_tree()
             elif not TOO_SMALL < self._tree.total < TOO_LARGE:

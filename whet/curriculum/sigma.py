@@ -17,7 +17,6 @@ import numpy as np
 from whet.curriculum.allocation import sigma_gradient, sigma_of
 from whet.curriculum.base import Curriculum
 from whet.curriculum.moments import Moments
-from whet.curriculum.posterior import Posterior
 from whet.curriculum.rho import CuresSource
 from whet.types import Batch, Clock, Group, Key, Report, Request, Rollout, Verdict
 
@@ -27,9 +26,9 @@ Sigmas = Callable[[Sequence[str]], np.ndarray]
 """Prompt ids -> their sigmas. Only their ratios matter."""
 
 
-def rate_sigmas(posterior: Posterior) -> Sigmas:
+def rate_sigmas(source: CuresSource) -> Sigmas:
     """sqrt(p (1 - p)): eq. 21 where all scores have norm one and right and wrong the same mean."""
-    return lambda prompt_ids: sigma_of(posterior.mean_of(prompt_ids))
+    return lambda prompt_ids: sigma_of(source.spread_rates(source.posterior.rows(prompt_ids)))
 
 
 class GradientSigmas:
@@ -49,7 +48,7 @@ class GradientSigmas:
     def __call__(self, prompt_ids: Sequence[str]) -> np.ndarray:
         self._follow()
         rows = self.source.posterior.rows(prompt_ids)
-        rates = self.source.posterior.mean(rows)
+        rates = self.source.spread_rates(rows)
         sigmas, plain = sigma_gradient(rates, *self.moments.of(rows).T), sigma_of(rates)
         if len(rows) > 1 and sigmas.any():
             self.moved = float(np.abs(sigmas / sigmas.sum() - plain / plain.sum()).sum() / 2)

@@ -7,12 +7,15 @@ rollouts is the inner curriculum's affair.
 
 The paper ends a stage by hand: the first when some 10% of the responses are truncated, the others after about an epoch,
 the checkpoint picked by a benchmark. The rule here is OURS: the first of the stage's limits that is met, on averages
-over 20 updates (`progress.py`), and never by a benchmark. The last stage never ends.
+over 20 updates (`progress.py`), and never by a benchmark. The last stage never ends. A stage whose limit truncates
+nearly every response, with nothing right, ends at once if a later one is wider: it could only starve.
 """
 
 from __future__ import annotations
 
 import base64
+import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,7 +31,7 @@ from whet.curriculum.ids import Ids
 from whet.curriculum.lengths import ResponseLengths
 from whet.curriculum.progress import Progress
 from whet.curriculum.split import of_tasks, short_by_characters, short_by_responses
-from whet.errors import WhetError
+from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 Make = Callable[[Stage, Sequence[str], int], Curriculum]
@@ -37,6 +40,8 @@ Make = Callable[[Stage, Sequence[str], int], Curriculum]
 LEAST = 0.25
 """Passes over its prompts before the share of truncated responses may end a stage. OURS."""
 
+HOPELESS = 0.95
+"""If more of the responses since the last right one are truncated, over a batch of groups, the stage is over. OURS."""
 
 COUNTED = (*COUNTERS, "probed", "screened", "qualified", "rollouts_saved", "skipped_solved", "resets")
 """Metrics that count since the start of a run and go on over borders; all others are gauges of the present stage."""
@@ -80,6 +85,7 @@ def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curricul
 
 class Stages:
     """`characters` and `tasks`: of each prompt, in the order of `ids`; needed where a stage splits by them.
+    `max_tokens`: the limit of a stage that names none; 0 means that it has none.
 
     What a source has learnt of its prompts may go on into the next stage (`make`'s affair).
     """
@@ -92,10 +98,12 @@ class Stages:
         ids: Sequence[str],
         characters: Sequence[int] | np.ndarray = (),
         tasks: Sequence[str] | np.ndarray = (),
+        max_tokens: int = 0,
     ):
         assert stages, "a list of stages has at least one"
         self.stages = tuple(stages)
         self.make = make
+        self.limits = [stage.max_tokens or max_tokens or math.inf for stage in stages]
         self.ids = Ids.of(ids)
         self._characters = np.asarray(characters, np.int64)
         self._tasks = tasks
@@ -117,6 +125,7 @@ class Stages:
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
+        self._leave_if_hopeless(self._clock(clock).groups)
         requests = self.inner.plan(self._clock(clock))
         for request in requests:
             self.next_id = max(self.next_id, request.group_id + 1)
@@ -129,13 +138,17 @@ class Stages:
         self._before["tokens_dropped"] += sum(r.length for r in rollouts if r.group_id < self.first_id)
         for rollout in mine:
             self._tokens[rollout.group_id] = self._tokens.get(rollout.group_id, 0) + rollout.length
+            self._count_in_vain(rollout)
         if self.lengths is not None:
             self.lengths.observe(rollouts)
         self.progress.observe(mine)
         self.inner.observe(mine)
 
     def emit(self, clock: Clock) -> Batch | None:
-        batch = self.inner.emit(self._clock(clock))
+        try:
+            batch = self.inner.emit(self._clock(clock))
+        except Starved as error:
+            raise Starved(f"{error} {self._about_limit()}".strip()) from None
         if batch is None:
             return None
         stage, fresh, self.fresh = self.stage, self.fresh, False
@@ -144,6 +157,7 @@ class Stages:
             stage=self.number,
             kl_coef=batch.kl_coef if stage.kl_coef is None else stage.kl_coef,
             entropy_coef=batch.entropy_coef if stage.entropy_coef is None else stage.entropy_coef,
+            minibatches=stage.minibatches or batch.minibatches,
             reset_reference=batch.reset_reference or (fresh and stage.reset_reference),
             reset_optimizer=batch.reset_optimizer or (fresh and stage.reset_optimizer),
         )
@@ -195,6 +209,7 @@ class Stages:
             "asked": self.asked,
             "border": self.border,
             "late": self.late,
+            "in_vain": list(self.in_vain),
             "before": dict(self._before),
             "tokens": [list(pair) for pair in self._tokens.items()],
             "progress": self.progress.state_dict(),
@@ -215,6 +230,7 @@ class Stages:
         self.inner.load_state_dict(state["inner"])
         for name in ("next_id", "fresh", "step", "asked", "border", "late"):
             setattr(self, name, state[name])
+        self.in_vain = list(state["in_vain"])
         self._before = dict(state["before"])
         self._tokens = dict(state["tokens"])
         self.progress.load_state_dict(state["progress"])
@@ -228,6 +244,7 @@ class Stages:
         self.rows = rows
         self.first_id = self.next_id
         self.step = self.asked = 0
+        self.in_vain = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
         self.progress = Progress(keep=self.stage.plateau)
         self._tokens = {}
         self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)
@@ -241,6 +258,35 @@ class Stages:
         self.border += len(self.inner.holds())
         self._enter(self.number + 1, self._rows(self.number + 1))
         self.fresh = True
+
+    def _count_in_vain(self, rollout: Rollout) -> None:
+        if rollout.verdict == "right":
+            self.in_vain = [0, 0, 0]
+        elif rollout.finish != "cut":
+            found = (rollout.index == 0, 1, rollout.finish == "length")
+            self.in_vain = [old + new for old, new in zip(self.in_vain, found, strict=True)]
+
+    def _leave_if_hopeless(self, batch: int) -> None:
+        """Nothing right in a batch of groups, and nearly all of it truncated: on to the next stage, one at a time, as
+        long as a wider limit is to come."""
+        groups, responses, truncated = self.in_vain
+        limit, later = self.limits[self.number], self.limits[self.number + 1 :]
+        if groups < batch or truncated <= HOPELESS * responses or max(later, default=0) <= limit:
+            return
+        why = f"Stage {self.number} ends early: {self._about_limit()} None was right in {groups} groups."
+        self._advance()
+        warnings.warn(f"{why} Stage {self.number} begins; give such a stage a wider limit, or none.", stacklevel=3)
+
+    def _about_limit(self) -> str:
+        """A sentence where the limit may be why nothing trains."""
+        _, responses, truncated = self.in_vain
+        limit = self.limits[self.number]
+        if not truncated or limit == math.inf:
+            return ""
+        return (
+            f"{truncated} of its last {responses} responses were truncated at its limit of {limit} tokens "
+            f"(curriculum.stages.{self.number}.max_tokens)."
+        )
 
     def _over(self) -> bool:
         """The first limit that is met ends the stage."""

@@ -4,6 +4,10 @@ Long responses then make few groups and short ones many, and an update costs the
 rollouts to exactly the budget; OURS keeps groups whole: in the order of first ask, up to the one that reaches it. The
 surplus stays for the next batch, as far as `max_age` allows. Wraps any gate, whose `groups` an update no longer count;
 to weigh every token alike, as C3PO does, set learn.aggregate = "batch_tokens".
+
+A group weighs 1 / (groups a batch has of late), not 1 / (groups of this batch): where long responses make a batch of
+few groups, each of those would weigh more than a short one among many. How many groups reach the budget is a stopping
+time, so with a weight fixed beforehand groups of any length count alike (Wald's equation: E[sum to G] = E[G] E[one]).
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class TokenBudget:
         self.tokens = tokens
         self.mean: float | None = None
         """Tokens a trained group has of late."""
+        self.count: float | None = None
+        """Groups a batch has of late, before the next one is known."""
         self.last = (0, 0)  # groups and tokens of the last batch
 
     def plan(self, clock: Clock) -> list[Request]:
@@ -45,11 +51,13 @@ class TokenBudget:
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(self._clock(clock))
-        if batch is not None:
-            tokens = sum(group.tokens for group in batch.groups)
-            self.last = (len(batch.groups), tokens)
-            self.mean = smoothed(self.mean, tokens / len(batch.groups))
-        return batch
+        if batch is None:
+            return None
+        tokens, groups = sum(group.tokens for group in batch.groups), len(batch.groups)
+        weight = 1 / (self.count or groups)
+        self.last = (groups, tokens)
+        self.mean, self.count = smoothed(self.mean, tokens / groups), smoothed(self.count, groups)
+        return replace(batch, groups=tuple(replace(group, weight=weight) for group in batch.groups))
 
     def updated(self, clock: Clock, report: Report) -> None:
         self.inner.updated(self._clock(clock), report)
@@ -82,10 +90,10 @@ class TokenBudget:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "mean": self.mean, "last": list(self.last)}
+        return {"inner": self.inner.state_dict(), "mean": self.mean, "count": self.count, "last": list(self.last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
-        self.mean = state["mean"]
+        self.mean, self.count = state["mean"], state["count"]
         groups, tokens = state["last"]
         self.last = (groups, tokens)

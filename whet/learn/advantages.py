@@ -2,8 +2,9 @@
 
 The learner calls them through the table in `losses.py`. Each takes the rewards of all groups of a batch (arrays of
 any sizes, judged rollouts only) and gives an array a group. Groups whose rewards are all the same get exactly 0
-under every estimator with a group baseline: subtracting a rounded mean would leave 1e-17, which AdamW turns into a
-full step. Rewards stay rewards: nothing here changes them but `overlong_penalty`, which says what to add.
+under every estimator with a group baseline, and so does a whole batch of equal rewards under REINFORCE++: subtracting a
+rounded mean would leave 1e-17, which AdamW turns into a full step. Rewards stay rewards: nothing here changes them but
+`overlong_penalty`, which says what to add.
 """
 
 from __future__ import annotations
@@ -45,18 +46,18 @@ def dr_grpo(groups: Groups) -> list[np.ndarray]:
 
 
 def reinforce_pp(groups: Groups, eps: float = 1e-8) -> list[np.ndarray]:
-    """B_i = r_i - mean of the group, then A_i = B_i / (std of B over the whole batch + eps).
+    """A_i = (r_i - mean) / (std + eps), mean and std (n - 1 below the root) over all rollouts of the batch.
 
-    REINFORCE++ with a baseline (Hu et al. 2025, arXiv 2501.03262). The paper also subtracts the batch mean of B,
-    which is 0 by construction over rollouts; leaving it out keeps groups without spread at exactly 0. The deviation
-    is over rollouts, not over tokens, so long responses do not set the scale.
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): the batch is the baseline, not the group, so a group without
+    spread does learn, from how it compares with the others. verl's form whitens over tokens; here it is over rollouts
+    (OURS), so that long responses do not set baseline and scale.
+
+    >>> [a.tolist() for a in reinforce_pp([np.array([1.0, 0.0]), np.array([0.0, 0.0])], eps=0.0)]
+    [[1.5, -0.5], [-0.5, -0.5]]
     """
-    centred = dr_grpo(groups)
-    every = np.concatenate(centred) if centred else np.zeros(0)
-    if not every.any():
-        return centred
-    scale = float(np.sqrt(np.mean(every**2))) + eps
-    return [b / scale for b in centred]
+    sizes = [np.size(rewards) for rewards in groups]
+    whitened = grpo([np.concatenate(groups)], eps)[0] if groups else np.zeros(0)
+    return np.split(whitened, np.cumsum(sizes)[:-1]) if groups else []
 
 
 def overlong_penalty(length: int, limit: int, window: int) -> float:

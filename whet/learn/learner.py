@@ -102,7 +102,8 @@ class Learner:
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
         self.scored_s = 0.0
         if samples:
-            metrics = self._learn(samples, kl, entropy, progress, scores)
+            parts = minibatches(samples, batch.minibatches or self.config.minibatches)
+            metrics = self._learn(samples, parts, kl, entropy, progress, scores)
         self.version += 1
         metrics |= {
             "learn/lr": lr,
@@ -203,18 +204,23 @@ class Learner:
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
     def _learn(
-        self, samples: list[Sample], kl: float, entropy: float, progress: float, scores: dict[Key, Tensor] | None
+        self,
+        samples: list[Sample],
+        parts: list[tuple[list[Sample], list[int]]],
+        kl: float,
+        entropy: float,
+        progress: float,
+        scores: dict[Key, Tensor] | None,
     ) -> dict[str, float]:
         """All updates of a batch; a skipped one ends it. Metrics are of the last pass, scores from before the first."""
         begun = time.perf_counter()
         old: list[Tensor] | None = None
-        if self.config.updates * self.config.minibatches > 1:
+        if self.config.updates * len(parts) > 1:
             old = self._within_memory(samples, lambda: self._score(self.model, samples, scores))
             scores = None
         reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
         self.scored_s = self._since(begun) if old or reference else 0.0
         metrics: dict[str, float] = {}
-        parts = minibatches(samples, self.config.minibatches)
         for _ in range(self.config.updates):
             sums = Sums()
             for mine, places in parts:

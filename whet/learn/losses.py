@@ -88,11 +88,11 @@ def token_weights(
     - sequence (GRPO): agg_g = 1/n sum_i mean_t l. Groups of 2 and of 8 weigh the same.
     - group_tokens: agg_g = the mean over all tokens of the group.
     - constant (Dr.GRPO): agg_g = 1/n sum_i sum_t l / limit_i: no bias towards short right and long wrong answers.
-    - batch_tokens (DAPO as released): G / N times the sum over the group's tokens, N tokens in all G groups: with
-      equal w_g the mean over all tokens of the batch. Here alone a group weighs by its size.
+    - batch_tokens (DAPO as released): the mean over all tokens of the batch, each counted w_g times. Here alone a group
+      weighs by its size, and only the ratios of w_g matter.
     """
     groups = len(lengths)
-    every = sum(int(n.sum()) for n in lengths)
+    every = sum(int(n.sum()) * (1.0 / groups if w is None else w) for n, w in zip(lengths, group_weights, strict=True))
     out = []
     for n, limit, weight in zip(lengths, limits, group_weights, strict=True):
         w = 1.0 / groups if weight is None else weight
@@ -106,7 +106,7 @@ def token_weights(
             out.append(w / (n.size * limit))
         else:
             assert aggregate == "batch_tokens", aggregate
-            out.append(np.full(n.size, w * groups / every))
+            out.append(np.full(n.size, w / every))
     return out
 
 
