@@ -140,9 +140,10 @@ class CuresSource:
             picked += drawn
             if self.pool is not None:
                 self.pool.drawn(drawn)
-                self.enter(clock)  # the next set, if this one is used up
             if not drawn:
                 break
+            if len(picked) < k:
+                self.enter(clock)  # the next moving set, if this one is used up
         return picked
 
     def give_back(self, ids: Sequence[str]) -> None:
