@@ -44,13 +44,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "cures, memory 0.9": {"name": "cures", "cures": {"memory": 0.9}},
     "cures, 4 subsets of 3 steps": {"name": "cures", "cures": {"subsets": 4, "subset_steps": 3}},
     "scalingrl": {"name": "scalingrl"},
-    "scalingrl, a set of 64": {"name": "scalingrl", "scalingrl": {"share": 64 / 125_000}},
+    "scalingrl, a set of 64": {"name": "scalingrl", "scalingrl": {"share": 64 / 1_000_000}},
     "stages": {"name": "stages"},
     "stages, a border": {"name": "stages", "stages": BORDER},
     "stages, a border by responses": {"name": "stages", "stages": (BORDER[0] | {"by": "responses"}, BORDER[1])},
     "all": {"name": "all"},
     "all, one stage of everything": {"name": "all", "stages": ({},)},
-    "all, a set of 64": {"name": "all", "scalingrl": {"share": 64 / 125_000}},
+    "all, a set of 64": {"name": "all", "scalingrl": {"share": 64 / 1_000_000}},
     "all, memory 0.9": {"name": "all", "cures": {"memory": 0.9}},
     "all, a border": {"name": "all", "stages": BORDER},
     "all, sigma by gradients": {"name": "all", "cures": {"sigma": "gradient"}},
@@ -147,7 +147,7 @@ def visit_all(curriculum: Any, step: int) -> None:
         rows = np.arange(len(history.visits))
         history.handed[:], history.visits[:], history.judged[:], history.tokens[:] = 1, 1, 4, 400
         history.right[:] = rows % 5
-        history.rate[:] = history.smooth[:] = rows % 5 / 4
+        history.rate[:] = rows % 5 / 4
         history.length[:] = 100.0 + rows % 97
         history.kind[:] = np.array([2, 1, 1, 1, 3])[rows % 5]
         history.solved[:] = rows % 5 > 0
