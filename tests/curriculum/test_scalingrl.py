@@ -212,6 +212,7 @@ def test_without_levels_difficulty_has_no_weight() -> None:
     assert ScalingRLSource(IDS, 0, levels=[3, *[None] * 99]).weights == pytest.approx((0.4, 0.3, 0.3))
     with pytest.raises(WhetError, match="weigh difficulty alone, but no training prompt has a number as its level"):
         ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0))
+    assert len(ScalingRLSource(IDS, 0, weights=(1.0, 0.0, 0.0), select="random").pick(18, clock())) == 18
 
 
 LEVELS = {

@@ -70,7 +70,8 @@ class ScalingRLSource:
         self._given, self._has_level = _read_levels(levels, len(ids))
         known = self._given[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        self.base_weights = weights if len(known) else des.without_difficulty(weights)
+        blind = select in ("random", "fixed")  # nothing is chosen by the score
+        self.base_weights = weights if len(known) or blind else des.without_difficulty(weights)
         self.history = History(len(ids))
         self.version = 0
         """Sets chosen so far: who draws inside the active set looks again when it changes."""
