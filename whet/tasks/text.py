@@ -34,10 +34,13 @@ from whet.tasks.names import open_data
 from whet.tasks.options import did_you_mean, read_options
 from whet.tasks.prompts import Problem, PromptTable
 from whet.tasks.reading import Sheet
+from whet.tasks.whole import same_whole
 from whet.types import Prompt
 
 MOST_META = 32
 """Columns kept as meta."""
+WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
+"""How a response gives an answer, by the option `answer`; else it is the whole response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +86,13 @@ class TextTask:
         return self._table
 
     def judge(self, prompt: Prompt, response: str) -> float:
+        if same_whole(response, prompt.answer, self._matcher.answer):
+            return 1.0
         return self._matcher.judge(prompt, response)
+
+    def written(self, answer: str) -> str:
+        """The shortest response that gives an answer."""
+        return WRITTEN.get(self._matcher.answer, "%s") % answer
 
     def final(self, response: str) -> str:
         return self._matcher.final(response)
