@@ -13,7 +13,7 @@ from whet import config
 from whet.tasks.build import build_task
 from whet.tasks.golds import check_golds
 from whet.tasks.prompts import Problem, PromptTable, problem_key
-from whet.tasks.text import TextTask
+from whet.tasks.text import MOST_META, TextTask
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
@@ -35,6 +35,8 @@ def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[st
         lines.append(("levels", _levels(table.meta["level"])))
     if further := [name for name in table.meta if name != "level"]:
         lines.append(("kept as meta", ", ".join(further)))
+    if not_kept := getattr(task, "not_kept", ()):
+        lines.append(("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)"))
     return [*lines, ("first problem", _cut(_text(table.problems[0]), 300)), ("its answer", _cut(table.answers[0], 100))]
 
 
