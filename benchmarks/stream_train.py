@@ -116,7 +116,8 @@ def train(settings: config.Config, updates: int, every: int) -> tuple[Record, di
 
 def step(record: Record, parts: Parts) -> None:
     watch, cpu = Stopwatch(), time.process_time()
-    batch, seen = gather(parts, watch)
+    seen: list[Rollout] = []
+    batch = gather(parts, watch, seen)
     rollouts = [r for group in parts.store.attach(batch).groups for r in group.rollouts]
     record.ages.append(np.concatenate([parts.learner.version - r.trace.versions for r in rollouts if r.trace]))
     learn(parts, batch, watch)

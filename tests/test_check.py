@@ -1,5 +1,6 @@
 """What is found, and what is filled in, before any weight is loaded."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,36 @@ def test_a_moving_set_without_levels_says_once_what_it_leaves_out(tmp_path: Path
     assert not said("curriculum.scalingrl.weights=[0.0, 0.5, 0.5]")
     assert not said("curriculum.name=uniform")
     assert not said(data=problem_file(tmp_path / "levels.jsonl", 150)), "these have levels"
+
+
+def broken(tmp_path: Path, good: int, bad: int) -> str:
+    rows = [{"prompt": f"What is {i}?", "answer": str(i) if i < good else f"{i}}}"} for i in range(good + bad)]
+    (tmp_path / "broken.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "broken.jsonl")
+
+
+def test_answers_that_cannot_be_right_are_told_and_refused(tmp_path: Path) -> None:
+    path = broken(tmp_path, 60, 40)
+    found = checked(tmp_path, f"data.0.path='{path}'", "held_out.size=0")
+    (note,) = [note for note in found.notes if "cannot be matched" in note]
+    assert note.startswith(f"{path}: 40 of 100 answers cannot be matched by this judge, such as '60}}'")
+    assert note in dry_run(found)
+    path = broken(tmp_path, 40, 60)
+    for place in ("data.0", "data.1", "eval.0"):
+        with pytest.raises(WhetError, match=r"60 of 100 answers cannot be matched by this judge.*columns = "):
+            checked(tmp_path, f"{place}.path='{path}'", "held_out.size=0")
+
+
+def test_a_judge_of_the_user_is_not_asked_about_the_answers(tmp_path: Path) -> None:
+    path = broken(tmp_path, 0, 100)
+    model = model_folder(tmp_path / "model", chat=False)
+    settings = load_config(sets=[f"model.name='{model}'", f"data.0.path='{path}'", "rollout.max_tokens=20"])
+    assert not [note for note in check(settings, lambda prompt, response: 1.0).notes if "cannot be" in note]
+    own = checked(tmp_path, f"data.0.path='{path}'", 'data.0.reward="operator:contains"')
+    assert not [note for note in own.notes if "cannot be" in note]
+
+
+def test_without_answers_there_must_be_a_judge(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match=r"without an answer column, and no judge of yours decides; name the column"):
+        checked(tmp_path, 'data.0.columns={answer=""}')
+    assert checked(tmp_path, 'data.0.columns={answer=""}', 'data.0.reward="operator:contains"').problems.matched == {}

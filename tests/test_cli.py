@@ -169,3 +169,28 @@ def test_eval_probe_and_export_as_commands(
     assert (tmp_path / "out" / "README.md").is_file()
     assert call(monkeypatch, "doctor", model) in (0, 1)
     assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+def test_names_with_escape_codes_are_spelled_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file, a column, a prompt's id and a model: none of them drives the terminal."""
+    evil = "\x1b[2J\x1b]0;mine\x07\u202e"
+    row = {"prompt": "1+1=", "answer": "2"}
+    twice = problems(tmp_path / "p.jsonl", [{**row, "id": evil}] * 2)
+    column = problems(tmp_path / "c.jsonl", [{evil: "1+1=", "answer": "2"}])
+    for words in (
+        ("train", "--data", str(tmp_path / f"none{evil}.jsonl")),
+        ("train", "--data", twice),
+        ("train", "--data", column),
+        ("train", "--model", str(tmp_path / f"model{evil}"), "--data", problems(tmp_path / "g.jsonl", [row] * 3)),
+        ("view", str(tmp_path / f"run{evil}")),
+        ("data", "look", str(tmp_path / f"none{evil}.jsonl")),
+        ("export", str(tmp_path / f"run{evil}"), str(tmp_path / "out")),
+    ):
+        said = refused(monkeypatch, capsys, *words)
+        assert "\\x1b[2J" in said and said.isprintable(), (words, said)
+    named = problems(tmp_path / f"{evil}.jsonl", [{**row, evil: 1, "essay": "x" * 101}])
+    assert call(monkeypatch, "data", "look", named) == 0
+    shown = capsys.readouterr().out
+    assert "\\x1b[2J" in shown and not {"\x1b", "\x07", "\u202e"} & set(shown)

@@ -329,3 +329,39 @@ def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_fences_outgrow_their_content() -> None:
     assert card._fenced("a ```` b", "toml").startswith("`````toml\n")
+
+
+def model_in(folder: Path) -> Path:
+    checkpoint(folder, 1)
+    return folder
+
+
+def test_a_link_out_of_the_model_folder_is_not_followed(tmp_path: Path) -> None:
+    model = model_in(tmp_path / "model")
+    (tmp_path / "secret").write_text("a key of this machine")
+    for name in ("LICENSE", "vocab.txt", "additional_chat_templates"):
+        link = model / name
+        link.symlink_to(tmp_path if name.startswith("additional") else tmp_path / "secret")
+        (tmp_path / "x.jinja").write_text("also mine")
+        with pytest.raises(WhetError, match="outside the model folder; nothing is exported"):
+            export_model(model, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        link.unlink()
+    (model / "drafter").symlink_to(tmp_path)
+    with pytest.raises(WhetError, match="outside the model folder"):
+        export_model(model, tmp_path / "out")
+    (model / "drafter").unlink()
+    (model / "kept").write_text("terms")
+    (model / "LICENSE").symlink_to("kept")
+    assert (export_model(model, tmp_path / "out") / "LICENSE").read_text() == "terms", "a link inside is fine"
+
+
+def test_the_links_of_the_hub_s_cache_are_followed(tmp_path: Path) -> None:
+    cache = tmp_path / "models--a--b"
+    snapshot = model_in(cache / "snapshots" / "abc")
+    (cache / "blobs").mkdir()
+    for number, path in enumerate(sorted(p for p in snapshot.iterdir() if p.is_file())):
+        path.rename(cache / "blobs" / str(number))
+        path.symlink_to(Path("../../blobs") / str(number))
+    out = export_model(snapshot, tmp_path / "out")
+    assert torch.equal(logits(out), logits(snapshot)) and not (out / "model.safetensors").is_symlink()

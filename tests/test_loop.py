@@ -208,3 +208,25 @@ def test_further_rewards_are_weighed_in_and_shown(tmp_path: Path, monkeypatch: p
         )
     last = read_metrics(tmp_path / "run")[-1]
     assert last["reward/digits:share"] == pytest.approx(np.mean([row["terms"]["digits:share"] for row in rows]))
+
+
+def test_a_judge_that_raises_is_quoted_first(tmp_path: Path) -> None:
+    def needy(prompt, response) -> float:
+        return float(prompt.meta["nums"][0])
+
+    silent = Silent()
+    with pytest.raises(Starved) as error:
+        run(tmp_path / "a", reward=needy, silent=silent)
+    for said in (silent.messages[0], str(error.value)):
+        assert said.startswith("The judge of task chain") and "failed with KeyError: 'nums' (prompt \"" in said
+    assert "responses were not judged; whet view shows them. Step 0: only 0 of the 3 groups" in str(error.value)
+    rows = list(read_rollouts(tmp_path / "a", 1))
+    assert rows and all(row["note"] == "failed with KeyError: 'nums'" for row in rows)
+
+
+def test_starving_for_other_reasons_blames_no_judge(tmp_path: Path) -> None:
+    silent = Silent()
+    with pytest.raises(Starved, match=r"^Step 0: only"):
+        run(tmp_path / "a", "curriculum.name=dapo", reward=lambda prompt, response: 0.0, silent=silent)
+    assert not [message for message in silent.messages if "judge of task" in message]
+    assert {row["verdict"] for row in read_rollouts(tmp_path / "a", 1)} == {"wrong"}

@@ -1,6 +1,7 @@
 """whet eval and whet probe, end to end on a tiny random model."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,21 @@ def test_probe_reports_signal_and_keeps_what_was_written(tmp_path: Path) -> None
     mean = sum(row["verdict"] == "right" for row in rows) / 48
     assert report.to_json().items() <= result.items()
     assert result["pass_rate"]["value"] == pytest.approx(mean)
+
+
+def test_a_judge_that_raises_is_quoted(tmp_path: Path) -> None:
+    (tmp_path / "measured_judge.py").write_text("def needy(prompt, response):\n    return prompt.meta['nums'][0]\n")
+    sys.modules.pop("measured_judge", None)
+    model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
+    said: list[str] = []
+    limits = {"n": 2, "prompts": 4, "group": 8, "max_tokens": 8, "temperature": 1.0}
+    with pytest.raises(WhetError, match="hardly one was judged"):
+        probe_model(model, data, **limits, sets=["data.0.reward='measured_judge:needy'"], say=said.append)  # type: ignore[arg-type]
+    evaluate_model(
+        model,
+        entries=eval_entries([data], max_tokens=8, limit=4),
+        sets=["eval.0.reward='measured_judge:needy'"],
+        say=said.append,
+    )
+    sys.modules.pop("measured_judge")
+    assert sum("failed with KeyError: 'nums' (prompt" in sentence for sentence in said) == 2

@@ -10,10 +10,11 @@ import pytest
 
 from whet import config
 from whet.errors import WhetError
-from whet.prepare import answer_check, prepare, prepare_file, read_pass_rates, stratified
+from whet.prepare import is_usable, prepare, prepare_file, read_pass_rates, stratified
 from whet.problems import load_problems
 from whet.recipe import parse_config
 from whet.tasks.prompts import PromptTable, problem_key
+from whet.tasks.text import TextTask
 from whet.types import Prompt
 
 Write = Callable[..., str]
@@ -121,13 +122,15 @@ def test_a_stratified_sample_is_exact_and_never_more_than_there_is(size: int) ->
         assert abs(sum(strata[row] == stratum for row in rows) - count * size / 100) < 1
 
 
-def test_answers_are_looked_for_where_the_task_looks() -> None:
+def test_answers_are_looked_for_where_the_task_looks(file: Write) -> None:
+    path = file([{"prompt": "?", "answer": "1"}])
+
     def usable(text: str, **options: str) -> bool:
-        check = answer_check(config.Data(path="x", options=options))
-        return check(Prompt(id="a", text="?", answer=text, task="text"))
+        task = TextTask(config.Data(path=path, options={"matcher": "exact", **options}))
+        return is_usable(task, Prompt(id="a", text="?", answer=text, task="text"))
 
     assert usable("\\frac{1}{2}") and usable("Evelyn") and usable('["1", "2"]')
-    assert not usable("}{") and not usable("7" * 400)
+    assert not usable("}{") and usable("7" * 400), "a long answer is compared whole"
     assert usable("yes", answer="tagged") and usable("72", answer="marked") and usable("72", answer="last_number")
     assert not usable("yes", answer="last_number")
 

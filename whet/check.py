@@ -7,7 +7,8 @@ derived. `api.py` and `measure.py` call it first; `dry_run` is what `whet train 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, 
 from whet.curriculum.portion import portions_of
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems, load_problems
+from whet.tasks import golds
 from whet.tasks.names import VARIABLE
 from whet.text import Codec
 from whet.types import Prompt, Sampling
@@ -51,7 +53,7 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     check_model(settings.model)
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     problems, dropped = _without_long(problems, codec, settings.text.max_prompt)
-    notes = [*problems.notes]
+    notes = [*problems.notes, *check_answers(settings, problems)]
     if dropped:
         limit = settings.text.max_prompt
         notes.append(f"{dropped:,} training problems of more than text.max_prompt = {limit} tokens are left out.")
@@ -65,6 +67,40 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
     settings = settings.model_copy(update={"rollout": rollout, "data_folder": folder})
     return Checked(settings=settings, problems=problems, codec=codec, notes=tuple(notes))
+
+
+def check_answers(settings: config.Config, problems: Problems) -> list[str]:
+    """Sentences on answers that the judge cannot match to themselves; refuses a set where most cannot be."""
+    train, until = problems.train, time.monotonic() + golds.SECONDS
+    ends = np.cumsum([size for size, _ in problems.shares]).tolist()
+    sets: list[tuple[str, str, range, Callable[[int], Prompt]]] = [
+        (getattr(task, "origin", ""), task.name, range(end - size, end), train.at)
+        for task, (size, _), end in zip(problems.tasks, problems.shares, ends, strict=True)
+    ]
+    own = {entry.name for entry in settings.eval}  # a slice set aside is part of the training data
+    sets += [
+        (name, prompts[0].task, range(len(prompts)), prompts.__getitem__)
+        for name, prompts in problems.evals.items()
+        if name in own and prompts
+    ]
+    notes = []
+    for origin, task_name, rows, prompt_at in sets:
+        if task_name not in problems.matched or not rows:
+            continue
+        found = golds.check_golds(
+            problems.matched[task_name],
+            rows,
+            prompt_at,
+            sample=golds.SAMPLE,
+            seed=settings.seed,
+            seconds=until - time.monotonic(),
+            memory_mb=settings.judge.memory_mb,
+        )
+        said = [f"{origin}: {sentence}" for sentence in found.sentences()]
+        if found.mostly_wrong:
+            raise WhetError(said[0])
+        notes += said
+    return notes
 
 
 def dry_run(checked: Checked, response: float | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from whet.cli_bench import bench_app
 from whet.cli_data import data_app
 from whet.errors import WhetError
 from whet.recipe import describe, dump_config, load_config
-from whet.terminal import DataFolder, Sets, counting, err_console, folder_set, out_console, say
+from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -28,10 +28,10 @@ def main() -> None:
     try:
         app()
     except WhetError as error:
-        err_console.print(f"whet: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"whet: {error}", style="red")
         sys.exit(2)
     except KeyboardInterrupt:
-        err_console.print("whet: stopped.", markup=False)
+        say("whet: stopped.")
         sys.exit(130)
 
 
@@ -89,9 +89,7 @@ def train(
         api.run_recipe(settings, folder, resume=resume, watcher=watcher)
     finally:
         watcher.close()
-    out_console.print(
-        f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.", markup=False, highlight=False
-    )
+    show(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
 
 
 def show_dry_run(settings: config.Config, like: Path | None) -> None:
@@ -102,7 +100,7 @@ def show_dry_run(settings: config.Config, like: Path | None) -> None:
     checked = check(settings)
     out_console.print(dump_config(checked.settings), markup=False, highlight=False, end="")
     for line in dry_run(checked, mean_response(like) if like else None):
-        out_console.print(f"# {printable(line, one_line=True)}", markup=False, highlight=False, soft_wrap=True)
+        show(f"# {printable(line, one_line=True)}")
 
 
 @app.command("eval")
@@ -206,10 +204,10 @@ def export(
     from whet.export import export_model
 
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
-    out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
+    show(f"The model is in {folder}.")
     if (folder / "drafter").is_dir():
         served = f"for {drafter or 'vllm'}: an EAGLE drafter of this model"
-        out_console.print(f"Its drafter is in {folder / 'drafter'}, {served}.", markup=False, highlight=False)
+        show(f"Its drafter is in {folder / 'drafter'}, {served}.")
 
 
 @app.command()
@@ -225,7 +223,7 @@ def compare(
     out_console.print(compare_table(runs))
     if page is not None:
         write_page(page, runs, title="whet compare", note="")
-        out_console.print(f"Page: {page}", markup=False, highlight=False)
+        show(f"Page: {page}")
 
 
 @app.command()

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet import config
-from whet.terminal import DataFolder, out_console, say
+from whet.terminal import DataFolder, out_console, say, show
 from whet.text import printable
 
 data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
@@ -72,4 +72,4 @@ def data_smollm2(
     from whet.model.smollm2 import fetch_smollm2
 
     folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, told=say)
-    out_console.print(f"The model is in {folder}.", markup=False, highlight=False)
+    show(f"The model is in {folder}.")

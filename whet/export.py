@@ -119,16 +119,27 @@ def find_source(path: Path) -> Source:
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
-    """Links are followed: the hub's cache is made of them."""
+    """Links are followed inside the folder, and to the blobs of the hub's cache, which is made of them."""
 
     def fill(folder: Path) -> None:
         for pattern in patterns:
             for path in source.glob(pattern):
                 if path.is_file():
+                    _refuse_outside(source, path)
                     (folder / path.relative_to(source)).parent.mkdir(exist_ok=True)
                     shutil.copyfile(path, folder / path.relative_to(source))
 
     files.write_into(target, fill)
+
+
+def _refuse_outside(source: Path, path: Path) -> None:
+    """A model folder of unknown origin must not bring files of this machine into what is shared."""
+    folder, target = source.resolve(), path.resolve()
+    homes = [folder, folder.parent.parent / "blobs"] if folder.parent.name == "snapshots" else [folder]
+    if not any(target.is_relative_to(home) for home in homes):
+        raise WhetError(
+            f"{path} is a link to {target}, outside the model folder; nothing is exported: put the file itself there."
+        )
 
 
 def _check_drafter(source: Source, engine: str) -> None:
@@ -144,6 +155,8 @@ def _copy_drafter(source: Source, target: Path, engine: str) -> None:
 
     mine = source.folder / FOLDER
     if mine.is_dir():
+        for path in (mine, *mine.iterdir()):
+            _refuse_outside(source.folder, path)
         files.write_into(target, lambda folder: copy_drafter(mine, folder / FOLDER, engine=engine))
 
 

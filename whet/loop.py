@@ -38,6 +38,7 @@ class Watcher(Protocol):
 def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
     advice, guard = Advice(), Guard()
+    parts.judge.told = watcher.message
     watch = Stopwatch()
     if parts.fresh:
         metrics = evaluate_due(run, parts, watch)
@@ -48,7 +49,7 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
         watch = Stopwatch()
         save(run, parts, metrics, watch)
     while not parts.done and not run.stopping:
-        batch, seen = gather(parts, watch)
+        batch, seen = next_batch(run, parts, watch)
         report = learn(parts, batch, watch)
         drafted = train_drafter(parts, seen, watch, watcher.message)
         metrics = step_metrics(parts, batch, seen, report, watch) | drafted
@@ -69,10 +70,23 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
             )
 
 
-def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
-    """The next batch, and all that was judged on the way to it."""
-    curriculum, engine, judge = parts.curriculum, parts.engine, parts.judge
+def next_batch(run: Run, parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
+    """`gather`; where it starves, what was judged stays for `whet view`, and a judge that failed is quoted first."""
     seen: list[Rollout] = []
+    try:
+        return gather(parts, watch, seen), seen
+    except Starved as error:
+        run.write_rollouts(parts.tally.step + 1, parts.rollout_rows(seen[: parts.config.save.rollouts]))
+        failed = sum(bool(rollout.note) for rollout in seen)
+        if 2 * failed <= len(seen):
+            raise
+        quoted = f"T{parts.judge.complaint[1:]}, and {failed:,} of {len(seen):,} responses were not judged"
+        raise Starved(f"{quoted}; whet view shows them. {error}") from None
+
+
+def gather(parts: Parts, watch: Stopwatch, seen: list[Rollout]) -> Batch:
+    """The next batch; `seen` gets all that was judged on the way to it."""
+    curriculum, engine, judge = parts.curriculum, parts.engine, parts.judge
     stall = Stall()
     while (batch := curriculum.emit(parts.clock())) is None:
         asked = curriculum.plan(parts.clock())
@@ -85,7 +99,7 @@ def gather(parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
         seen += judged
         curriculum.observe(parts.store.put(judged))
         stall.check(parts, asked, judged)
-    return batch, seen
+    return batch
 
 
 class Stall:

@@ -73,6 +73,7 @@ def evaluate_model(
 
     actor = build_actor(settings, problems)
     try:
+        actor.judge.told = say
         for note in actor.notes:
             say(note)
         load_drafter(actor, Path(settings.model.name))
@@ -121,6 +122,7 @@ def probe_model(
     chosen = [table.at(int(row)) for row in np.sort(rows)]
     actor = build_actor(checked.settings, checked.problems)
     try:
+        actor.judge.told = say
         for note in actor.notes:
             say(note)
         sampling: Sampling = training_sampling(checked.settings, actor.codec)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from whet import config, files
 from whet.curriculum.budget import largest_remainder
 from whet.errors import WhetError
 from whet.tasks.build import READS_DATA, TASKS, build_task
+from whet.tasks.golds import gold_score
 from whet.tasks.matcher import Matcher, right_answers
 from whet.tasks.prompts import PromptTable, problem_hash, problem_key
 from whet.tasks.reading import read_file
@@ -32,8 +34,6 @@ Lines = list[tuple[str, str]]
 RESPONSES = "responses.jsonl"
 BINS = 5
 """Of pass rates, where the data has no levels."""
-_WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
-"""How a response gives an answer, by the task's option `answer`; else it is the whole response."""
 
 
 def prepare_file(
@@ -62,7 +62,7 @@ def prepare_file(
     if pass_rates and not any(prompt_id in rates for prompt_id in table.ids):
         raise WhetError(f"None of the {len(rates):,} prompts of {pass_rates} is in {task.origin}; probe this data.")
     sets = {name: eval_keys(name, folder) for name in against}
-    usable = (lambda prompt: True) if entry.reward or "answer" not in task.columns else answer_check(entry)
+    usable = (lambda prompt: True) if entry.reward or "answer" not in task.columns else partial(is_usable, task)
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
     files.make_folder(out.parent)
     files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
@@ -139,15 +139,9 @@ def stratified(rows: Sequence[int], strata: Sequence[Hashable], size: int, seed:
     return sorted(int(row) for some in chosen for row in some)
 
 
-def answer_check(entry: config.Problems) -> Callable[[Prompt], bool]:
+def is_usable(task: TextTask, prompt: Prompt) -> bool:
     """Whether a response that gives the data's own answer, where the task looks for it, would be right."""
-    where = str(entry.options.get("answer", "auto"))
-    matcher, written = Matcher("exact", where), _WRITTEN.get(where, "%s")
-
-    def usable(prompt: Prompt) -> bool:
-        return any(matcher.judge(prompt, written % answer) == 1.0 for answer in right_answers(prompt.answer))
-
-    return usable
+    return gold_score(task, prompt) == 1.0
 
 
 def eval_keys(name: str, folder: str) -> frozenset[int]:

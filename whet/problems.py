@@ -23,6 +23,7 @@ from whet.tasks.base import Task
 from whet.tasks.build import TaskNames, build_task, load_judge
 from whet.tasks.prompts import PromptTable, problem_key
 from whet.tasks.rewards import Grader, Rewards
+from whet.tasks.text import TextTask
 from whet.types import Prompt
 
 JudgeFunction = Callable[[Prompt, str], float]
@@ -38,6 +39,8 @@ class Problems:
     eval_by_id: Mapping[str, Prompt]
     judges: Mapping[str, Grader]
     """By `Prompt.task`."""
+    matched: Mapping[str, TextTask]
+    """Of those, the tasks that compare the data's answers: no judge of the user's decides."""
     rewards: Rewards
     """What a judgement is worth."""
     tasks: tuple[Task, ...]
@@ -140,6 +143,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         evals=evals,
         eval_by_id=by_id,
         judges=loader.judges,
+        matched=loader.matched,
         rewards=loader.rewards,
         tasks=tasks,
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
@@ -159,12 +163,20 @@ class Loader:
         self.names = TaskNames()
         self.rewards = Rewards(settings.judge.weight, settings.reward)
         self.judges: dict[str, Grader] = {}
+        self.matched: dict[str, TextTask] = {}
         self.notes: list[str] = []
 
     def task(self, entry: config.Problems) -> Task:
         task = build_task(entry, self.names.of(entry), self.settings.data_folder)
         self.judges[task.name] = self.rewards.grader(self.reward or load_judge(task, entry), task.final)
         self.notes += getattr(task, "notes", ())
+        if isinstance(task, TextTask) and not (self.reward or entry.reward):
+            if "answer" not in task.columns:
+                raise WhetError(
+                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
+                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
+                )
+            self.matched[task.name] = task
         return task
 
     def table(self, task: Task, entry: config.Data) -> PromptTable:

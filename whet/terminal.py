@@ -26,8 +26,13 @@ DataFolder = Annotated[
 ]
 
 
-def say(sentence: str) -> None:
-    err_console.print(printable(sentence), markup=False, highlight=False, soft_wrap=True)
+def say(sentence: str, console: Console = err_console, style: str | None = None) -> None:
+    """Names of files, models, columns and prompts may hold escape codes: they are spelled out."""
+    console.print(printable(sentence), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def show(sentence: str) -> None:
+    say(sentence, out_console)
 
 
 def folder_set(folder: Path | None) -> list[str]:

@@ -125,6 +125,8 @@ class Rollout:
     """The answer the response settled on, as the judge read it; "" for none. What majority votes count."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """What each further reward gave, before its weight."""
+    note: str = ""
+    """Why it is unjudged, where the judge failed: "failed with KeyError: 'nums'"."""
     drafted: int = 0
     """Tokens proposed by speculation."""
     accepted: int = 0

@@ -88,3 +88,8 @@ def test_hostile_text_does_nothing(save_run: Callable[..., Path]) -> None:
 def test_a_long_line_is_shortened(save_run: Callable[..., Path]) -> None:
     out = shown(save_run("run", [{"step": 0}], [rollout(1, "p", 0, "right", "y" * 100_000 + "end")]))
     assert len(out) < 5000 and "characters left out" in out and "yend" in out
+
+
+def test_what_the_judge_failed_with_is_shown(save_run: Callable[..., Path]) -> None:
+    rows = [rollout(1, "a", 0, "unjudged", "it is 42", reward=None, note="failed with KeyError: \x1b[2J'nums'")]
+    assert "the judge failed with KeyError: \\x1b[2J'nums'" in shown(save_run("run", [{"step": 0}], rows))

@@ -115,7 +115,7 @@ def test_wrong_judges(here) -> None:
         == f'reward = "nowhere:f": there is no module "nowhere" in {here} or among the installed packages.'
     )
     assert 'there is no module "my_judges.deep"' in sentence(Data(reward="my_judges.deep:f"))
-    assert sentence(Data(reward="my_judges:exat")).endswith('my_judges has no function "exat"; did you mean "exact"?')
+    assert sentence(Data(reward="my_judges:exat")).endswith('has no function "exat"; did you mean "exact"?')
     assert sentence(Data(reward="my_judges:answer")).endswith("is a int, not a function of (prompt, response).")
     assert sentence(Data(reward="my_judges:lonely")).endswith(
         "is called with (prompt, response), but takes (response)."
@@ -131,3 +131,18 @@ def test_wrong_judges(here) -> None:
 
 def test_functions_that_show_no_signature() -> None:
     assert check_judge(max, "max") is max
+
+
+def test_the_current_directory_shadows_nothing(here) -> None:
+    """A judge there is found, but a file called like a module of Python or a package is not taken for it."""
+    (here / "graphlib.py").write_text("raise SystemExit('the wrong one')\n")
+    (here / "colorsys.py").write_text("def score(prompt, response): return 1.0\n")
+    sys.modules.pop("graphlib", None)
+    sys.modules.pop("colorsys", None)
+    data = Data(task="chain", options={"train_count": 5}, reward="my_judges:exact")
+    assert load_judge(build_task(data), data)(PROMPT, "869") == 1.0
+    import graphlib
+
+    assert not graphlib.__file__.startswith(str(here)) and sys.path[-1] == str(here)
+    said = sentence(Data(reward="colorsys:score"))
+    assert "colorsys.py; packages go before the current directory) has no function" in said and str(here) not in said

@@ -250,6 +250,29 @@ def test_the_complaint_names_the_error(pool: Judge) -> None:
     assert "took longer than 0.3 s" in pool.complaint
 
 
+def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
+    said: list[str] = []
+
+    def needy(prompt: Prompt, response: str) -> float:
+        return float(prompt.meta["nums"][0])
+
+    with make(needy) as judge:
+        judge.told = said.append
+        first, second = judge.judge(rollouts("x", "y"))
+    assert said == [
+        "The judge of task test failed with KeyError: 'nums' (prompt \"p\"); such a response stays unjudged and trains "
+        "nothing."
+    ]
+    assert first.note == second.note == "failed with KeyError: 'nums'"
+
+
+def test_a_slow_judge_is_no_news_but_leaves_a_note(pool: Judge) -> None:
+    said: list[str] = []
+    pool.told = said.append
+    slow, fine = pool.judge(rollouts("hang", "right"))
+    assert said == [] and slow.note == "took longer than 0.3 s" and fine.note == ""
+
+
 def test_a_complaint_cannot_drive_the_terminal() -> None:
     def loud(prompt: Prompt, response: str) -> float:
         raise ValueError("\x1b]0;title\x07\u202eabc" * 100)

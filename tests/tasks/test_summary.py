@@ -18,7 +18,7 @@ def test_a_file_in_a_few_lines(tmp_path) -> None:
     assert said["columns"] == "prompt = problem, answer = answer, solution = solution, level = level"
     assert said["levels"] == "1: 1, 3: 1, none: 1" and said["kept as meta"] == "year"
     assert said["answers"] == "whole number 67%, number 33%" and said["note"].startswith("1 of the 4 rows")
-    assert said["first problem"] == "What is $1+1$? " and said["its answer"] == "2"
+    assert "not kept" not in said and said["first problem"] == "What is $1+1$? " and said["its answer"] == "2"
 
 
 def test_a_long_problem_is_cut(tmp_path) -> None:
@@ -30,3 +30,10 @@ def test_a_long_problem_is_cut(tmp_path) -> None:
 def test_a_task_that_makes_its_problems() -> None:
     said = dict(describe_problems(Data(options={"train_count": 50, "mix": {"2": 1.0}})))
     assert said["task"] == "chain" and said["levels"] == "2: 50" and "rows" not in said
+
+
+def test_what_is_not_kept_is_named(tmp_path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": "?", "answer": "1", "essay": "x" * 101, "nums": [1, 2]}))
+    said = dict(describe_problems(Data(path=str(path))))
+    assert said["kept as meta"] == "nums" and said["not kept"].startswith("essay (long texts")

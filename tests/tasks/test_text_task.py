@@ -1,3 +1,4 @@
+import datetime
 import json
 
 import numpy as np
@@ -50,7 +51,12 @@ def test_reads_problems(write) -> None:
     )
     task = text_task(path)
     first, second, third = prompts(task)
-    assert (first.id, first.text, first.answer, first.meta) == ("a", "1+1?", "2", {"level": 1, "source": "s"})
+    assert (first.id, first.text, first.answer, first.meta) == (
+        "a",
+        "1+1?",
+        "2",
+        {"level": 1, "source": "s", "other": [1]},
+    )
     assert (second.id, second.messages, second.answer, second.text) == ("7", tuple(CHAT), "2", "")
     assert (third.text, third.answer, third.meta, len(third.id)) == ("Größe?", "2.5", {}, 16)
     assert list(task.prompts("eval", 1)) == [first, second, third] and task.alphabet == "" and first.task == "text"
@@ -204,7 +210,7 @@ def test_no_solutions(write) -> None:
         ({"prompt": "a"}, 'FILE, line 2 has no "answer"; it has prompt.'),
         ({}, 'FILE, line 2 has no "answer"; it has nothing.'),
         ({"prompt": "a", "answer": {"x": 1}}, 'FILE, line 2 has no "answer"; it has prompt, answer.x.'),
-        ({"prompt": "a", "answer": [[1]]}, "FILE, line 2: answer should be text, got [1]."),
+        ('{"prompt": "a", "answer": [["\\ud800"]]}', "FILE, line 2: answer is not valid Unicode (a lone surrogate)."),
         ('{"prompt": "a", "answer": Infinity}', "FILE, line 2: answer should be text, got inf."),
         ({"prompt": 7, "answer": "b"}, "FILE, line 2: prompt should be a string or a list of chat messages, got 7."),
         (
@@ -258,3 +264,45 @@ def test_an_evaluation_takes_its_own_split(tmp_path) -> None:
         (tmp_path / f"{split}.jsonl").write_text(json.dumps({"prompt": split, "answer": "1"}))
     assert TextTask(Eval(path=str(tmp_path))).prompts("eval", 0).problems == ["test"]
     assert TextTask(Data(path=str(tmp_path))).prompts("train", 0).problems == ["train"]
+
+
+def test_lists_and_structs_reach_the_judge(write) -> None:
+    tests = [{"input": [1, 2], "output": "3"}, {"input": [], "output": ""}]
+    row = {"prompt": "?", "reward_model": {"ground_truth": {"target": 24, "numbers": [4, 6, 1]}}, "tests": tests}
+    other = {"prompt": "!", "reward_model": {"ground_truth": {"target": 5, "numbers": []}}, "tests": None}
+    for name in ("s.parquet", "s.jsonl"):
+        task = text_task(write(row, other, name=name), columns={"answer": ""})
+        first, second = prompts(task)
+        assert first.meta == {
+            "reward_model.ground_truth.target": 24,
+            "reward_model.ground_truth.numbers": [4, 6, 1],
+            "tests": tests,
+        }
+        assert second.meta == {"reward_model.ground_truth.target": 5, "reward_model.ground_truth.numbers": []}
+        assert task.notes == () and task.not_kept == ()
+
+
+def test_what_a_prompt_carries_is_bounded_and_told(write) -> None:
+    """40,004 bytes of JSON fit once into 65,536, not twice."""
+    big = ["a" * 40_000]
+    rows = [{**GOOD, "one": [1], "two": big, "three": big}, {**GOOD, "one": ["x" * 70_000], "two": [2], "three": [3]}]
+    path = write(*rows)
+    task = text_task(path)
+    first, second = prompts(task)
+    assert first.meta == {"one": [1], "two": big} and second.meta == {"two": [2], "three": [3]}
+    assert task.notes == (
+        f"{path}: these cells are left out of prompt.meta, since they are no JSON or take a prompt beyond 65,536 "
+        "bytes: 1 of one, 1 of three.",
+    )
+    dated = write({**GOOD, "when": [datetime.date(2026, 1, 2)], "long": "x" * 101}, name="d.parquet")
+    assert prompts(text_task(dated))[0].meta == {} and "1 of when" in text_task(dated).notes[0]
+    assert text_task(dated).not_kept == ("long",)
+
+
+def test_a_grid_is_one_answer(write) -> None:
+    grid = [[0, 1], [1, 0]]
+    for name in ("g.parquet", "g.jsonl"):
+        task = text_task(write({"prompt": "?", "answer": grid}, name=name))
+        (prompt,) = prompts(task)
+        assert prompt.answer == "[[0, 1], [1, 0]]"
+        assert [task.judge(prompt, f"\\boxed{{{said}}}") for said in ("[[0,1],[1,0]]", "[[1,0],[0,1]]")] == [1.0, 0.0]

@@ -43,6 +43,8 @@ class Excerpt:
     length: int
     finish: str
     version: str
+    note: str = ""
+    """Why it is unjudged."""
 
     @property
     def group(self) -> tuple[int, str, str, bool]:
@@ -67,6 +69,7 @@ def read_excerpt(row: Mapping[str, Any], arm: str = "") -> Excerpt:
         length=int(row.get("length", 0)),
         finish=str(row.get("finish", "")),
         version=_version_text(row),
+        note=str(row.get("note") or ""),
     )
 
 

@@ -78,6 +78,8 @@ def show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Cons
     _show_text(f"answer: {first.answer}", console, indent=2, style="dim")
     for excerpt in shown:
         console.print(Padding(_facts(excerpt), (0, 0, 0, 2)))
+        if excerpt.note:
+            _show_text(f"the judge {excerpt.note}", console, indent=4, style="bold")
         _show_text(excerpt.response or "(nothing)", console, indent=4, style=STYLES[excerpt.verdict])
     console.print()
 

@@ -1,8 +1,8 @@
 """From the recipe to tasks and judges. Everything a user can get wrong here is said before any weight is loaded.
 
 A new task is one file and one line in TASKS. A judge of the user is "module:function", found also in the current
-directory; a task carries it in its name ("text:module:function"), so that entries with different judges can stand in
-one run.
+directory, after the installed packages; a task carries it in its name ("text:module:function"), so that entries with
+different judges can stand in one run.
 """
 
 from __future__ import annotations
@@ -92,8 +92,10 @@ def import_judge(spec: str) -> JudgeFunction:
     function = getattr(module, function_name, None)
     if function is None:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        taken = getattr(module, "__file__", None) or "built into Python"
         raise WhetError(
-            f'reward = "{spec}": {module_name} has no function "{function_name}"{did_you_mean(function_name, public)}'
+            f'reward = "{spec}": {module_name} ({taken}; packages go before the current directory) has no function '
+            f'"{function_name}"{did_you_mean(function_name, public)}'
         )
     return check_judge(function, spec)
 
@@ -115,8 +117,9 @@ def check_judge(function: Any, name: str) -> JudgeFunction:
 
 def _import(name: str, spec: str) -> ModuleType:
     here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)  # the `whet` command, unlike `python -m`, does not look where the user stands
+    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not look where the user stands
+        sys.path.append(here)  # last: a file there must not stand in for the standard library or a package
+        importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -39,16 +39,18 @@ def read_problem(value: Any, where: str) -> Problem | None:
 
 
 def read_answers(value: Any, where: str) -> tuple[str, ...]:
-    """All equally right answers, each once; none for a blank cell.
+    """All equally right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON.
 
-    >>> [read_answers(value, "") for value in (72, ["1/2", "0.5", "1/2"], '["9.6"]', " ")]
-    [('72',), ('1/2', '0.5'), ('9.6',), ()]
+    >>> [read_answers(value, "") for value in (72, ["1/2", "0.5", "1/2"], '["9.6"]', " ", [[0, 1], [1, 0]])]
+    [('72',), ('1/2', '0.5'), ('9.6',), (), ('[[0, 1], [1, 0]]',)]
     """
     if is_blank(value):
         return ()
     if isinstance(value, str) and value.startswith('["'):
         value = _json_list(value)
     if isinstance(value, list | tuple):
+        if any(isinstance(one, list | dict) for one in value) and (text := as_json(value)) is not None:
+            return (_valid(text, where, "answer"),)
         return tuple(dict.fromkeys(_scalar(v, where, "answer") for v in value if not is_blank(v)))
     return (_scalar(value, where, "answer"),)
 
@@ -100,6 +102,14 @@ def is_blank(value: Any) -> bool:
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value)) or value == []
+
+
+def as_json(value: Any) -> str | None:
+    """None for what JSON cannot say: dates, bytes, brackets 100,000 deep."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
 
 
 def short(value: Any) -> str:

@@ -85,6 +85,9 @@ class Judge:
         """Seconds an item takes, lately."""
         self.complaint = ""
         """What the last failure said, for the user to see."""
+        self.told: Callable[[str], None] = lambda sentence: None
+        """Called when the judge of a task raises, or ends its process, for the first time."""
+        self._blamed: set[str] = set()
         self._workers: list[Worker] = []
         self._closing = weakref.finalize(self, _close_all, self._workers, os.getpid())
         self._fill()  # now, while the process is small and has few threads
@@ -251,8 +254,12 @@ class Judge:
     def _fail(self, item: Item, cause: str, what: str) -> None:
         self._counts[cause] += 1
         self._counts["unjudged"] += 1
-        self.complaint = f'the judge of task {item.prompt.task} {what} (prompt "{item.prompt.id}")'
-        self._deliver(item.number, replace(item.rollout, verdict="unjudged", score=None, reward=None))
+        task = item.prompt.task
+        self.complaint = f'the judge of task {task} {what} (prompt "{item.prompt.id}")'
+        if cause != "timeouts" and task not in self._blamed:  # at once: a run may starve before its first warning
+            self._blamed.add(task)
+            self.told(f"T{self.complaint[1:]}; such a response stays unjudged and trains nothing.")
+        self._deliver(item.number, replace(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
 
     def _deliver(self, number: int, rollout: Rollout) -> None:
         if number in self._awaited:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,8 +11,9 @@ from typing import Any
 
 from whet import config
 from whet.tasks.build import build_task
+from whet.tasks.golds import check_golds
 from whet.tasks.prompts import Problem, PromptTable, problem_key
-from whet.tasks.text import TextTask
+from whet.tasks.text import MOST_META, TextTask
 
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
@@ -27,10 +29,14 @@ def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[st
         ("length", f"{median(lengths):,.0f} characters in the middle, {max(lengths):,} at most"),
         ("answers", _shares(map(answer_kind, table.answers))),
     ]
+    if isinstance(task, TextTask) and "answer" in task.columns and not entry.reward:
+        lines += [("judged", line) for line in _judged(task, table)]
     if "level" in table.meta:
         lines.append(("levels", _levels(table.meta["level"])))
     if further := [name for name in table.meta if name != "level"]:
         lines.append(("kept as meta", ", ".join(further)))
+    if not_kept := getattr(task, "not_kept", ()):
+        lines.append(("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)"))
     return [*lines, ("first problem", _cut(_text(table.problems[0]), 300)), ("its answer", _cut(table.answers[0], 100))]
 
 
@@ -54,6 +60,12 @@ def _of_file(task: TextTask) -> list[tuple[str, str]]:
     lines = [("from", task.origin), ("rows", f"{task.rows:,}"), ("columns", columns)]
     lines += [("note", note) for note in task.notes]
     return [*lines, ("worked solutions", f"{task.worked:,}")]
+
+
+def _judged(task: TextTask, table: PromptTable) -> list[str]:
+    found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
+    said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
+    return [*said, "a run refuses answers of which more than half cannot be matched"] if found.mostly_wrong else said
 
 
 def _repeats(table: PromptTable) -> int:

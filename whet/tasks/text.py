@@ -2,8 +2,8 @@
 
 The data is read once, whole and before any model is loaded; what is wrong with it is one sentence with the line. Where
 it is and which column means what is found by `names.py` and `columns.py`. A row without a problem or an answer is left
-out and counted, for public data has such rows. Every small column is kept as meta, for curricula and reports. Whether
-training and evaluation share problems is for the caller to look at.
+out and counted, for public data has such rows. Every small column is kept as meta, for curricula and reports, and lists
+and structs for judges. Whether training and evaluation share problems is for the caller to look at.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from whet import config
 from whet.errors import WhetError
 from whet.tasks.cells import (
     answer_in,
+    as_json,
     is_blank,
     read_answers,
     read_id,
@@ -34,10 +35,15 @@ from whet.tasks.names import open_data
 from whet.tasks.options import did_you_mean, read_options
 from whet.tasks.prompts import Problem, PromptTable
 from whet.tasks.reading import Sheet
+from whet.tasks.whole import same_whole
 from whet.types import Prompt
 
 MOST_META = 32
 """Columns kept as meta."""
+META_BYTES = 65_536
+"""Of the lists and structs kept with a prompt, written as JSON: they travel to a judge process with every response."""
+WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
+"""How a response gives an answer, by the option `answer`; else it is the whole response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +74,19 @@ class TextTask:
         self.origin, self.rows = sheet.origin, sheet.rows
         self.columns = find_columns(sheet, {**columns, **entry.columns})
         """Which column was taken for what."""
-        self._table, self._solutions, skipped = read_table(sheet, self.columns, name, entry.where, entry.limit)
+        read = read_table(sheet, self.columns, name, entry.where, entry.limit)
+        self._table, self._solutions, self.not_kept = read.table, read.solutions, read.not_kept
         self._worked_rows = np.array(list(self._solutions), int)
-        left_out = f"{skipped:,} of the {self.rows:,} rows of {self.origin} have no problem or no answer: left out."
-        self.notes = (left_out,) if skipped else ()
+        left_out = (
+            f"{read.skipped:,} of the {self.rows:,} rows of {self.origin} have no problem or no answer: left out."
+        )
+        self.notes: tuple[str, ...] = (left_out,) if read.skipped else ()
+        if read.too_large:
+            cells = ", ".join(f"{count:,} of {column}" for column, count in read.too_large.items())
+            self.notes += (
+                f"{self.origin}: these cells are left out of prompt.meta, since they are no JSON or take a prompt "
+                f"beyond {META_BYTES:,} bytes: {cells}.",
+            )
 
     @property
     def worked(self) -> int:
@@ -83,7 +98,13 @@ class TextTask:
         return self._table
 
     def judge(self, prompt: Prompt, response: str) -> float:
+        if same_whole(response, prompt.answer, self._matcher.answer):
+            return 1.0
         return self._matcher.judge(prompt, response)
+
+    def written(self, answer: str) -> str:
+        """The shortest response that gives an answer."""
+        return WRITTEN.get(self._matcher.answer, "%s") % answer
 
     def final(self, response: str) -> str:
         return self._matcher.final(response)
@@ -118,25 +139,36 @@ class Row(NamedTuple):
     solution: str
 
 
-def read_table(
-    sheet: Sheet, columns: Mapping[str, str], task: str, where: Mapping[str, Any], limit: int
-) -> tuple[PromptTable, dict[int, str], int]:
-    """The problems, the worked solutions by row of the table, and how many rows were left out for blanks."""
+class Read(NamedTuple):
+    table: PromptTable
+    solutions: dict[int, str]
+    """By row of the table."""
+    skipped: int
+    """Rows left out for blanks."""
+    not_kept: tuple[str, ...]
+    """Columns of long texts, and those beyond the most."""
+    too_large: dict[str, int]
+    """Cells left out, by column."""
+
+
+def read_table(sheet: Sheet, columns: Mapping[str, str], task: str, where: Mapping[str, Any], limit: int) -> Read:
     refuse_holes(sheet, columns)
     wanted = select_rows(sheet, columns, where)
     kept, rows, skipped = read_rows(sheet, columns, wanted, limit)
     if not kept and skipped:
         raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
+    meta, not_kept, too_large = read_meta(sheet, columns, kept)
     table = PromptTable(
         [row.problem for row in rows],
         [one_answer(row.answers) for row in rows],
         task,
         ids=read_ids(sheet, columns, kept),
-        meta=read_meta(sheet, columns, kept),
+        meta=meta,
         origin=sheet.origin,
         place=lambda i: sheet.place(kept[i]),
     )
-    return table, {i: row.solution for i, row in enumerate(rows) if row.solution}, skipped
+    solutions = {i: row.solution for i, row in enumerate(rows) if row.solution}
+    return Read(table, solutions, skipped, not_kept, too_large)
 
 
 def one_answer(answers: Sequence[str]) -> str:
@@ -221,17 +253,45 @@ def read_ids(sheet: Sheet, columns: Mapping[str, str], kept: Iterable[int]) -> l
     return [read_id(ids[row], f"{sheet.origin}, {sheet.place(row)}") for row in kept]
 
 
-def read_meta(sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]) -> dict[str, list[Any]]:
-    """The level and every further small column."""
+def read_meta(
+    sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]
+) -> tuple[dict[str, list[Any]], tuple[str, ...], dict[str, int]]:
+    """The level, every further small column and those of lists and structs; what is not kept, as in `Read`."""
     meta: dict[str, list[Any]] = {}
+    not_kept: list[str] = []
+    too_large: dict[str, int] = {}
+    room = [META_BYTES] * len(kept)
     if "level" in columns and sheet.small(columns["level"]):
         levels = sheet.column(columns["level"])
         meta["level"] = read_levels([levels[row] for row in kept])
     for name in sheet.names:
-        if name not in columns.values() and name not in meta and len(meta) < MOST_META and sheet.small(name):
-            values = sheet.column(name)
-            meta[name] = [None if is_blank(values[row]) else values[row] for row in kept]
-    return {name: values for name, values in meta.items() if any(value is not None for value in values)}
+        if name in columns.values() or name in meta:
+            continue
+        if len(meta) >= MOST_META:
+            not_kept.append(name)
+            continue
+        whole = sheet.column(name)
+        values = [whole[row] for row in kept]
+        if sheet.small(name):
+            meta[name] = [None if is_blank(value) else value for value in values]
+        elif not any(isinstance(value, list | dict) for value in values):
+            not_kept.append(name)
+        else:
+            meta[name] = [value if _fits(value, room, i) else None for i, value in enumerate(values)]
+            if lost := sum(a is not None and b is None for a, b in zip(values, meta[name], strict=True)):
+                too_large[name] = lost
+    known = {name: values for name, values in meta.items() if any(value is not None for value in values)}
+    return known, tuple(not_kept), too_large
+
+
+def _fits(value: Any, room: list[int], row: int) -> bool:
+    """Takes its bytes of the row's room."""
+    text = as_json(value)
+    size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
+    if size > room[row]:
+        return False
+    room[row] -= size
+    return True
 
 
 def _key(value: Any) -> Any:

@@ -1,0 +1,100 @@
+"""The data's answers, judged against themselves."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from whet.config import Data
+from whet.tasks.golds import FEW, Golds, check_golds
+from whet.tasks.summary import describe_problems
+from whet.tasks.text import TextTask
+
+
+def task_of(tmp_path: Path, answers: list, **fields) -> TextTask:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Problem {i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    return TextTask(Data(path=str(path), **fields))
+
+
+def golds_of(task: TextTask, **knobs) -> Golds:
+    table = task.prompts("train", 0)
+    return check_golds(task, range(len(table)), table.at, **knobs)
+
+
+def test_answers_that_can_be_given(tmp_path) -> None:
+    zebra = json.dumps({"rows": [{"house": i, "owner": "x" * 40} for i in range(9)]})
+    answers = ["72", "\\frac{1}{2}", ["1/2", "0.5"], "Evelyn", "We add.\n#### 3", zebra, "{1, 2}", True]
+    found = golds_of(task_of(tmp_path, answers))
+    assert (found.answers, found.checked, found.unmatched, found.long) == (8, 8, 0, 0) and found.sentences() == []
+
+
+def test_answers_that_no_response_can_give(tmp_path) -> None:
+    found = golds_of(task_of(tmp_path, ["72", "11}", "\\frac{1}{2"]))
+    assert (found.checked, found.unmatched, found.mostly_wrong) == (3, 2, True)
+    (said,) = found.sentences()
+    assert said.startswith("2 of 3 answers cannot be matched by this judge, such as '11}' of the problem 'Problem 1?';")
+    assert 'columns = { answer = "..." }' in said and 'reward = "module:function"' in said
+
+
+def test_it_is_this_tasks_judge_that_is_asked(tmp_path) -> None:
+    assert golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "last_number"})).unmatched == 2
+    assert golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "tagged"})).unmatched == 0
+
+
+def test_long_texts_are_told_of(tmp_path) -> None:
+    found = golds_of(task_of(tmp_path, ["First we try 3 * 4. " * 30, "72"]))
+    assert (found.unmatched, found.long) == (0, 1)
+    assert found.sentences()[0].startswith("1 of 2 answers are texts of more than 300 characters, which a response")
+
+
+def test_a_sample_is_drawn_by_the_seed(tmp_path) -> None:
+    task = task_of(tmp_path, [f"{i}}}" if i % 2 else str(i) for i in range(200)])
+    found = [golds_of(task, sample=50, seed=seed).unmatched for seed in (0, 0, 1, 2, 3)]
+    assert found[0] == found[1] and len(set(found)) > 1 and all(10 < count < 40 for count in found)
+    assert golds_of(task, sample=50).answers == 50
+
+
+def test_a_few_bad_rows_are_for_prepare() -> None:
+    few = Golds(answers=100, checked=100, unmatched=int(100 * FEW), example="'x'").sentences()
+    assert few == [
+        "5 of 100 answers cannot be matched by this judge, such as 'x'; whet data prepare leaves such problems out."
+    ]
+
+
+def test_the_check_ends_when_its_time_is_up(tmp_path, monkeypatch) -> None:
+    task = task_of(tmp_path, [str(i) for i in range(200)])
+    monkeypatch.setattr(TextTask, "judge", lambda self, prompt, response: time.sleep(0.05) or 1.0)
+    found = golds_of(task, seconds=0.5)
+    assert 0 < found.checked < 200 and found.answers == 200
+    assert found.sentences() == [f"The time was up when {found.checked} of 200 answers were checked."]
+    assert golds_of(task, seconds=0.0).checked == 0
+
+
+def test_a_judge_that_dies_or_hangs_ends_nothing(tmp_path, monkeypatch) -> None:
+    task = task_of(tmp_path, [str(i) for i in range(6)])
+    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 0.3)
+
+    def judge(self, prompt, response):
+        if prompt.answer == "3":
+            time.sleep(60)
+        return 1 / int(prompt.answer) * int(prompt.answer)
+
+    monkeypatch.setattr(TextTask, "judge", judge)
+    found = golds_of(task)
+    assert (found.checked, found.unmatched) == (6, 2), "0 raises, 3 hangs"
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (["1", "2"], ["all 2 answers can be matched by this judge"]),
+        (["1}", "2"], ["1 of 2 answers cannot be matched by this judge"]),
+        (["1}", "2}"], ["2 of 2 answers cannot be matched by this judge", "a run refuses"]),
+    ],
+)
+def test_data_look_checks_all(tmp_path, answers, said) -> None:
+    path = str(task_of(tmp_path, answers).origin)
+    lines = [found for what, found in describe_problems(Data(path=path)) if what == "judged"]
+    assert len(lines) == len(said) and all(map(str.startswith, lines, said))

@@ -1,0 +1,153 @@
+"""Whether the data's own answers can be right at all: each is judged as if a response gave it.
+
+`whet data look` asks for all of them, `check.py` for a sample before a run. The judge works in its killable processes,
+as in a run, and the whole check ends when its time is up. Only task "text" is asked: the judge of a user may want
+more than an answer, and the other tasks make their answers themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.tasks.cells import short
+from whet.tasks.final import LONGEST
+from whet.tasks.judge import Judge
+from whet.tasks.matcher import right_answers
+from whet.tasks.text import TextTask
+from whet.tasks.whole import read_json, whole_answers
+from whet.types import Prompt, Rollout, Sampling, Trace
+
+SECONDS = 20.0
+"""For the whole check."""
+SAMPLE = 2000
+"""Answers of an entry that are checked before a run."""
+LUMP = 2048
+"""Answers sent to the judges at once."""
+FEW = 0.05
+"""The share of answers from which on something is wrong with the column, not with single rows."""
+LEFT_OUT = "whet data prepare leaves such problems out"
+KNOBS = (
+    'name another column by columns = { answer = "..." }, say where a response gives its answer by options = '
+    '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
+)
+_TIMEOUT_S = 2.0
+_NOTHING = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Golds:
+    """What a check found.
+
+    >>> Golds(answers=10, checked=8, unmatched=5, example="").mostly_wrong
+    True
+    """
+
+    answers: int
+    """To be checked."""
+    checked: int
+    """As many as there was time for."""
+    unmatched: int
+    example: str
+    """One of those, in words."""
+    long: int = 0
+    """Can be matched, but are texts of more than 300 characters."""
+
+    @property
+    def mostly_wrong(self) -> bool:
+        return 2 * self.unmatched > self.checked
+
+    def sentences(self) -> list[str]:
+        """What is wrong, with the knob; nothing where all is well.
+
+        >>> Golds(answers=10, checked=8, unmatched=0, example="").sentences()
+        ['The time was up when 8 of 10 answers were checked.']
+        """
+        said = []
+        if self.unmatched:
+            said.append(
+                f"{self.unmatched:,} of {self.checked:,} answers cannot be matched by this judge, such as "
+                f"{self.example}; {KNOBS if self.unmatched > FEW * self.checked else LEFT_OUT}."
+            )
+        if self.long > FEW * self.checked:
+            said.append(
+                f"{self.long:,} of {self.checked:,} answers are texts of more than {LONGEST} characters, which a "
+                f"response must repeat word for word; {KNOBS}."
+            )
+        if self.checked < self.answers:
+            said.append(f"The time was up when {self.checked:,} of {self.answers:,} answers were checked.")
+        return said
+
+
+def check_golds(
+    task: TextTask,
+    rows: Sequence[int],
+    prompt_at: Callable[[int], Prompt],
+    *,
+    sample: int = 0,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    workers: int = 1,
+    memory_mb: int = 2048,
+) -> Golds:
+    """Judges the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
+    drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
+    until = time.monotonic() + seconds
+    prompts: dict[str, Prompt] = {}
+    wrong: list[str] = []
+    checked = long = 0
+    with Judge(
+        prompts.__getitem__,
+        {task.name: lambda prompt, _: gold_score(task, prompt)},
+        decode=lambda ids: "",
+        workers=workers,
+        timeout_s=_TIMEOUT_S,
+        memory_mb=memory_mb,
+        ordered=False,
+    ) as judge:
+        for start in range(0, len(drawn), LUMP):
+            prompts.clear()
+            prompts.update((str(row), prompt_at(row)) for row in drawn[start : start + LUMP])
+            judge.send(map(_rollout, prompts))
+            while not judge.idle and time.monotonic() < until:
+                judged = judge.receive(wait=True)
+                checked += len(judged)
+                wrong += [rollout.prompt_id for rollout in judged if rollout.verdict != "right"]
+                long += sum(r.verdict == "right" and _is_long(prompts[r.prompt_id].answer) for r in judged)
+            if time.monotonic() >= until:
+                break
+    first = min(map(int, wrong), default=None)
+    example = "" if first is None else _in_words(prompt_at(first))
+    return Golds(answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long)
+
+
+def gold_score(task: TextTask, prompt: Prompt) -> float:
+    """The best score of a response that gives one of the right answers, where the task looks for it."""
+    answers: Sequence[str] = (prompt.answer, *right_answers(prompt.answer))
+    return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
+
+
+def _is_long(answer: str) -> bool:
+    return any(read_json(one) is None for one in whole_answers(answer))
+
+
+def _in_words(prompt: Prompt) -> str:
+    return f"{short(prompt.answer)} of the problem {short(prompt.text or prompt.messages[-1]['content'])}"
+
+
+def _rollout(prompt_id: str) -> Rollout:
+    return Rollout(
+        prompt_id=prompt_id,
+        group_id=0,
+        index=0,
+        phase="eval",
+        sampling=Sampling(max_tokens=1),
+        length=0,
+        finish="stop",
+        first_version=0,
+        last_version=0,
+        trace=_NOTHING,
+    )
