@@ -36,7 +36,7 @@ SAME = [
     ("\\begin{pmatrix}1 & 2 \\\\3 & 4\\end{pmatrix}", "\\left[\\begin{array}{cc}1 & 2 \\\\3 & 4\\end{array}\\right]"),
     ("\\frac{1}{12}", "0.0833333333333333"), ("(1,\\frac{9}{2})", "(1,4.5)"),
     ("\\frac{x+2}{7}", "\\frac{x}{7}+\\frac{2}{7}"), ("\\tan^2(y)+1", "\\sec^2(y)"),
-    ("34x+45y-20z+100=0", "-34x-45y+20z-100=0"), ("2/3", "the probability that Alice wins is 2/3."),
+    ("34x+45y-20z+100=0", "-34x-45y+20z-100=0"), 
     ("16386.20", "\\$16,\\!386.20"), ("12000023", "12,000,023"), ("14916", "14{,}916"), ("$14 {, }916$", "14{,}916"),
     ("\\left(\\frac{1}{5},\\frac{1}{6}\\right)", "\\left( \\frac{1}{5}, \\frac{1}{6} \\right)"),
     ("\\frac{5\\sqrt{42}}{27}", "\\frac{10\\sqrt{10.5}}{27}"), ("20", "20 \\%"), ("[-2, 7]", "x \\in [-2,7]"),
@@ -68,6 +68,7 @@ DIFFERENT = [
 ]  # fmt: skip
 
 RESPONSES = [
+    ("2/3", "Therefore, the probability that Alice wins the game is 2/3.", True),
     ("9", "Answer \\[ 9 \\]", True), ("9", "Answer $ 9 $", True), ("9", "Answer $$ \n 9 \n $$", True),
     ("1000.99", "the number is not 10 which is 1,000.99\u20ac", True), ("2", "AZYUK2A", False),
     ("1000.99", "so the number is 10 which is 1,000.99m\u00b2", True), ("28\\%", "$\\boxed{28}$ pct", True),

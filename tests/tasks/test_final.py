@@ -40,6 +40,7 @@ from whet.tasks.final import ANSWERS, LONGEST, after_thinking, auto, boxed, last
         ("The final answer is **12**.", "12"),
         ("Final Answer: The largest n is 34. I hope so.", "34"),
         ("The correct option is (B).", "(B)."),
+        (r"**Final Answer:** $11,\! 111$", r"11,\! 111$"),
         ("B", "B"),
         ("(b)", "(b)"),
         ("**C**", "C"),

@@ -61,6 +61,8 @@ from whet.tasks.match import number, read_value, same_value, settled, split_unit
         ("5000000", r"5 \text{ million}"),
         ("5 million dollars", r"\$5,000,000"),
         ("2 dozen", "24"),
+        (r"18.9\,\text{s}", "18.9"),
+        ("18.9 seconds", "18.9"),
         ("\u00bd", "1/2"),
         ("2\u00bd", "2.5"),
         ("\uff11\uff12", "12"),

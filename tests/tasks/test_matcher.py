@@ -56,6 +56,11 @@ def test_what_the_problem_counts_may_stand_beside_the_number() -> None:
         assert judged(rf"\boxed{{{wrong}}}") == 0.0, wrong
 
 
+def test_a_problem_may_count_dozens() -> None:
+    for problem, right in (("How many dozens of eggs?", 1.0), ("A dozen eggs cost $3. How many eggs?", 0.0)):
+        assert MATH.judge(Prompt(id="a", text=problem, answer="7", task="text"), r"\boxed{7 dozen eggs}") == right
+
+
 @pytest.mark.parametrize("found", ["18=17", "17=18=17", "17, ...", "17!", "not 17", "16 or 17", "17 dozen", "[17]^2"])
 def test_what_only_ends_or_begins_like_the_answer(found: str) -> None:
     assert score(rf"\boxed{{{found}}}", "17") == 0.0

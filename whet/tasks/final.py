@@ -121,7 +121,7 @@ def marked(text: str) -> str:
     then = rest[again.end() :] if again is not None and again.start() else ""
     if second := lone_letter(then) or last_claim(then):
         return second
-    sentence = re.split(r"\n|[.?!] ", rest, maxsplit=1)[0].rstrip(" *_")
+    sentence = re.split(r"\n|(?<!\\)[.?!] ", rest, maxsplit=1)[0].rstrip(" *_")
     if not sentence.endswith("$"):
         sentence = sentence.rstrip("!").removesuffix("**.").rstrip(" *_")
     sentence = sentence.removesuffix("$.")

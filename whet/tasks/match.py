@@ -66,6 +66,7 @@ _WORDS_AFTER = re.compile(
     rf"(?<=[0-9}})\]%])(?:\s+|(?=(?:[ap]m|[cmk]m|kg|mph)\b)|(?=[AP]M\b))"
     rf"([A-Za-z]+{_POWER_OF_UNIT}(?:[ /]+[A-Za-z]+{_POWER_OF_UNIT})*)\s*\.?$"
 )
+_LETTER_AFTER = re.compile(r"[0-9)}]\s+[A-Za-z]\.?$")
 _UNIT_WORDS = re.compile(r"/|[A-Za-z]+|\^\{?-?[0-9]\}?")
 _CURRENCY = re.compile(r"\s*(?:(?:US)?\\\$|USD\b|([\u20ac\u00a3\u00a5]))\s?(?=[0-9.])")
 _HALF_OF_DAY = re.compile(r"(?<=[0-9 {])([AaPp])\.\s?([Mm])\.?(?![A-Za-z])")
@@ -121,7 +122,7 @@ def same_value(found: str, gold: str) -> bool:
         return True
     if given.unit and wanted.unit and given.unit != wanted.unit:
         return False
-    if len(given.unit) == 1 and not wanted.unit and not _UNIT.search(found):
+    if given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN)):
         return False  # 5 m may be five times m
     if _same_text(given.text, wanted.text) and given.percent == wanted.percent:
         return True

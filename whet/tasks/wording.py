@@ -4,7 +4,8 @@ Any word is not a unit: "10 million", "10 squared" and "10 or more" are not 10. 
 - a unit of UNITS, which may be passed over where the other side has none,
 - a scale, which multiplies ("5 million" is 5000000),
 - a filler, which says nothing ("about", "a total of"),
-- a word of the problem, such as the thing that is counted ("18 apples"), unless it is one of CHANGERS.
+- a word of the problem, such as the thing that is counted ("18 apples"), unless it is one of CHANGERS; a scale may
+  be what is counted ("7 dozen" where the problem asks how many dozens).
 With any other word the answer is not that number.
 """
 
@@ -80,6 +81,8 @@ def without_problem_words(answer: str, problem: str) -> str:
 
     def drop(found: re.Match[str]) -> str:
         word = found[0].casefold()
+        if singular(word) in SCALES and re.search(rf"(?:how many|in) {singular(word)}s?\b", problem, re.IGNORECASE):
+            return ""
         kept = word in CHANGERS or unit_name(word) is not None or singular(word) not in asked
         return found[0] if kept else ""
 
