@@ -1,10 +1,14 @@
 """Judging reference answers: are equal answers taken, wrong ones refused, hostile ones survived, and how fast.
 
     python benchmarks/judging.py --data DIR --out benchmarks/results [--limit N] [--workers K] [--repeats R]
+    python benchmarks/judging.py --out OTHER                     the pairs alone, say of an earlier commit
+    python benchmarks/judging.py --data DIR --before OTHER/judging.json
 
 DIR holds eval_gsm8k.parquet, eval_math500.parquet, eval_olympiadbench.parquet and others of that kind. Every answer
 passes through the pool of worker processes that a run uses, with the default limits; each repeat starts its pool anew.
-Writes judging.json: counts, each false verdict in full, and answers per second with their range.
+Writes judging.json: counts, each false verdict in full, and answers per second with their range. "pairs" holds how
+many wrong responses were accepted and how many right ones refused of judging_pairs.py (open and held out) and of
+judging_known.py, and the same of an earlier run under "before".
 """
 
 from __future__ import annotations
@@ -26,11 +30,13 @@ from typing import Any, NamedTuple
 import math_verify  # noqa: F401  (loaded before the workers fork, as in a run)
 import numpy as np
 from judging_cases import boxed, equals, hostile, wrongs
+from judging_known import known
+from judging_pairs import pairs as make_pairs
 
 from whet import config
 from whet.bench.circumstances import circumstances
 from whet.tasks.judge import Judge
-from whet.tasks.matcher import right_answers
+from whet.tasks.matcher import Matcher, right_answers
 from whet.tasks.text import TextTask
 from whet.types import Prompt, Rollout, Sampling, Trace
 
@@ -48,7 +54,8 @@ class Case(NamedTuple):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--before", type=Path, help="an earlier judging.json, whose pairs are kept beside the new ones")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--limit", type=int, default=0, help="problems of a set; 0 is all")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
@@ -56,6 +63,21 @@ def main() -> None:
     args = parser.parse_args()
     result: dict[str, Any] = {"seed": SEED, "workers": args.workers, "repeats": args.repeats, "sets": {}}
     result["libraries"] = {name: version(name) for name in ("math-verify", "sympy")}
+    result["pairs"] = judge_pairs(args.workers)
+    print(
+        "pairs",
+        json.dumps({name: {k: v for k, v in part.items() if k != "false"} for name, part in result["pairs"].items()}),
+    )
+    if args.before:
+        earlier = json.loads(args.before.read_text())
+        result["before"] = {key: earlier[key] for key in ("pairs", "commit", "date")}
+    if args.data:
+        judge_sets(args, result)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "judging.json").write_text(json.dumps({**result, **circumstances()}, indent=1) + "\n")
+
+
+def judge_sets(args: argparse.Namespace, result: dict[str, Any]) -> None:
     tasks = {name: load(args.data / f"eval_{name}.parquet", args.limit) for name in SETS}
     for name, task in tasks.items():
         if task is not None:
@@ -63,8 +85,29 @@ def main() -> None:
             print(name, json.dumps({kind: summary["counts"] for kind, summary in result["sets"][name].items()}))
     result["hostile"] = endure([t for t in (tasks["math500"], tasks["olympiadbench"]) if t], args.workers)
     print("hostile", json.dumps(result["hostile"]))
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "judging.json").write_text(json.dumps({**result, **circumstances()}, indent=1) + "\n")
+
+
+def judge_pairs(workers: int) -> dict[str, Any]:
+    """How often a wrong response was accepted and a right one refused; one that is not judged counts as refused."""
+    pairs = [("held out" if p.held_out else "open", *p) for p in make_pairs(SEED)]
+    pairs += [("math-verify", "tests", *case, "?") for case in known()]
+    cases = [
+        Case(Prompt(id=str(i), text=question, answer=gold, task="text"), family, response)
+        for i, (_, family, gold, response, _, question) in enumerate(pairs)
+    ]
+    with pool(Matcher().judge, cases, workers) as judge:
+        got = [rollout.verdict == "right" for rollout in judge.judge(rollouts(cases))]
+    parts: dict[str, Any] = {}
+    for (name, family, gold, response, right, _), accepted in zip(pairs, got, strict=True):
+        part = parts.setdefault(name, {"right": 0, "refused": 0, "wrong": 0, "accepted": 0, "false": []})
+        part["right" if right else "wrong"] += 1
+        if accepted != right:
+            part["refused" if right else "accepted"] += 1
+            part["false"].append([family, gold, response])
+    for part in parts.values():
+        part["refused_share"] = round(part["refused"] / part["right"], 5)
+        part["accepted_share"] = round(part["accepted"] / part["wrong"], 5)
+    return parts
 
 
 def load(path: Path, limit: int) -> TextTask | None:

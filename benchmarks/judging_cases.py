@@ -58,7 +58,7 @@ def _equal_numbers(gold: str) -> Iterator[tuple[str, str]]:
             yield "thousands", f"{int(number):,}"
             yield "thousands in TeX", f"{int(number):,}".replace(",", "{,}")
         yield "dollar sign", f"\\${number}"
-        yield "with a word", f"{number} \\text{{ apples}}"
+        yield "with a unit", f"{number} \\text{{ dollars}}"
     elif number is not None:
         yield "slash", f"{number.numerator}/{number.denominator}"
         yield "dfrac", f"{'-' if number < 0 else ''}\\dfrac{{{abs(number.numerator)}}}{{{number.denominator}}}"

@@ -34,13 +34,54 @@ def score(response: str, answer: str, matcher: Matcher = MATH) -> float:
         r"\boxed{x = 5}",
         r"\boxed{5.0}",
         r"\boxed{2+3=5}",
-        r"\boxed{\text{5 apples}}",
+        r"\boxed{\text{5 dollars}}",
         r"\boxed{\sqrt{25}}",
         r"\boxed{\frac{10}{2}}",
     ],
 )
 def test_ways_to_say_five(response: str) -> None:
     assert score(response, "5") == 1.0 and score(response, "6") == 0.0
+
+
+def test_what_the_problem_counts_may_stand_beside_the_number() -> None:
+    """The word must be the problem's own, and must not change the number, though the problem uses it."""
+    problem = "Of 30 ripe apples or a million pears half are left. How many apples are left? Not many."
+
+    def judged(found: str) -> float:
+        return MATH.judge(Prompt(id="a", text=problem, answer="15", task="text"), found)
+
+    for right in ("15 apples", r"15 \text{ ripe apples}", r"\text{15 Apples are left}"):
+        assert judged(rf"\boxed{{{right}}}") == 1.0, right
+    for wrong in ("15 plums", "15 million", "15 million apples", "half of 15 apples", "not 15 apples", "15 or more"):
+        assert judged(rf"\boxed{{{wrong}}}") == 0.0, wrong
+
+
+def test_a_problem_may_count_dozens() -> None:
+    for problem, right in (("How many dozens of eggs?", 1.0), ("A dozen eggs cost $3. How many eggs?", 0.0)):
+        assert MATH.judge(Prompt(id="a", text=problem, answer="7", task="text"), r"\boxed{7 dozen eggs}") == right
+
+
+@pytest.mark.parametrize("found", ["18=17", "17=18=17", "17, ...", "17!", "not 17", "16 or 17", "17 dozen", "[17]^2"])
+def test_what_only_ends_or_begins_like_the_answer(found: str) -> None:
+    assert score(rf"\boxed{{{found}}}", "17") == 0.0
+
+
+@pytest.mark.parametrize(
+    "response", ["not 5", "The answer is not 5.", "The answer is 5. Wait, it is 6.", r"\boxed{5} or \boxed{6}"]
+)
+def test_what_is_taken_back_is_no_answer(response: str) -> None:
+    assert score(response, "5") == 0.0
+
+
+@pytest.mark.parametrize("response", ["B", "b", "(b)", "**B**", r"\boxed{b}", "The answer is B: 12.", "B) 12"])
+def test_ways_to_choose(response: str) -> None:
+    assert score(response, "B") == score(response, r"\text{(B)}") == 1.0 and score(response, "C") == 0.0
+
+
+def test_a_number_with_commas_may_be_a_list_or_not() -> None:
+    assert score(r"\boxed{200, 100}", "100,200") == score(r"\boxed{100200}", "100,200") == 1.0
+    assert score(r"\boxed{0, 1}", "1,000") == score(r"\boxed{234, 1}", "1,234") == 0.0
+    assert score(r"\boxed{16,807}", "7^5") == 1.0 and score(r"\boxed{16,808}", "7^5") == 0.0
 
 
 @pytest.mark.parametrize(

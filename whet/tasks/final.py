@@ -3,7 +3,9 @@ r"""Where a response gives its final answer. Called by the matcher and the rewar
 First everything up to the last "</think>" is dropped; a response still thinking has no answer. Then, by `answer`:
 "boxed" (the last \boxed{...}), "tagged" (the last <answer>...</answer>), "marked" (what follows the last "####",
 "#" or "answer is"), "last_number", "whole" (all of it), or "auto": boxed where there is a box (one that is not
-closed holds no answer), else marked, else the last number.
+closed holds no answer), else marked, else a lone letter, else the last number.
+Prose may take an answer back: "5. Wait, it is 6" gives 6, "6, not 5" gives 6, and "not 5" stays as it is, which is
+no number. Two boxes joined by "and", "or" or a comma give a list.
 Responses are hostile: an answer longer than 300 characters is none, and every pattern runs in linear time.
 """
 
@@ -13,13 +15,32 @@ import re
 from collections import deque
 from collections.abc import Callable
 
+from whet.tasks.wording import CHANGERS
+
 LONGEST = 300
 """Characters of an answer; what is longer is no answer."""
 
 _BOX = "\\boxed{"
 _SPACED_BOX = re.compile(r"\\f?boxed ?\{")
-_MARKER = re.compile(r"####|#(?=[^\s#])|answer(?:\s?:|\s?is\b)", re.IGNORECASE)
+_MARKER = re.compile(r"####|#(?=[^\s#])|answer(?:\*\*)?(?:\s?:|\s?is\b)|(?:option|choice)\s?is\b", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"(?<![\w.])[-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
+_CHANGED = re.compile(
+    r"\s(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed|or (?:more|less|fewer))\b", re.IGNORECASE
+)
+_TAKEN_BACK = re.compile(
+    r"\b(?:wait|actually|sorry|hmm|correction|mistake|check again|i meant|should be|no(?=[,:.])|wrong)\b", re.IGNORECASE
+)
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|cannot|than|least|most|or|nor|but|over|under|twice)|n't)(?:\s+(?:be|a|the))?\s*$", re.I
+)
+_NOT_BUT = re.compile(r"not\s+\S{1,40}\s+but\s+", re.IGNORECASE)
+_NOT_AFTER = re.compile(r",?\s+(?:and\s+)?(?:not|nothing)\b.*", re.IGNORECASE | re.DOTALL)
+_CLAUSE = re.compile(r",?\s+(?:as|since|because|which|so|where|and nothing)\s.*", re.IGNORECASE | re.DOTALL)
+_SENTENCE_IS = re.compile(r"[A-Za-z][^=0-9]*\s(?:is|are|equals)\s+(?=\S)", re.IGNORECASE)
+_LONE_LETTER = re.compile(r"(?:[Oo]ption |[Cc]hoice )?\(?[A-Ja-j]\)?[.:)]?|\(?[A-J][.:)]\s[^\n]{1,80}")
+_LETTER_IN_TEXT = re.compile(r"\([A-J]\)(?![A-Za-z(])|(?<=\bis )[A-J](?=[.,]?\s*$)")
+_WORD = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
+_JOINT = re.compile(r"(?:[\s$,;]|\\[,;:\[\]()]|\\q?quad|\\text\{[ ,]*(?:and|or)[ ,]*\}|\band\b|\bor\b){0,12}")
 
 
 def after_thinking(response: str) -> str:
@@ -34,15 +55,28 @@ def after_thinking(response: str) -> str:
 def auto(text: str) -> str:
     if _BOX in text or _SPACED_BOX.search(text):
         return boxed(text)
-    return marked(text) or last_number(text)
+    return marked(text) or lone_letter(text) or last_claim(text)
 
 
 def boxed(text: str) -> str:
-    r"""What the last \boxed{...} holds, braces balanced; "" where it is not closed.
+    r"""What the last \boxed{...} holds, braces balanced; "" where it is not closed. One more box may stand before it.
 
-    >>> boxed(r"so \boxed{\frac{1}{2}}."), boxed(r"so \boxed{1")
-    ('\\frac{1}{2}', '')
+    >>> boxed(r"so \boxed{\frac{1}{2}}."), boxed(r"so \boxed{1"), boxed(r"\boxed{1} and \boxed{2}")
+    ('\\frac{1}{2}', '', '1, 2')
     """
+    last = _last_box(text)
+    start = text.rfind(_BOX)
+    before = text.rfind(_BOX, max(0, start - LONGEST - 40), max(0, start))
+    if before < 0 or not last:
+        return last
+    first = _last_box(text[before:start])
+    joint = text[before + len(_BOX) + len(first) : start]
+    if not first or first == last or "\n" in joint.strip() or not _JOINT.fullmatch(joint.strip().removeprefix("}")):
+        return last
+    return _short(f"{first}, {last}")
+
+
+def _last_box(text: str) -> str:
     start = text.rfind(_BOX)
     end = start + len(_BOX)
     if start < 0:
@@ -74,17 +108,67 @@ def tagged(text: str) -> str:
 
 
 def marked(text: str) -> str:
-    """The line after the last marker, to the end of its first sentence."""
+    """The line after the last marker, to the end of its first sentence, unless the text takes it back.
+
+    >>> marked("The answer is 5. Wait, it is 6."), marked("The answer is not 5 but 6"), marked("The answer is not 5")
+    ('6', '6', 'not 5')
+    """
     last = _last(_MARKER, text)
     if last is None:
         return ""
     rest = text[last.end() : last.end() + 2 * LONGEST].lstrip(" \t\r\n:*_$").removeprefix("\\[").lstrip()
-    return _short(rest.partition("\n")[0].partition(". ")[0])
+    again = _last(_TAKEN_BACK, rest)
+    then = rest[again.end() :] if again is not None and again.start() else ""
+    if second := lone_letter(then) or last_claim(then):
+        return second
+    sentence = re.split(r"\n|(?<!\\)[.?!] ", rest, maxsplit=1)[0].rstrip(" *_")
+    if not sentence.endswith("$"):
+        sentence = sentence.rstrip("!").removesuffix("**.").rstrip(" *_")
+    sentence = sentence.removesuffix("$.")
+    sentence = _CLAUSE.sub("", _NOT_BUT.sub("", sentence, count=1))
+    if (shorter := _NOT_AFTER.sub("", sentence)).strip():
+        sentence = shorter
+    if (verb := _SENTENCE_IS.match(sentence)) is not None and not _DENIED.search(verb[0]):
+        sentence = sentence[verb.end() :]
+    words = _WORD.findall(sentence)
+    if len(words) > 4 and sentence[0].isalpha() and not CHANGERS.intersection(map(str.casefold, words)):
+        return last_claim(sentence)
+    return _short(sentence)
+
+
+def lone_letter(text: str) -> str:
+    """A choice where the response is nothing else, or where it gives no number but ends with one.
+
+    >>> lone_letter("**B**"), lone_letter("C) 12"), lone_letter("So it is (A)."), lone_letter("A farmer has 12 apples.")
+    ('B', 'C) 12', '(A)', '')
+    """
+    short = text[-LONGEST:].strip(" *_\r\n\t,")
+    if len(text) <= LONGEST and _LONE_LETTER.fullmatch(short):
+        return short
+    last = _last(_LETTER_IN_TEXT, short.rpartition("\n")[2])
+    return (
+        "" if last is None or _NUMBER_IN_TEXT.search(short) or _DENIED.search(short[: last.start()]) else last.group()
+    )
 
 
 def last_number(text: str) -> str:
     last = _last(_NUMBER_IN_TEXT, text)
     return _short(last.group().rstrip(",")) if last is not None else ""
+
+
+def last_claim(text: str) -> str:
+    """The last number with the word before it that denies it, and the word after it that changes it, if any.
+
+    >>> last_claim("we get 3, then 1,234.5"), last_claim("It is not 5."), last_claim("some 5 million")
+    ('1,234.5', 'not 5', '5 million')
+    """
+    last = _last(_NUMBER_IN_TEXT, text)
+    if last is None:
+        return ""
+    before = re.split(r"\n|[.?!:] ", text[max(0, last.start() - 40) : last.start()])[-1]
+    denied, changed = _DENIED.search(before), _CHANGED.match(text, last.end())
+    number = last.group().rstrip(",")
+    return _short(f"{denied[0].lstrip() if denied else ''}{number}{changed[0] if changed else ''}")
 
 
 def whole(text: str) -> str:
@@ -106,4 +190,8 @@ def _short(text: str) -> str:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+    """Looks at the end first: the last match of a long response is mostly there."""
+    for start in dict.fromkeys((max(0, len(text) - 4000), 0)):
+        if found := deque(pattern.finditer(text, start), maxlen=1):
+            return found[0]
+    return None

@@ -22,6 +22,7 @@ Equal = Callable[[str, str], bool]
 
 _SEPARATOR = re.compile(r"[,;]|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 _THOUSANDS = re.compile(r"(?<![0-9,.])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9]|,[0-9])")
+_ONE_NUMBER = re.compile(r"[0-9]{1,2}(?:,[0-9]{3})+|[0-9]{3}(?:,[0-9]{3})*,0[0-9]{2}(?:,[0-9]{3})*")
 _OPENING, _CLOSING = "([{", ")]}"
 
 
@@ -32,7 +33,12 @@ class Form(NamedTuple):
 
 
 def same_form(found: str, gold: str, equal: Equal) -> bool:
-    """Whether two answers, of which at least one has parts, are the same; `equal` decides of two parts."""
+    """Whether two answers, of which at least one has parts, are the same; `equal` decides of two parts.
+
+    The data's 100,200 may be a list or a number; its 1,000 is a number.
+    """
+    if _ONE_NUMBER.fullmatch(strip(undress(gold))):
+        return False
     readings = dict.fromkeys((read_form(found, thousands), read_form(gold, thousands)) for thousands in (True, False))
     for given, wanted in readings:
         if given is None and wanted is None:
@@ -79,7 +85,7 @@ def canonical(text: str, depth: int = 0) -> str:
     """
     form = read_form(text) if depth < DEEPEST else None
     if form is None:
-        value = read_value(drop_name(text))
+        value = read_value(drop_name(text), True)
         return str(value.number) if value.number is not None else folded(value.text)
     parts = [canonical(part, depth + 1) for part in form.parts]
     if len(form.kind) == 2:

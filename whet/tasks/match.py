@@ -5,20 +5,23 @@ An answer is undressed (what TeX adds for the eye goes), then read as a value wi
 Case matters in formulas, not in words. Two numbers are equal or not; if one is a decimal and they are not both whole,
 1e-6 of the data's value is allowed.
 A unit or percent sign that only one side has is passed over (50% is 50, and also 0.5); two different units differ.
+Which words are units, and which change a number, is for wording.py; the data's answer may have any unit.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
+
+from whet.tasks.wording import CHANGERS, NUMERALS, SCALES, harmless, singular, unit_name
 
 TOLERANCE = Fraction(1, 1_000_000)
 """Relative to the data's answer; only where one of the two is a decimal, and one not a whole number."""
 
 _SAME = {
-    "\u2212": "-",  # the minus sign of typographers
     "\u00d7": "\\times ",
     "\u00b7": "\\cdot ",
     "\u03c0": "\\pi ",
@@ -30,7 +33,17 @@ _SAME = {
     "\u00b2": "^2",
     "\u00b3": "^3",
     "\u2248": "\\approx ",
+    "\u00b1": "\\pm ",
+    "\u00f7": "/",
+    "\\div": "/",
     "{,}": ",",
+    "{:}": ":",
+    "\\colon": ":",
+    "\\gt": ">",
+    "\\lt": "<",
+    "<=": "\\leq ",
+    ">=": "\\geq ",
+    "!=": "\\neq ",
     "\\{": "\\lbrace ",
     "\\}": "\\rbrace ",
     "\\dfrac": "\\frac",
@@ -41,15 +54,31 @@ _SAME = {
     "**": "^",
     **dict.fromkeys(("^{\\circ}", "^\\circ", "\\degree", "\\displaystyle", "\\qquad", "\\quad", "~"), " "),
 }
-_THIN = re.compile(r"(?<!\\)\\(?:[!,;: ()\[\]]|left(?![a-z])|right(?![a-z])|\$)")
-_WRAPPED = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boxed|rm)\s?\{([^{}]*)\}")
-_UNIT = re.compile(
-    r"(?<=[0-9})\]a-z])(?:\s*\\(?:text|textrm|textnormal|mbox|mathrm|rm)\s?\{[^{}]*\}(?:\^\{?-?[0-9]\}?)?)+\s*\.?$"
+_THIN = re.compile(r"(?<!\\)\\(?:[,;: ()\[\]]|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z])|\$)")
+_NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
+_OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")
+_ROOT = re.compile(r"(?:\u221a|(?<![\\a-z])sqrt)(?:\(([0-9a-z]{1,18})\)|([0-9a-z]{1,18}))")
+_TEXT = r"(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|mathit|boldsymbol|boxed|rm)"
+_WRAPPED = re.compile(rf"\\{_TEXT}\s?\{{([^{{}}]*)\}}")
+_UNIT = re.compile(rf"(?<=[0-9}})\]a-z])(?:\s*\\{_TEXT}\s?\{{[^{{}}]*\}}(?:\^\{{?-?[0-9]\}}?)?)+\s*\.?$")
+_POWER_OF_UNIT = r"(?:\^\{?-?[0-9]\}?)?"
+_WORDS_AFTER = re.compile(
+    rf"(?<=[0-9}})\]%])(?:\s+|(?=(?:[ap]m|[cmk]m|kg|mph)\b)|(?=[AP]M\b))"
+    rf"([A-Za-z]+{_POWER_OF_UNIT}(?:[ /]+[A-Za-z]+{_POWER_OF_UNIT})*)\s*\.?$"
 )
-_WORDS_AFTER = re.compile(r"(?<=[0-9})\]%])\s+([A-Za-z]{2,}(?:[ /]+[A-Za-z]+)*(?:\^\{?-?[0-9]\}?)?)\s*\.?$")
-_MARGIN = " \t\r\n*`_\"'$:;!?"
+_LETTER_AFTER = re.compile(r"[0-9)}]\s+[A-Za-z]\.?$")
+_UNIT_WORDS = re.compile(r"/|[A-Za-z]+|\^\{?-?[0-9]\}?")
+_CURRENCY = re.compile(r"\s*(?:(?:US)?\\\$|USD\b|([\u20ac\u00a3\u00a5]))\s?(?=[0-9.])")
+_HALF_OF_DAY = re.compile(r"(?<=[0-9 {])([AaPp])\.\s?([Mm])\.?(?![A-Za-z])")
+_LEADING_ZERO = re.compile(r"0([0-9]):([0-9]{2})")
+_RATIO = re.compile(r"([0-9]{1,9})\s+to\s+([0-9]{1,9})")
+_LISTED = re.compile(r"[0-9],\s+[0-9]")
+_PI = re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])")
+_POINTED = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3}){2,}")
+_SCALED = re.compile(r"(.*[0-9}\)])\s*(hundred|thousand|million|billion|trillion|dozen)", re.IGNORECASE)
+_MARGIN = " \t\r\n*`_\"'$:;?\u201c\u201d"
 _MIXED_SLASH = re.compile(r"(?<![0-9.])([0-9]{1,9})\s+([0-9]{1,9})\s?/\s?([0-9]{1,9})(?![0-9])")
-_THOUSANDS = re.compile(r"(?<![0-9,.])([0-9]{1,3})((?:,\s?[0-9]{3})+|(?:\s[0-9]{3})+)(?![0-9]|,[0-9])")
+_THOUSANDS = re.compile(r"(?<![0-9,.])([0-9]{1,3})((?:,[0-9]{3})+|(?:\s[0-9]{3})+|(?:'[0-9]{3})+)(?![0-9]|,[0-9])")
 _LONE_BRACES = re.compile(r"([\^_])\{([0-9A-Za-z])\}")
 _SPACED_DIGITS = re.compile(r"(?<=[0-9])\s+(?=[0-9])")
 
@@ -59,32 +88,15 @@ _FRACTION = re.compile(r"([-+]?)([0-9]{0,18})\\frac(?:\{([^{}]+)\}|([0-9]))(?:\{
 _POWER = re.compile(
     rf"([-+]?{_PLAIN_NUMBER}(?:\\times|\\cdot|\*|x))?([-+]?)10\^(?:\{{([-+]?[0-9]{{1,3}})\}}|([-+]?[0-9]{{1,3}}))"
 )
-_PERCENT = re.compile(r"\s*(?:\\?%|percent)\s*\.?$", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*(?:\\?%|percent|per cent|pct|percentage)\s*\.?$", re.IGNORECASE)
 _INDEX = r"(?:_(?:\{[^{}=]*\}|[A-Za-z0-9]))?"
 _NAME = re.compile(
     rf"\s*\{{?(\([A-Za-z0-9_, ]{{1,30}}\)|(?:\\?[A-Za-z]+|\\[a-z]+\s?[A-Za-z ]+){_INDEX}(?:\([A-Za-z, ]{{1,9}}\))?)"
     r"\s*(?:=|\\in(?![a-z]))"
 )
-_CHOICE = re.compile(r"\(?([A-Z])[).:]?")
-_CHOICE_FIRST = re.compile(r"\(?([A-Z])[).:]\s*\S")
-_UNIT_NAMES = {
-    long: short
-    for short, longs in {
-        "m": "meter metre",
-        "cm": "centimeter centimetre",
-        "mm": "millimeter",
-        "km": "kilometer kilometre",
-        "in": "inch inche",
-        "ft": "foot feet",
-        "s": "second sec",
-        "h": "hour hr",
-        "min": "minute",
-        "kg": "kilogram",
-        "g": "gram",
-        "": "degree",
-    }.items()
-    for long in longs.split()
-}
+_CHOICE = re.compile(r"(?:(?:[Oo]ption|[Cc]hoice)\s*)?\(?([A-Ja-j])\)?[).:]?")
+_CHOICE_FIRST = re.compile(r"\(?([A-J])[).:]\s*(\S.*)", re.DOTALL)
+_SECOND_CHOICE = re.compile(r"(?<![A-Za-z])(?:\(?[A-J][).:]|(?:or|and|not|nor)(?![A-Za-z]))")
 
 
 class Value(NamedTuple):
@@ -103,16 +115,20 @@ def same_value(found: str, gold: str) -> bool:
     >>> same_value("1,234.50 dollars", "1234.5"), same_value("5 m", "5 km"), same_value("0.3333", "1/3")
     (True, False, False)
     """
-    given, wanted = read_value(found), read_value(gold)
+    given, wanted = read_value(found), read_value(gold, True)
     if not given.text or not wanted.text:
         return False
+    if _same_text(plain(undress(found)), plain(undress(gold))):
+        return True
     if given.unit and wanted.unit and given.unit != wanted.unit:
         return False
+    if given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN)):
+        return False  # 5 m may be five times m
     if _same_text(given.text, wanted.text) and given.percent == wanted.percent:
         return True
     if wanted.number is None:
         return _same_choice(found, wanted.text)
-    number = given.number if given.number is not None else lone_number(undress(found))
+    number = given.number if given.number is not None else lone_number(undress(tidy(found)))
     if number is None:
         return False
     tolerance = TOLERANCE if given.rounded or wanted.rounded else Fraction(0)
@@ -127,52 +143,126 @@ def settled(found: str, gold: str) -> bool:
 
     Not so where both have commas: 100,200 may be a list.
     """
-    given, wanted = read_value(found), read_value(gold)
+    given, wanted = read_value(found), read_value(gold, True)
     if given.unit and wanted.unit and given.unit != wanted.unit:
         return True
     return given.number is not None and wanted.number is not None and not ("," in found and "," in gold)
 
 
 @lru_cache(maxsize=4096)
-def read_value(text: str) -> Value:
-    text, unit = split_unit(text)
+def read_value(text: str, any_unit: bool = False) -> Value:
+    """`any_unit`: every word after a number is its unit, as in the data, which is not out to cheat."""
+    text, unit = split_unit(text, any_unit)
     bare = _PERCENT.sub("", text)
-    short = plain(undress(bare))
-    return Value(short, unit, bare != text, number(short), "." in short or "e" in short or "10^" in short)
+    scaled = _SCALED.fullmatch(_WRAPPED.sub(r"\1", bare).strip(_MARGIN + "."))
+    short = plain(undress(scaled[1] if scaled else bare))
+    value = None if _LISTED.search(text) else number(short)
+    if scaled and value is not None:
+        value *= SCALES[scaled[2].lower()]
+        short = str(value)
+    elif scaled:
+        short = plain(undress(bare))
+    return Value(short, unit, bare != text, value, "." in short or "e" in short or "10^" in short)
 
 
-def split_unit(text: str) -> tuple[str, str]:
-    r"""Value and unit, as far as TeX or a space sets the unit apart.
+def tidy(text: str) -> str:
+    r"""With ASCII characters for their typographic twins: digits, signs, fractions, spaces.
 
-    >>> split_unit(r"15\mbox{ cm}^2"), split_unit("42 apples"), split_unit(r"\text{even}"), split_unit("2 pi")
-    (('15', 'cm^2'), ('42', 'apple'), ('\\text{even}', ''), ('2', 'pi'))
+    >>> tidy("\uff11\uff12"), tidy("\u20135"), tidy("2\u00bd"), tidy("9:43 a.m.")
+    ('12', '-5', '2 1/2 ', '9:43 am')
     """
-    text = _THIN.sub(" ", text).strip(_MARGIN)
+    if not text.isascii():
+        text = "".join(_twin(character) for character in text)
+    return _HALF_OF_DAY.sub(r"\1\2", text) if ".m" in text or ".M" in text else text
+
+
+@lru_cache(maxsize=1024)
+def _twin(character: str) -> str:
+    """Not that of a superscript, which would make 52 of 5 squared; digits of other scripts stay as they are."""
+    if "\u2010" <= character <= "\u2013" or character in "\u2212\ufe63\uff0d":
+        return "-"
+    if character in "\u2019\u02bc":
+        return "'"
+    if character == "\u2044":
+        return "/"
+    twin = unicodedata.normalize("NFKC", character)
+    if "\u2044" in twin:
+        return " " + twin.replace("\u2044", "/") + " "
+    return twin if "\uff01" <= character <= "\uff5e" or twin == " " else character
+
+
+def split_unit(text: str, any_unit: bool = False) -> tuple[str, str]:
+    r"""Value and unit, as far as TeX or a space sets the unit apart and it is known.
+
+    >>> split_unit(r"15\mbox{ cm}^2"), split_unit("42 apples"), split_unit("42 apples", True), split_unit("3 m/s")
+    (('15', 'cm^2'), ('42 apples', ''), ('42', 'apple'), ('3', 'ms^-1'))
+    >>> split_unit("5 million dollars"), split_unit(r"\$5"), split_unit("8 sq ft"), split_unit("10 or more", True)
+    (('5 million', 'dollar'), ('5', 'dollar'), ('8', 'ft^2'), ('10 or more', ''))
+    """
+    text = _THIN.sub(_thin_space, _NO_SPACE.sub("", tidy(text))).strip(_MARGIN)
+    currency = ""
+    if prefix := _CURRENCY.match(text):
+        currency = {"\u20ac": "euro", "\u00a3": "lb", "\u00a5": "yen"}.get(prefix[1], "dollar")
+        text = text[prefix.end() :]
     found = _UNIT.search(text) or _WORDS_AFTER.search(text)
     if found is None or not text[: found.start()].strip(_MARGIN):
-        return text, ""
-    words = [_unit_name(word) for word in re.findall(r"[A-Za-z]+|\^\{?-?[0-9]\}?", _WRAPPED.sub(r" \1", found.group()))]
-    return text[: found.start()], "".join(words)
+        return text, currency
+    words = _UNIT_WORDS.findall(_WRAPPED.sub(r" \1", found.group()))
+    before = text[: found.start()]
+    if words and words[0].casefold() in SCALES:
+        before += f" {words.pop(0)}"
+    unit = _unit(words, any_unit)
+    if unit is None or (currency and unit and unit != currency):
+        return text, currency
+    return before, unit or currency
 
 
-def _unit_name(word: str) -> str:
-    if word[0] == "^":
-        return word.replace("{", "").replace("}", "")
-    word = word.lower()
-    single = word.removesuffix("s") if len(word) > 2 else word
-    return _UNIT_NAMES.get(single, single)
+def _thin_space(found: re.Match[str]) -> str:
+    """The sign of a dollar stays: it is a unit."""
+    return found[0] if found[0] == "\\$" else " "
 
 
+def _unit(words: list[str], any_unit: bool) -> str | None:
+    """The short form of "square feet", "m/s" and "miles per hour"; None where a word is no unit."""
+    parts: list[str] = []
+    power, below = "", False
+    for word in words:
+        lower = word.casefold()
+        if word[0] == "^":
+            exponent = word.strip("^{}")
+            last = parts.pop() if parts else ""
+            parts.append(f"{last}{exponent}" if last.endswith("^-") else f"{last.removesuffix('^-1')}^{exponent}")
+            if last.endswith("^-1"):
+                parts[-1] = f"{last.removesuffix('1')}{exponent}"
+        elif lower in ("/", "per", "a", "an", "each") and parts:
+            below = True
+        elif lower in ("square", "sq", "cubic", "cu"):
+            power = "^2" if lower[0] == "s" else "^3"
+        elif lower in CHANGERS:
+            return None
+        elif (name := unit_name(word)) is not None or any_unit:
+            parts.append((name if name is not None else singular(word)) + power + ("^-1" if below else ""))
+            power, below = "", False
+        else:
+            return None
+    return "".join(parts)
+
+
+@lru_cache(maxsize=4096)
 def undress(text: str) -> str:
     r"""Without what TeX adds for the eye.
 
     >>> undress(r"\left(5\text{ cm}\right)"), undress(r"\dfrac{1}{2}"), undress(r"10,\!080")
     ('(5 cm)', '\\frac{1}{2}', '10,080')
     """
+    text = _NO_SPACE.sub("", tidy(text)).strip("* ")
     for old, new in _SAME.items():
         if old in text:
             text = text.replace(old, new)
-    return _WRAPPED.sub(r"\1", _THIN.sub("", text)).replace("$", "")
+    text = _PI.sub(r"\\pi ", text)
+    text = _ROOT.sub(lambda found: f"\\sqrt{{{found[1] or found[2]}}}", _OVER.sub(r"\\frac{\1}{\2}", text))
+    text = _WRAPPED.sub(r"\1", _THIN.sub("", text)).replace("$", "")
+    return text.strip().removeprefix("\\approx")
 
 
 def plain(text: str) -> str:
@@ -182,7 +272,11 @@ def plain(text: str) -> str:
     ('NewYork', '1,000', '1000', '1\\frac{4}{5}', '4 2')
     """
     text = _MIXED_SLASH.sub(r"\1\\frac{\2}{\3}", strip(text))
-    text = _THOUSANDS.sub(lambda m: m[1] + "".join(m[2].split()), text)
+    text = _THOUSANDS.sub(lambda m: m[1] + "".join(m[2].replace("'", ",").split()), text)
+    if _POINTED.fullmatch(text):
+        text = text.replace(".", "")
+    if (ratio := _RATIO.fullmatch(text)) or (ratio := _LEADING_ZERO.fullmatch(text)):
+        text = ":".join(ratio.groups())
     return _LONE_BRACES.sub(r"\1\2", "".join(_SPACED_DIGITS.sub("\0", text).split()).replace("\0", " "))
 
 
@@ -217,6 +311,8 @@ def number(text: str) -> Fraction | None:
     """
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
+    if (numeral := NUMERALS.get(text.casefold())) is not None:
+        return Fraction(numeral)
     if latex := _FRACTION.fullmatch(text):
         return _fraction(*latex.groups())
     if power := _POWER.fullmatch(text):
@@ -267,7 +363,7 @@ def lone_number(text: str) -> Fraction | None:
         value = number(plain(word.rstrip("%")))
         if value is not None:
             values.append(value)
-        elif bare and (len(bare) == 1 or not bare.isalpha()):
+        elif bare and (len(bare) == 1 or not bare.isalpha() or not harmless(bare.casefold())):
             return None
     return values[0] if len(values) == 1 else None
 
@@ -286,10 +382,12 @@ def _same_text(given: str, wanted: str) -> bool:
 
 
 def _same_choice(found: str, wanted: str) -> bool:
-    """(C), C. and "C) 12" are all choice C."""
+    """(C), c, C., "option C" and "C) 12" are all choice C; "C) 12 or D) 13" is none."""
     letter = _CHOICE.fullmatch(wanted)
-    if letter is None:
+    if letter is None or letter[1].islower():
         return False
     text = strip(undress(found))
-    chosen = _CHOICE.fullmatch(text) or _CHOICE_FIRST.match(text)
-    return chosen is not None and chosen[1] == letter[1]
+    chosen = _CHOICE.fullmatch(text)
+    if chosen is None and (first := _CHOICE_FIRST.fullmatch(text)) and not _SECOND_CHOICE.search(first[2]):
+        chosen = first
+    return chosen is not None and chosen[1].upper() == letter[1]

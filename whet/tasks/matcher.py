@@ -12,12 +12,14 @@ from functools import lru_cache
 from whet.errors import WhetError
 from whet.tasks import verify
 from whet.tasks.final import ANSWERS, LONGEST, after_thinking, boxed
-from whet.tasks.forms import DEEPEST, canonical, has_parts, same_form
-from whet.tasks.match import same_value, settled, split_name, undress
+from whet.tasks.forms import DEEPEST, canonical, has_parts, read_form, same_form
+from whet.tasks.match import read_value, same_value, settled, split_name, tidy, undress
 from whet.tasks.options import did_you_mean
+from whet.tasks.wording import without_problem_words
 from whet.types import Prompt
 
 MATCHERS = ("exact", "math")
+_AND_SO_ON = ("...", "\\ldots", "\\dots", "\\cdots")
 _RELATIONS = ("<", ">", "\\leq", "\\geq", "\\le ", "\\ge ", "\\neq", "\\ne ")
 
 
@@ -40,8 +42,9 @@ class Matcher:
         1.0
         """
         found, golds = self.extract(response), right_answers(prompt.answer)
-        if any(self.same(found, gold, formulas=False) for gold in golds):
-            return 1.0  # before any formula is tried, which may be slow
+        for answer in dict.fromkeys((found, without_problem_words(found, prompt.text))):
+            if any(self.same(answer, gold, formulas=False) for gold in golds):
+                return 1.0  # before any formula is tried, which may be slow
         return float(self.matcher == "math" and any(self.same(found, gold, formulas=True) for gold in golds))
 
     def final(self, response: str) -> str:
@@ -50,7 +53,7 @@ class Matcher:
 
     def extract(self, response: str) -> str:
         """The answer as it is written, or ""."""
-        return ANSWERS[self.answer](after_thinking(response))
+        return ANSWERS[self.answer](tidy(after_thinking(response)))
 
     @staticmethod
     def same(found: str, gold: str, formulas: bool) -> bool:
@@ -61,8 +64,12 @@ class Matcher:
 
 
 def _same(found: str, gold: str, formulas: bool, depth: int) -> bool:
+    if any(dots in found and dots not in gold for dots in _AND_SO_ON):
+        return False
     if same_value(found, gold):
         return True
+    if settled(found, gold):
+        return False
     found, gold = _without_name(found, gold)
     if same_value(found, gold):
         return True
@@ -71,7 +78,7 @@ def _same(found: str, gold: str, formulas: bool, depth: int) -> bool:
     several = has_parts(found) or has_parts(gold)
     if several and depth < DEEPEST and same_form(found, gold, lambda a, b: _same(a, b, formulas, depth + 1)):
         return True
-    if several and not any(sign in undress(found + gold) for sign in _RELATIONS):
+    if (read_form(found) or read_form(gold)) and not any(sign in undress(found + gold) for sign in _RELATIONS):
         return False
     return formulas and verify.same_formula(found, gold)
 
@@ -97,5 +104,11 @@ def _without_name(found: str, gold: str) -> tuple[str, str]:
     if gold_name and "=" not in found and not found_name:
         return found, wanted
     if "=" in found and "=" not in gold and not has_parts(found):
-        return found.rpartition("=")[2], wanted if gold_name else gold
+        return (found.rpartition("=")[2] if _agree(found.split("=")) else found), wanted if gold_name else gold
     return (given if "=" not in found else found), (wanted if "=" not in gold else gold)
+
+
+def _agree(sides: list[str]) -> bool:
+    """Of "2 + 3 = 5" the last side is the answer; "18 = 17" is none."""
+    numbers = [value.number for value in map(read_value, sides) if value.number is not None]
+    return len(set(numbers)) < 2

@@ -43,6 +43,8 @@ _WORD = re.compile(r"[A-Za-z]{4,}")
 _CHAIN = re.compile(r"[-+*/=^_!]{4}|(?:\(\s*){6}")
 _DIGITS = re.compile(r"[0-9]+")
 _EXPONENT = re.compile(r"(.?)\s?\^\s?(\{|\(|.)")
+_PRODUCT = re.compile(r"([0-9]) ?\((?= ?(?:[0-9]+ ?/|\\frac))")
+"""math-verify takes 5(1/4) for the mixed number 5 1/4."""
 _FACTORIAL = re.compile(r"(.?)\s?!")
 
 
@@ -95,7 +97,7 @@ def load() -> Any:
 
 def _prepare(text: str) -> str:
     value, _ = split_unit(text)
-    return " ".join(undress(value).split()).strip(" .,;:*`$")
+    return _PRODUCT.sub(r"\1 \\cdot (", " ".join(undress(value).split()).strip(" .,;:*`$"))
 
 
 def _told_apart(found: str, gold: str) -> tuple[str, str]:
