@@ -47,6 +47,14 @@ def test_hand_counted_set() -> None:
     assert (metrics["eval/s/accuracy_low"], metrics["eval/s/accuracy_high"]) == (low, high)
 
 
+def test_a_response_that_was_not_judged_counts_as_wrong() -> None:
+    """A model must not look better because its answers cannot be judged: here 1 of 4 is right, not 1 of 2."""
+    verdicts = ["right", "unjudged", "unjudged", "wrong"]
+    metrics = eval_metrics(a_set(2, 2, levels=[1, 2]), [rollout(i // 2, i % 2, v) for i, v in enumerate(verdicts)])
+    assert metrics["eval/s/accuracy"] == 1 / 4 and metrics["eval/s/unjudged"] == 1 / 2
+    assert (metrics["eval/s/level/1"], metrics["eval/s/level/2"]) == (1 / 2, 0.0)
+
+
 def test_a_training_run_records_only_the_short_form() -> None:
     """A curve for each of these is one too many; reports find levels by their prefix."""
     names = {key.removeprefix("eval/s/") for key in eval_metrics(*hand_counted())}

@@ -10,6 +10,9 @@ from small_run import Silent, assert_same_run, even_digits, newest_weights, smal
 
 from whet import api, loop
 from whet.errors import Starved
+from whet.metrics import Stopwatch
+from whet.parts import build_parts
+from whet.problems import load_problems
 from whet.rollout.engine import LocalEngine
 from whet.run import read_metrics, read_rollouts
 from whet.tasks.judge import Judge
@@ -123,13 +126,30 @@ def test_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) ->
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_stream_carries_on_over_updates(tmp_path: Path, on_update: str) -> None:
     run(tmp_path / "a", "rollout.mode=stream", f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8",
-        "rollout.slots=18")  # fmt: skip
+        "rollout.slots=18", "save.rollouts=1000")  # fmt: skip
     rows = read_metrics(tmp_path / "a")
     assert rows[-1]["step"] == 8
+    lengths = [row["length"] for row in read_rollouts(tmp_path / "a") if row["phase"] == "train"]
+    assert rows[-1]["tokens_generated"] == sum(lengths), "cut ones too"
     assert max(row["curriculum/age_max"] for row in rows[1:]) in (1, 2)
     cut = sum(row["rollout/cut"] for row in rows[1:])
     assert cut > 0 if on_update == "cut" else cut == 0
     assert (rows[-1]["curriculum/cut"] > 0) == (on_update == "cut")
+
+
+@pytest.mark.parametrize("sets", [(), ("rollout.mode=stream", "curriculum.max_age=2", "rollout.slots=18")], ids=str)
+def test_an_update_frees_the_traces_that_no_group_needs(sets: tuple[str, ...]) -> None:
+    settings = small_config(*sets)
+    parts = build_parts(settings, load_problems(settings, even_digits))
+    try:
+        for _ in range(4):
+            batch, _ = loop.gather(parts, Stopwatch())
+            assert parts.store.tokens >= sum(group.tokens for group in batch.groups) > 0
+            loop.learn(parts, batch, Stopwatch())
+            groups = set(parts.store.arrays()["keys"][:, 0].tolist())
+            assert groups <= parts.curriculum.holds() and groups.isdisjoint(g.group_id for g in batch.groups)
+    finally:
+        parts.close()
 
 
 def test_stream_is_on_policy_when_asked(tmp_path: Path) -> None:

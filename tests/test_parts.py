@@ -9,9 +9,10 @@ import torch
 from small_run import even_digits, small_config
 
 from whet.errors import WhetError
-from whet.parts import build_parts, refuse_unmet, solution_batches
+from whet.parts import Tally, build_parts, refuse_unmet, solution_batches
 from whet.problems import load_problems
 from whet.rollout.engine import LocalEngine
+from whet.types import Request, Rollout, Sampling
 
 
 def parts(*sets: str):
@@ -93,3 +94,29 @@ def test_worked_solutions_of_a_file_come_in_epochs(tmp_path: Path) -> None:
         assert drawn[:110] != drawn[110:220], "in another order"
     finally:
         made.close()
+
+
+def test_a_tally_counts_cut_rollouts_in_full_and_a_continuation_as_no_new_visit() -> None:
+    """The axis of every claim about tokens. Two prompts are visited, the first of them for 4 more rollouts later."""
+    sampling = Sampling(max_tokens=8)
+    asked = [
+        Request(prompt_id=prompt, group_id=group, n=4, sampling=sampling, phase=phase, first_index=first)  # type: ignore[arg-type]
+        for prompt, group, phase, first in (("a", 0, "screen", 0), ("b", 1, "screen", 0), ("a", 0, "train", 4))
+    ]
+    finished = [
+        Rollout(
+            prompt_id="a",
+            group_id=0,
+            index=index,
+            phase="train",
+            sampling=sampling,
+            length=length,
+            finish=finish,
+            first_version=0,
+            last_version=0,  # type: ignore[arg-type]
+        )
+        for index, (length, finish) in enumerate(((5, "stop"), (8, "length"), (3, "cut"), (0, "cut")))
+    ]
+    tally = Tally()
+    tally.count(asked, finished)
+    assert (tally.prompts_seen, tally.rollouts, tally.tokens_generated) == (2, 4, 5 + 8 + 3)

@@ -473,6 +473,19 @@ def test_a_best_that_was_not_yet_named_is_named_by_the_next_start(monkeypatch, t
         assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 2, "score": 0.6}
 
 
+def test_the_best_is_never_of_a_future_that_was_abandoned(tmp_path):
+    """Step 30 scored highest and was damaged, so the run went on from 20: its score must not name the best."""
+    with Run.create(tmp_path, CONFIG) as run:
+        for step, score in ((10, 0.3), (20, 0.2), (30, 0.9)):
+            run.save(step, writer(step), score, keep=3)
+        (checkpoint_path(tmp_path, 30) / "manifest.json").unlink()
+        run.save(25, writer(25), 0.1, keep=1)
+        assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 10, "score": 0.3}
+        assert checkpoint_steps(tmp_path) == [10, 25]
+        run.save(30, writer(30), keep=1)  # the same step again, which was not evaluated this time
+        assert run.best_checkpoint() == checkpoint_path(tmp_path, 10)
+
+
 def test_a_step_saved_twice_keeps_its_score(tmp_path):
     with Run.create(tmp_path, CONFIG) as run:
         run.save(1, writer(1), 0.5, keep=1)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_results import cell
 
-from whet.bench.pooled import DRAWS, crossing, pooled_costs, pooled_shares, rising
+from whet.bench.pooled import DRAWS, crossing, gain_costs, gain_shares, pooled_costs, pooled_shares, rising
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
@@ -57,3 +57,31 @@ def test_what_is_not_reached_or_not_told() -> None:
     assert pooled_shares(arms, "slow", 0.3, "tokens")[1].startswith("never")
     assert pooled_shares(arms, "flat", 0.3, "tokens") == []
     assert pooled_shares(arms, "slow", 0.3, "seconds")[2] == "–" and pooled_shares(arms, "shared", 0.3, "seconds") == []
+
+
+def test_the_bootstrap_draws_seeds_anew() -> None:
+    """Two seeds and a million problems, so that only the seeds can differ between draws: the early one crosses at 10
+    thousand tokens, the late one at 100 thousand. Half of the draws hold both, a quarter either alone."""
+    size = {"name": "test", "prompts": 1_000_000, "n": 1}
+    early = cell("a", 0, [(0, 0, 0.1), (10, 10, 0.3), (20, 20, 0.3)]) | {"evaluation": size}
+    late = cell("a", 1, [(0, 0, 0.1), (100, 100, 0.3), (200, 200, 0.3)]) | {"evaluation": size}
+    found, *draws = pooled_costs([early, late], 0.2, "tokens").tolist()
+    assert found == 10_000 and set(draws) == {10_000.0, 100_000.0}
+    assert 0.15 < draws.count(100_000.0) / DRAWS < 0.35
+
+
+def test_what_a_hundredth_costs_by_hand() -> None:
+    """0.05 in 10 thousand tokens is a hundredth in 2 thousand; twice as steep is half of it; what falls never gains."""
+    slow, fast = straight("slow", 3, 0.05), straight("fast", 3, 0.1)
+    assert gain_costs(slow, "tokens")[0] == pytest.approx(2000) and gain_costs(fast, "tokens")[0] == pytest.approx(1000)
+    arms = {
+        "slow": slow,
+        "fast": fast,
+        "falls": straight("falls", 1, -0.01),
+        "shared": straight("s", 1, 0.1, solo=False),
+    }
+    shares = gain_shares(arms, "slow", "tokens")
+    assert [share[:6] for share in shares] == ["1.00 (", "0.50 (", "never ", "0.50 ("]
+    low, high = (float(text) for text in shares[1][6:-1].split("–"))
+    assert 0.35 < low < 0.5 < high < 0.65
+    assert gain_shares(arms, "slow", "seconds")[3] == "–" and gain_shares(arms, "falls", "tokens") == []

@@ -16,8 +16,10 @@ from whet.bench.results import (
     at_equal_seconds,
     cost_text,
     drift,
+    elsewhere,
     end,
     end_row,
+    entropy_correlation,
     pick_levels,
     reaches,
     share,
@@ -98,7 +100,8 @@ def test_shares_of_the_baseline_carry_what_is_not_known() -> None:
 
 
 def test_seconds_are_told_by_cells_alone() -> None:
-    assert usable(SPEED, "tokens") == SPEED and usable(SPEED, "seconds") == SPEED[:1]
+    assert usable(ARMS, "uniform", "tokens") == ARMS
+    assert usable(ARMS, "uniform", "seconds") == {"uniform": UNIFORM, "speed": SPEED[:1]}
     equal = at_equal_seconds(ARMS, "uniform")
     assert equal is not None and equal.seconds == 30
     assert equal.accuracy == {"uniform": 0.13, "speed": 0.20}
@@ -108,22 +111,71 @@ def test_seconds_are_told_by_cells_alone() -> None:
     assert at_equal_seconds(shared, "uniform") is None
 
 
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"commit": "decade"}, "commit decade"),
+        ({"hardware": {"cpu": "a faster abacus"}}, "cpu a faster abacus"),
+        ({"hardware": {"cpu": "an abacus", "machine": "2"}}, "machine 2"),
+    ],
+)
+def test_seconds_of_another_machine_or_commit_are_left_out(changed: dict[str, Any], what: str) -> None:
+    """Tokens may be compared; of seconds there is neither a number nor a ratio, and the page says why."""
+    arms = {"uniform": UNIFORM, "speed": [{**one, "solo": True, **changed} for one in SPEED], "dapo": SPEED[:1]}
+    row = share_table(arms, "uniform", 0.13).splitlines()[3]
+    assert row == "| speed | 50k (50k–50k) | 0.25 | 500 (500–500) | 0.25 | – | – |"
+    assert short_table(arms, "uniform").splitlines()[3].endswith("| 50k (50k–50k) | 0.25 | – | – |")
+    text = document(arms, "uniform", {})
+    assert f"Seconds of another machine or commit are left out: speed ({what})." in text
+    told = text.partition("| seconds to |")[2].splitlines()
+    assert told[2].startswith("| uniform | ") and told[3].startswith("| dapo | 10s"), "speed has no row"
+    pooled = text.partition("| seconds, of uniform's, to |")[2].splitlines()
+    assert pooled[2].startswith("| uniform | 1.00") and pooled[3].startswith("| dapo | ")
+    equal = at_equal_seconds(arms, "uniform")
+    assert equal is not None and set(equal.accuracy) == {"uniform", "dapo"}
+    assert "Seconds of another" not in document(ARMS, "uniform", {})
+
+
+def test_a_baseline_of_two_places_tells_seconds_of_one() -> None:
+    """Two of three seeds of one commit: the third is left out."""
+    mixed = [*UNIFORM[:2], {**UNIFORM[2], "commit": "decade"}]
+    assert usable({"uniform": mixed}, "uniform", "seconds") == {"uniform": UNIFORM[:2]}
+    assert elsewhere({"uniform": mixed}, "uniform") == {"commit decade": ["uniform"]}
+
+
+def test_a_level_is_told_with_one_right_answer_fewer() -> None:
+    """0.13 of 400 are 52; uniform's seed 0 has 52, so 51 of them reach it where 52 do."""
+    text = document(ARMS, "uniform", {})
+    after = text.partition("With one right answer fewer:")[2].splitlines()
+    assert "tokens to 0.126" in after[2] and after[4].startswith("| uniform | 200k (100k–never), 2 of 3 | 1.00 |")
+
+
 def test_where_an_arm_ended() -> None:
     assert end(UNIFORM[0]) == 0.14
     assert drift(SPEED[0], "entropy") == pytest.approx((1.0, (0.8 + 1.0 + 0.7) / 3))
-    row = end_row("speed", SPEED, at_equal_seconds(ARMS, "uniform"))
+    row = end_row("speed", SPEED, SPEED[:1], at_equal_seconds(ARMS, "uniform"))
     assert row["seeds"] == "2 (few)" and row["accuracy at the end (95%)"].startswith("0.190 (0.15")
     assert (row["tokens"], row["rollouts"], row["updates"], row["seconds"]) == ("150k", "1.5k", "6", "30s")
     assert (row["informative"], row["prompts used"], row["at 30s"]) == ("50%", "40.5", "0.200, better")
-    least = end_row("speed", [{**SPEED[0], "distinct_is_least": True}], None)
+    least = end_row("speed", [{**SPEED[0], "distinct_is_least": True}], [], None)
     assert least["prompts used"] == "≥40" and "at 30s" not in least
 
 
 def test_a_further_evaluation_is_told_at_the_start_and_at_the_end_where_there_was_one() -> None:
     whole, short = ({**one, "also": {"greedy": [[0, 0.1], [6, 0.15]]}} for one in SPEED)
     short = {**short, "also": {"greedy": [[0, 0.1], [4, 0.3]]}}
-    assert end_row("speed", [whole, short], None)["greedy"] == "0.100 → 0.150", "the other was cut short"
-    assert end_row("speed", [short], None)["greedy"] == "0.100 → –"
+    assert end_row("speed", [whole, short], [], None)["greedy"] == "0.100 → 0.150", "the other was cut short"
+    assert end_row("speed", [short], [], None)["greedy"] == "0.100 → –"
+
+
+def test_accuracy_is_held_against_entropy() -> None:
+    """Three cells on a falling line: entropy 0.9, 0.8, 0.7 at the end, accuracy 0.1, 0.2, 0.3."""
+    arms = {"a": [cell("a", seed, [(0, 0, 0.0), *[(10, 10, 0.1 + 0.1 * seed)] * 3]) for seed in range(3)]}
+    for seed, one in enumerate(arms["a"]):
+        one["rows"] = [[*row[:5], 0.9 - 0.1 * seed, *row[6:]] for row in one["rows"]]
+    assert entropy_correlation(arms) == pytest.approx(-1.0)
+    assert "have a correlation of -1.00." in document(arms, "a", {})
+    assert entropy_correlation({"a": arms["a"][:2]}) is None, "two points always lie on a line"
 
 
 def test_evaluation_is_counted_apart() -> None:

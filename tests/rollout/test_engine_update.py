@@ -130,6 +130,20 @@ def test_cut_delivers_what_has_begun_and_keeps_what_has_not() -> None:
     assert engine.stats()["rollout/cut"] == 5
 
 
+def test_an_update_forgets_groups_that_are_over() -> None:
+    """A continuation that waits when the next update comes has not begun since the last one, so it is not cut."""
+    engine = make_engine(sharp_model(), mode="stream", on_update="cut", slots=1)
+    engine.submit([ask(0, max_tokens=3)])
+    assert [r.key for r in drain(engine)] == [(100, 0)]
+    engine.update(1)
+    assert engine.scheduler.begun == set()
+    engine.submit([ask(1, max_tokens=30), ask(0, first=1, max_tokens=3)])
+    step(engine, 2)  # group 101 has the slot, and the second rollout of group 100 waits
+    engine.update(2)
+    assert [(r.key, r.finish) for r in engine.collect()] == [((101, 0), "cut")]
+    assert [(r.key, r.finish) for r in drain(engine)] == [((100, 1), "length")]
+
+
 def test_cut_leaves_a_prefix_of_what_would_have_come() -> None:
     model = sharp_model()
     whole = by_key(make_engine(model).generate([ask(1, n=2)]))

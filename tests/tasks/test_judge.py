@@ -445,20 +445,26 @@ def test_judge_leaves_the_others_queued(pool: Judge) -> None:
     assert [r.verdict for r in pool.receive(wait=True)] == ["right", "right", "wrong", "right"]
 
 
-def test_an_interrupted_judge_is_forgotten(pool: Judge) -> None:
+@pytest.mark.parametrize("ordered", [True, False])
+def test_an_interrupted_judge_is_forgotten(ordered: bool) -> None:
+    """One worker: what was given up is answered late, before what was sent since, and delivered to no caller."""
+
     def ring(number, frame) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, ring)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        with pytest.raises(KeyboardInterrupt):
-            pool.judge(rollouts("hang", "right"))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    pool.send([rollout("wrong", 7)])
-    assert [(r.index, r.verdict) for r in pool.receive(wait=True)] == [(7, "wrong")]
+    with make(timeout_s=5.0, ordered=ordered) as pool:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                pool.judge(rollouts("slow 0.3", "right"))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        pool.send([rollout("wrong", 7)])
+        assert [(r.index, r.verdict) for r in pool.receive(wait=True)] == [(7, "wrong")]
+        assert pool.stats()["judge/right"] == 2, "the late answers did come"
+        assert pool.idle and pool.receive(wait=True) == []
 
 
 def test_pending_can_be_sent_again() -> None:

@@ -23,7 +23,7 @@ OPTIONAL = ("triton", "vllm")
 
 def circumstances() -> dict[str, Any]:
     return {
-        "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count(), **_gpu()},
+        "hardware": {"cpu": _cpu_model(), "cores": os.cpu_count(), **_gpu(), **_machine()},
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -51,6 +51,14 @@ def installed(packages: Sequence[str]) -> dict[str, str]:
 
 def _gpu() -> dict[str, str]:
     return {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+
+
+def _machine() -> dict[str, str]:
+    """Eight digits of the number that the system drew when it started: machines of one kind are told apart by it."""
+    try:
+        return {"machine": Path("/proc/sys/kernel/random/boot_id").read_text()[:8]}
+    except OSError:
+        return {}
 
 
 def _cpu_model() -> str:

@@ -14,7 +14,7 @@ from whet import files
 from whet.bench.figure import Line, figure
 from whet.bench.matrix import Plan
 from whet.bench.outcome import read_outcome
-from whet.bench.pooled import pooled_shares
+from whet.bench.pooled import gain_shares, pooled_shares
 from whet.bench.results import (
     Arms,
     Log,
@@ -22,8 +22,11 @@ from whet.bench.results import (
     at_equal_seconds,
     cost_text,
     curve,
+    elsewhere,
     end,
     end_row,
+    entropy_correlation,
+    one_lower,
     pick_levels,
     range_text,
     reaches,
@@ -42,11 +45,15 @@ RULE = (
     "Median over the seeds, and their range. A level is reached at the first of two consecutive evaluations at or "
     "above it; the number of seeds that did is given where not all did. Tokens and rollouts are those generated for "
     "training, seconds those of training: what evaluation and saving take is in neither. Seconds are of cells that "
-    "ran alone. The interval of an accuracy is Wilson's 95% over the test problems; it does not hold what another "
-    "seed would change. Informative: groups with right and wrong answers, of those asked. Entropy and length: in the "
-    "first update, and over the last three."
+    "ran alone, on one machine and at one commit. The interval of an accuracy is Wilson's 95% over the test problems; "
+    "it does not hold what another seed would change. Informative: groups with right and wrong "
+    "answers, of those asked. Entropy and length: in the first update, and over the last three."
 )
 
+GAINED = (
+    "A level is one point of a noisy curve. By the straight line through all evaluations of an arm, a hundredth of "
+    "accuracy gained costs, of the baseline's (in brackets 95% of a bootstrap):"
+)
 POOLED = "By all evaluations of an arm together (a rising fit through them; in brackets the middle 80% of a bootstrap):"
 
 
@@ -58,7 +65,7 @@ def write_report(plan: Plan, out: Path, docs: Path, readme: Path) -> list[Path]:
     text = page.read_text() if page.is_file() else "# Results\n"
     if marks(plan.name)[0] not in text:
         text = text.rstrip() + f"\n\n## {plan.name}\n" + "\n".join(marks(plan.name)) + "\n"
-    figures = write_figures(arms, plan.name, docs / "figures")
+    figures = write_figures(arms, plan.baseline, plan.name, docs / "figures")
     shown = [f"![Accuracy against its cost](figures/{path.name})" for path in figures]
     files.write_text(page, fill(text, plan.name, "\n\n".join([document(arms, plan.baseline, notes), *shown, RULE])))
     written = [page, *figures]
@@ -85,10 +92,11 @@ def _accuracies(cell: Log) -> list[float | None]:
     return [row[place] for row in cell["rows"]]
 
 
-def write_figures(arms: Arms, name: str, folder: Path) -> list[Path]:
+def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Path]:
     written = []
     for cost in ("tokens", "seconds"):
-        lines = [Line(arm, [curve(cell, cost) for cell in usable(cells, cost)]) for arm, cells in arms.items()]
+        told = usable(arms, baseline, cost)
+        lines = [Line(arm, [curve(cell, cost) for cell in cells]) for arm, cells in told.items()]
         label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
         drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
         if drawn:
@@ -122,15 +130,17 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def cost_table(arms: Arms, cost: str, levels: Sequence[float]) -> str:
     rows = [
-        [arm, *(cost_text(reaches(usable(cells, cost), level, cost), COSTS[cost]) for level in levels)]
+        [arm, *(cost_text(reaches(cells, level, cost), COSTS[cost]) for level in levels)]
         for arm, cells in arms.items()
+        if cells
     ]
     return table([f"{cost} to", *map(formats.level, levels)], rows)
 
 
 def share_cells(arms: Arms, arm: str, baseline: str, level: float, cost: str) -> list[str]:
     """[what the level cost, what part of the baseline's that is]."""
-    mine, theirs = (reaches(usable(arms[name], cost), level, cost) for name in (arm, baseline))
+    told = usable(arms, baseline, cost)
+    mine, theirs = (reaches(told[name], level, cost) for name in (arm, baseline))
     ratio = share_text(share(median_reach(theirs), median_reach(mine))) if mine and theirs else formats.MISSING
     return [cost_text(mine, COSTS[cost]), ratio]
 
@@ -143,12 +153,24 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
 
 def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
     """Empty where the baseline reaches none of the levels, or no cell tells the cost."""
-    found = {level: shares for level in levels if (shares := pooled_shares(arms, baseline, level, cost))}
+    told = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
+    reached = {level: pooled_shares(told, baseline, level, cost) for level in levels if baseline in told}
+    found = {level: shares for level, shares in reached.items() if shares}
     if not found:
         return ""
-    return table(
-        [f"{cost}, of {baseline}'s, to", *map(formats.level, found)], [*zip(arms, *found.values(), strict=True)]
-    )
+    heads = [f"{cost}, of {baseline}'s, to", *map(formats.level, found)]
+    return table(heads, [*zip(told, *found.values(), strict=True)])
+
+
+def gain_table(arms: Arms, baseline: str) -> str:
+    """Empty where the baseline gains nothing."""
+    found = {cost: shares for cost in ("tokens", "seconds") if (shares := gain_shares(arms, baseline, cost))}
+    return table(["arm", *found], [*zip(arms, *found.values(), strict=True)]) if found else ""
+
+
+def elsewhere_lines(arms: Arms, baseline: str) -> list[str]:
+    found = [f"{', '.join(some)} ({what})" for what, some in elsewhere(arms, baseline).items()]
+    return [f"Seconds of another machine or commit are left out: {'; '.join(found)}."] if found else []
 
 
 def circumstances_lines(arms: Arms) -> list[str]:
@@ -180,9 +202,16 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
     target = target_level(arms[baseline]) if baseline in arms else None
     levels = pick_levels(arms, target)
     equal = at_equal_seconds(arms, baseline)
-    ends = {arm: end_row(arm, cells, equal) for arm, cells in arms.items()}
+    timed = usable(arms, baseline, "seconds")
+    ends = {arm: end_row(arm, cells, timed[arm], equal) for arm, cells in arms.items()}
     heads = list(next(iter(ends.values())))
-    parts = [*circumstances_lines(arms), table(["arm", *heads], [[arm, *row.values()] for arm, row in ends.items()])]
+    parts = [*circumstances_lines(arms), *elsewhere_lines(arms, baseline)]
+    parts.append(table(["arm", *heads], [[arm, *row.values()] for arm, row in ends.items()]))
+    if (alike := entropy_correlation(arms)) is not None:
+        parts.append(
+            f"Over all cells accuracy at the end (mean of the last three evaluations) and entropy (of the last three "
+            f"updates) have a correlation of {alike:.2f}."
+        )
     fallen = {arm: sum(cell.get("ended_by") == "collapse" for cell in cells) for arm, cells in arms.items()}
     if any(fallen.values()):
         seeds = ", ".join(f"{arm} ({n} of {len(arms[arm])})" for arm, n in fallen.items() if n)
@@ -197,13 +226,18 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
         parts += [
             f"The highest level that {baseline} reaches is {formats.level(target)}:",
             share_table(arms, baseline, target),
+            "With one right answer fewer:",
+            share_table(arms, baseline, one_lower(target, arms[baseline][0])),
         ]
     elif baseline in arms:
         parts.append(f"{baseline} reaches no level above its start, so no share of its cost can be given.")
+    gained = gain_table(arms, baseline) if baseline in arms else ""
+    parts += [GAINED, gained] if gained else []
     pooled = [pooled_table(arms, baseline, levels, cost) for cost in ("tokens", "seconds") if baseline in arms]
     parts += [POOLED, *pooled] if any(pooled) else []
     if levels:
-        parts += [cost_table(arms, cost, levels) for cost in COSTS if any(usable(some, cost) for some in arms.values())]
+        told = {cost: usable(arms, baseline, cost) for cost in COSTS}
+        parts += [cost_table(some, cost, levels) for cost, some in told.items() if any(some.values())]
     parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))
     return "\n\n".join(part for part in parts if part)
 

@@ -4,6 +4,9 @@ One evaluation is as noisy as its problems are few, so where curves are flat a s
 largely luck. Here all evaluations of an arm are put in the order of their cost and fitted by the rising step function
 next to them (isotonic regression, by pooling adjacent violators); the level costs what the first step at or above it
 does. How sure that is: the same with seeds drawn again and each evaluation drawn again from its fit (a bootstrap).
+
+A level is one point of a curve; what a hundredth of accuracy costs by the straight line through all of it does not
+depend on one (`gain_costs`).
 """
 
 from __future__ import annotations
@@ -43,7 +46,6 @@ def crossing(costs: np.ndarray, fit: np.ndarray, level: float) -> float:
 
 def pooled_costs(cells: Sequence[Log], level: float, cost: str, seed: int = 0) -> np.ndarray:
     """[1 + DRAWS]: what the level costs, then the same in every draw of the bootstrap."""
-    cells = usable(cells, cost)
     curves = [np.array(curve(cell, cost)) for cell in cells]
     if not curves:
         return np.full(1 + DRAWS, math.nan)
@@ -70,17 +72,66 @@ def pooled_shares(arms: Arms, baseline: str, level: float, cost: str) -> list[st
     """Of each arm: what part of the baseline's cost, and the middle 80% of the draws. None where the baseline does not
     get there. Where it does not in a draw, what it spent in all stands for what it would have taken: the share is no
     larger than told."""
+    arms = usable(arms, baseline, cost)
     theirs = pooled_costs(arms[baseline], level, cost, seed=1)
     if not math.isfinite(theirs[0]):
         return []
-    spent = max(curve(cell, cost)[-1][0] for cell in usable(arms[baseline], cost))
+    spent = max(curve(cell, cost)[-1][0] for cell in arms[baseline])
     shares = []
     for cells in arms.values():
         mine = pooled_costs(cells, level, cost)
-        low, high = np.quantile(mine[1:] / np.minimum(theirs[1:], spent), [0.1, 0.9], method="nearest")
-        known = not math.isnan(mine[0])
-        shares.append(f"{_share(mine[0] / theirs[0])} ({_share(low)}–{_share(high)})" if known else formats.MISSING)
+        shares.append(_with_range(mine / np.minimum(theirs, spent), (0.1, 0.9)))
     return shares
+
+
+def line(curves: Sequence[np.ndarray]) -> tuple[float, float]:
+    """(height at no cost, slope) of the least-squares line through all points: slope = cov(cost, accuracy) / var(cost).
+
+    >>> line([np.array([[0.0, 0.25], [16.0, 0.5]]), np.array([[0.0, 0.5], [16.0, 0.75]])])
+    (0.375, 0.015625)
+    """
+    costs, values = np.concatenate(curves).T
+    off = costs - costs.mean()
+    slope = float((off * values).sum() / (off * off).sum())
+    return float(values.mean() - slope * costs.mean()), slope
+
+
+def gain_costs(cells: Sequence[Log], cost: str, seed: int = 0) -> np.ndarray:
+    """[1 + DRAWS]: what a hundredth of accuracy costs, then the same in every draw; infinite where it does not rise."""
+    curves = [np.array(curve(cell, cost)) for cell in cells]
+    if not curves:
+        return np.full(1 + DRAWS, math.nan)
+    rolls = [cell["evaluation"]["prompts"] * cell["evaluation"]["n"] for cell in cells]
+    start, slope = line(curves)
+    slopes, rng = [slope], np.random.default_rng(seed)
+    for _ in range(DRAWS):
+        drawn = [(curves[i][:, 0], rolls[i]) for i in rng.integers(len(curves), size=len(curves))]
+        expected = [np.clip(start + slope * costs, 0.0, 1.0) for costs, _ in drawn]
+        again = zip(drawn, expected, strict=True)
+        slopes.append(line([np.column_stack((costs, rng.binomial(n, p) / n)) for (costs, n), p in again])[1])
+    return np.array([0.01 / slope if slope > 0 else math.inf for slope in slopes])
+
+
+def gain_shares(arms: Arms, baseline: str, cost: str) -> list[str]:
+    """Of each arm: what part of the baseline's cost a hundredth gained takes, with the middle 95% of the draws. None
+    where the baseline gains nothing."""
+    arms = usable(arms, baseline, cost)
+    theirs = gain_costs(arms[baseline], cost, seed=1)
+    if not math.isfinite(theirs[0]):
+        return []
+    shares = []
+    for cells in arms.values():
+        mine = gain_costs(cells, cost)
+        shares.append(_with_range(mine / theirs, (0.025, 0.975)))
+    return shares
+
+
+def _with_range(shares: np.ndarray, ends: tuple[float, float]) -> str:
+    """The first, and quantiles of the rest; a draw in which neither gets there counts as never."""
+    if math.isnan(shares[0]):
+        return formats.MISSING
+    low, high = np.quantile(np.nan_to_num(shares[1:], nan=math.inf, posinf=math.inf), ends, method="nearest")
+    return f"{_share(shares[0])} ({_share(low)}–{_share(high)})"
 
 
 def _share(value: float) -> str:

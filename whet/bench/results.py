@@ -2,7 +2,8 @@
 
 Takes what `outcome.py` wrote, gives numbers and short texts; `document.py` makes tables of them. A level is reached as
 in `whet compare`: at the first of two consecutive evaluations at or above it; a seed that never gets there is counted,
-not left out. Seconds are told by cells that had the machine to themselves.
+not left out. Seconds are told by cells that had the machine to themselves, and are compared on one machine and at one
+commit alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import correlation, fmean, median
 from typing import Any
 
 from whet.intervals import Interval, wilson
@@ -79,9 +80,33 @@ def reaches(cells: Sequence[Log], level: float, cost: str) -> list[Reach]:
     return [reach(points(cell, cost), level, "tokens") for cell in cells]
 
 
-def usable(cells: Sequence[Log], cost: str) -> list[Log]:
-    """Seconds are told by cells alone on their machine."""
-    return [cell for cell in cells if cell["solo"] or cost != "seconds"]
+def place(cell: Log) -> dict[str, Any]:
+    """Where a cell ran: its hardware and its commit."""
+    return {**cell["hardware"], "commit": cell["commit"][:12]}
+
+
+def usable(arms: Arms, baseline: str, cost: str) -> Arms:
+    """The cells of each arm that tell a cost. Seconds: those alone on their machine, of the place of most of the
+    baseline's; those of another machine or commit would be compared by what these changed, and are left out."""
+    if cost != "seconds":
+        return arms
+    alone = {arm: [cell for cell in cells if cell["solo"]] for arm, cells in arms.items()}
+    places = [place(cell) for cell in alone.get(baseline) or [cell for cells in alone.values() for cell in cells]]
+    theirs = max(places, key=places.count, default=None)
+    return {arm: [cell for cell in cells if place(cell) == theirs] for arm, cells in alone.items()}
+
+
+def elsewhere(arms: Arms, baseline: str) -> dict[str, list[str]]:
+    """Of the cells that ran alone, but not where those that tell seconds did: what differs -> arms."""
+    told = usable(arms, baseline, "seconds")
+    here = next((place(cell) for cells in told.values() for cell in cells), {})
+    found: dict[str, list[str]] = {}
+    for arm, cells in arms.items():
+        for cell in cells:
+            other = ", ".join(f"{key} {value}" for key, value in place(cell).items() if here.get(key) != value)
+            if cell["solo"] and cell not in told[arm] and arm not in found.setdefault(other, []):
+                found[other].append(arm)
+    return found
 
 
 def target_level(cells: Sequence[Log]) -> float | None:
@@ -93,6 +118,16 @@ def target_level(cells: Sequence[Log]) -> float | None:
         if level > start and median_reach(reaches(cells, level, "tokens")).known:
             return level
     return None
+
+
+def one_lower(level: float, cell: Log) -> float:
+    """A level that one right answer fewer reaches, half an answer below it, so that rounding decides nothing.
+
+    >>> round(one_lower(0.05, {"evaluation": {"prompts": 1319, "n": 1}}) * 1319, 9)  # 66 right answers are 0.05
+    64.5
+    """
+    size = cell["evaluation"]["prompts"] * cell["evaluation"]["n"]
+    return (math.ceil(level * size) - 1.5) / size
 
 
 def pick_levels(arms: Arms, target: float | None) -> list[float]:
@@ -166,7 +201,7 @@ class Equal:
 
 def at_equal_seconds(arms: Arms, baseline: str) -> Equal | None:
     """Between evaluations in proportion; who ended earlier keeps what it had. None without cells that ran alone."""
-    alone = {arm: usable(cells, "seconds") for arm, cells in arms.items() if usable(cells, "seconds")}
+    alone = {arm: cells for arm, cells in usable(arms, baseline, "seconds").items() if cells}
     if baseline not in alone:
         return None
     seconds = min(points(cell, "seconds")[-1].tokens for cell in alone[baseline])
@@ -179,10 +214,10 @@ def start_accuracy(arms: Arms) -> float:
     return median(points(cell, "tokens")[0].accuracy for cells in arms.values() for cell in cells)
 
 
-def end_row(arm: str, cells: Sequence[Log], equal: Equal | None) -> dict[str, str]:
+def end_row(arm: str, cells: Sequence[Log], alone: Sequence[Log], equal: Equal | None) -> dict[str, str]:
+    """`alone`: those of the cells that tell seconds."""
     accuracy = median(map(end, cells))
     low, high = wilson(accuracy, cells[0]["evaluation"]["prompts"])
-    alone = usable(cells, "seconds")
     least = "≥" if any(cell["distinct_is_least"] for cell in cells) else ""
     row = {
         "seeds": f"{len(cells)}" + (" (few)" if len(cells) < ENOUGH else ""),
@@ -200,9 +235,23 @@ def end_row(arm: str, cells: Sequence[Log], equal: Equal | None) -> dict[str, st
     for name in dict.fromkeys(name for cell in cells for name in cell.get("also", {})):
         row[name] = _first_and_last(cells, name)
     if equal is not None:
-        value = equal.accuracy.get(arm)
-        row[f"at {formats.duration(equal.seconds)}"] = f"{formats.accuracy(value)}, {equal.verdict(arm)}"
+        text = f"{formats.accuracy(equal.accuracy[arm])}, {equal.verdict(arm)}" if alone else formats.MISSING
+        row[f"at {formats.duration(equal.seconds)}"] = text
     return row
+
+
+def entropy_correlation(arms: Arms) -> float | None:
+    """Pearson's, over all cells: how far a higher accuracy goes with nothing but surer draws. None for few cells."""
+    pairs = [
+        (drifted[1], fmean(point.accuracy for point in points(cell, "tokens")[-3:]))
+        for cells in arms.values()
+        for cell in cells
+        if (drifted := drift(cell, "entropy")) is not None
+    ]
+    sides = [*zip(*pairs, strict=True)]
+    if len(pairs) < ENOUGH or any(len(set(side)) < 2 for side in sides):
+        return None
+    return correlation(*sides)
 
 
 def _first_and_last(cells: Sequence[Log], name: str) -> str:
