@@ -152,9 +152,10 @@ class Speed(Gate):
         """Survivors wanted beyond the batch. Under barrier only beside a continuation, with which they share a call."""
         barrier = clock.free is None
         alone = barrier and self._certain == self.book.ready
-        if alone or (self.max_age == 0 and (self.use_screening or not barrier)):
+        if alone or clock.cut or (self.max_age == 0 and not barrier):
             return 0
-        return int(self.look_ahead * clock.groups)
+        reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
+        return int(reach * clock.groups)
 
     def _room(self, clock: Clock, taken: int) -> int:
         want = min(self.groups_to_ask(clock), self._budget(clock))
