@@ -33,8 +33,8 @@ class Hearing:
     ones are not, so none of it may count.
     """
 
-    def __init__(self) -> None:
-        self.rollouts: list[Rollout] = []
+    def __init__(self, rollouts: Sequence[Rollout] = ()) -> None:
+        self.rollouts = list(rollouts)
 
     def emitted(self, clock: Clock) -> None:
         """A batch is there. What comes after its group was let go says nothing."""

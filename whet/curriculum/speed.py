@@ -97,7 +97,7 @@ class Speed(Gate):
     def continuations(self, clock: Clock) -> list[Request]:
         due = groups = self._due(clock)
         if clock.free is not None:
-            idle = self.book.open == self.book.waits
+            idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
         fresh = not self.use_screening
