@@ -271,7 +271,7 @@ class Curriculum(Section):
     max_age: int = Field(0, ge=0)
     """Versions a trained token may lag behind; 0 is strictly on-policy."""
     look_ahead: float = Field(1.0, ge=0)
-    """Groups asked beyond the batch, as a share of it: under stream, and by speed in screening ahead."""
+    """Groups asked beyond the batch, as a share of it, up to max_age: under stream, and by speed in screening ahead."""
     starvation: Literal["raise", "relax", "partial"] = "raise"
     """When no batch can be filled: stop, train on groups without signal, or on fewer groups."""
     patience: int = Field(20, ge=1)
