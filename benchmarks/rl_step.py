@@ -45,7 +45,7 @@ from whet.bench.circumstances import circumstances
 from whet.bench.shapes import shape_model
 from whet.bench.stand import covered
 from whet.check import check
-from whet.metrics import Stopwatch
+from whet.metrics import Stopwatch, rollout_metrics
 from whet.model.storage import share_storage
 from whet.model.tiny import char_tokenizer
 from whet.parts import Parts, build_parts
@@ -274,7 +274,7 @@ def stage3_step(parts: Parts) -> dict[str, Any]:
     batch, seen = loop.gather(parts, watch)
     generating = used_gib(cuda)
     report = loop.learn(parts, batch, watch)
-    metrics = loop.step_metrics(parts, batch, seen, report, watch) | watch.metrics()
+    metrics = rollout_metrics(seen) | loop.step_metrics(parts, batch, seen, report, watch) | watch.metrics()
     row: dict[str, Any] = {"limit": batch.groups[0].rollouts[0].sampling.max_tokens, "rollouts": len(seen)}
     row |= split_of(metrics)
     row["longest_trained"] = max(r.length for group in batch.groups for r in group.rollouts)

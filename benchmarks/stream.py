@@ -4,12 +4,12 @@
     python benchmarks/stream.py --train --seeds 0 1 --out benchmarks/results
 
 Responses end at lengths drawn beforehand (log-normal, half of the variance the prompt's, half the rollout's own), so
-that every arm does the same work; the model's weights are random and its tokens mean nothing. Curriculum, engine and
-weight updates are the real ones; verdicts cost no time and the learner does nothing but count, so what is measured is
-generation alone. With --learner it trains on every group, and its seconds are part of the makespan (stream_learner.json
-instead of stream.json). Every arm trains the same groups in the same order, which is checked. An arm's makespan ends
-with the last update; what stream has begun beyond it by then is given as `tokens_beyond`. Arms take turns, `repeats`
-times, and the median counts. The file is written after each arm.
+that every arm does the same work, but for what an update cuts, which is drawn anew; the model's weights are random and
+its tokens mean nothing. Curriculum, engine and weight updates are the real ones; verdicts cost no time and the learner
+does nothing but count, so what is measured is generation alone. With --learner it trains on every group, and its
+seconds are part of the makespan (stream_learner.json instead of stream.json). Every arm trains the same groups in the
+same order, which is checked. An arm's makespan ends with the last update; what stream has begun beyond it by then is
+given as `tokens_beyond`. Arms take turns, `repeats` times, and the median counts. The file is written after each arm.
 
 With --train (`stream_train.py`) a real model is trained, learner, judges and all, with accuracy curves: stream_train_
 and the device, .json. Its base is kept in --runs.
@@ -59,9 +59,10 @@ class Work:
     cap: int
     prompt: int
 
-    def length(self, prompt_id: str, index: int) -> int:
+    def length(self, prompt_id: str, group_id: int, index: int) -> int:
+        """A prompt that is asked again is a new group, whose rollouts have lengths of their own, as with a model."""
         mine = np.random.default_rng([7, int(prompt_id)]).normal()
-        own = np.random.default_rng([7, int(prompt_id), index + 1]).normal()
+        own = np.random.default_rng([7, group_id, index + 1]).normal()
         return int(np.clip(self.median * math.exp(self.sigma * (mine + own) / math.sqrt(2)), 1, self.cap))
 
     def ids(self, prompt_id: str) -> list[int]:
@@ -91,7 +92,7 @@ ARMS = [
     Arm("barrier", "barrier"),
     Arm("stream, keep, 1 ahead", "stream", "keep", 1),
     Arm("stream, recompute, 1 ahead", "stream", "recompute", 1),
-    Arm("stream, cut, 1 ahead", "stream", "cut", 1),
+    Arm("stream, cut", "stream", "cut"),
     Arm("stream, keep, 2 ahead", "stream", "keep", 2),
     Arm("stream, keep, 3 ahead", "stream", "keep", 3),
 ]
@@ -102,6 +103,7 @@ class Trainer:
 
     def __init__(self, model: PreTrainedModel, work: Work, arm: Arm, learner: Learner | None = None) -> None:
         self.work, self.learner = work, learner
+        self.cut = arm.mode == "stream" and arm.on_update == "cut"
         self.learner_s = 0.0
         self.engine = LocalEngine(
             model,
@@ -161,7 +163,7 @@ class Trainer:
     def gather(self) -> Batch:
         while (batch := self.curriculum.emit(self.clock)) is None:
             for request in (asked := self.curriculum.plan(self.clock)):
-                self.asked += [self.work.length(request.prompt_id, k) for k in _indices(request)]
+                self.asked += [self.work.length(request.prompt_id, request.group_id, k) for k in _indices(request)]
             self.engine.submit([self._sized(k, request) for request in asked for k in _indices(request)])
             done = self.engine.collect()
             self.done += done
@@ -177,11 +179,13 @@ class Trainer:
             free=self.engine.free,
             tokens=0,
             progress=self.version / self.work.updates,
+            cut=self.cut,
         )
 
     def _sized(self, index: int, request: Request) -> Request:
         """One rollout of it, which ends at its own length; siblings are still prefilled once."""
-        sampling = replace(request.sampling, max_tokens=self.work.length(request.prompt_id, index))
+        length = self.work.length(request.prompt_id, request.group_id, index)
+        sampling = replace(request.sampling, max_tokens=length)
         return replace(request, first_index=index, n=1, sampling=sampling)
 
 
@@ -215,7 +219,7 @@ def measure(
     seconds = trainer.run()
     stats = trainer.engine.stats()
     trained = [r for batch in trainer.trained for g in batch.groups for r in g.rollouts]
-    cut = [work.length(r.prompt_id, r.index) for r in trainer.done if r.finish == "cut"]
+    cut = [work.length(r.prompt_id, r.group_id, r.index) for r in trainer.done if r.finish == "cut"]
     ages = np.concatenate(trainer.ages)
     tokens, steps = stats["rollout/tokens"], stats["rollout/steps"]
     figures = {

@@ -62,6 +62,13 @@ def test_tokens_may_not_outlive_an_update_on_policy() -> None:
         load_config(sets=["rollout.mode=stream", "rollout.on_update=keep"])
 
 
+@pytest.mark.parametrize(("max_age", "given", "becomes"), [(0, "", "cut"), (1, "", "keep"), (2, "cut", "cut")])
+def test_rollouts_outlive_an_update_where_they_may_train(max_age: int, given: str, becomes: str) -> None:
+    sets = [f'rollout.on_update="{given}"'] if given else []
+    settings = load_config(sets=["rollout.mode=stream", f"curriculum.max_age={max_age}", *sets])
+    assert (settings.rollout.on_update, settings.on_update) == (given, becomes)
+
+
 def test_bad_recipe_files(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match="There is no recipe"):
         load_config(tmp_path / "no.toml")

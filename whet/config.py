@@ -159,8 +159,9 @@ class Rollout(Section):
     """Tokens of a response at most."""
     temperature: float = Field(1.0, gt=0)
     stop_strings: tuple[str, ...] = ()
-    on_update: Literal["cut", "recompute", "keep"] = "cut"
-    """What becomes of running rollouts at a weight update (stream)."""
+    on_update: Literal["", "cut", "recompute", "keep"] = ""
+    """What becomes of running rollouts at a weight update (stream); empty keeps them where curriculum.max_age allows
+    it, and else cuts them."""
     ordered: bool = True
     """Wait for the judges in engine order, so that a stream run repeats exactly; false never waits."""
 
@@ -271,7 +272,7 @@ class Curriculum(Section):
     max_age: int = Field(0, ge=0)
     """Versions a trained token may lag behind; 0 is strictly on-policy."""
     look_ahead: float = Field(1.0, ge=0)
-    """Groups asked beyond the batch, as a share of it: under stream, and by speed in screening ahead."""
+    """Groups asked beyond the batch, as a share of it, up to max_age: under stream, and by speed in screening ahead."""
     starvation: Literal["raise", "relax", "partial"] = "raise"
     """When no batch can be filled: stop, train on groups without signal, or on fewer groups."""
     patience: int = Field(20, ge=1)
@@ -383,6 +384,16 @@ class Config(Section):
     def _one_table_is_a_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, Mapping) else value
 
+    @property
+    def on_update(self) -> Literal["cut", "recompute", "keep"]:
+        """What becomes of running rollouts at an update, as the recipe says or else by what may train."""
+        return self.rollout.on_update or ("keep" if self.curriculum.max_age > 0 else "cut")
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether rollouts go on over an update with what the cache holds of them."""
+        return self.rollout.mode == "stream" and self.on_update == "keep"
+
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
         context, limits = self.rollout.context, {"rollout.max_tokens": self.rollout.max_tokens}
@@ -393,7 +404,7 @@ class Config(Section):
                 raise ValueError(f"{key} = {limit} leaves no room for a prompt in rollout.context = {context}")
         if len({e.name for e in self.eval}) < len(self.eval):
             raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
-        if self.rollout.mode == "stream" and self.rollout.on_update != "cut" and self.curriculum.max_age == 0:
+        if self.rollout.mode == "stream" and self.on_update != "cut" and self.curriculum.max_age == 0:
             raise ValueError(
                 f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
                 "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"

@@ -14,6 +14,7 @@ from typing import Protocol
 from whet.advice import Advice
 from whet.collapse import Guard
 from whet.config import HELD_OUT
+from whet.curriculum.progress import Hearing
 from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
 from whet.metrics import Stopwatch, gpu_idle, group_metrics, rollout_metrics
@@ -50,9 +51,12 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
         save(run, parts, metrics, watch)
     while not parts.done and not run.stopping:
         batch, seen = next_batch(run, parts, watch)
+        hearing = Hearing(seen)
+        hearing.emitted(parts.clock())
         report = learn(parts, batch, watch)
+        counted = hearing.updated(parts.clock(), parts.curriculum.holds())
         drafted = train_drafter(parts, seen, watch, watcher.message)
-        metrics = step_metrics(parts, batch, seen, report, watch) | drafted
+        metrics = rollout_metrics(counted) | step_metrics(parts, batch, seen, report, watch) | drafted
         with watch.timing("save"):
             run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
         metrics |= evaluate_due(run, parts, watch)
@@ -167,7 +171,6 @@ def step_metrics(
     generate_s = watch.seconds.get("generate", 0.0)
     tokens = sum(r.length for r in seen)
     return {
-        **rollout_metrics(seen),
         **group_metrics(batch.groups),
         **parts.curriculum.metrics(),
         **engine,

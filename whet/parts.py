@@ -140,6 +140,7 @@ class Parts(Actor):
             free=self.engine.free,
             tokens=self.tally.tokens_generated,
             progress=self.progress,
+            cut=self.config.rollout.mode == "stream" and self.config.on_update == "cut",
         )
 
 
@@ -206,7 +207,7 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
 def refuse_unmet(parts: Parts) -> None:
     """What the recipe needs, the engine and the learner must be able to give."""
     rollout, name = parts.config.rollout, parts.config.curriculum.name
-    wanted = {"stream", rollout.on_update} if rollout.mode == "stream" else set()
+    wanted = {"stream", parts.config.on_update} if rollout.mode == "stream" else set()
     if missing := frozenset(wanted) - parts.engine.can:
         raise WhetError(f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for.")
     if missing := parts.curriculum.needs - parts.learner.can_signal:
@@ -236,7 +237,7 @@ def build_engine(
         page=rollout.page,
         pages=room.pages if room else rollout.pages,
         mode=rollout.mode,
-        on_update=rollout.on_update,
+        on_update=settings.on_update,
         graphs=graphs,
         releasable=room is not None and room.release,
         speculation=build_speculation(

@@ -214,6 +214,9 @@ class Clock:
     """Tokens generated so far."""
     progress: float
     """0..1 of the run."""
+    cut: bool = False
+    """At an update the engine ends what runs. It would end the long ones, so nothing that was begun before the update
+    may train or count after it: finished or not, it is let go and asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

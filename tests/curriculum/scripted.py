@@ -17,9 +17,9 @@ SAMPLING = Sampling(max_tokens=32, stop_ids=(1,))
 LETTERS = {"r": "right", "w": "wrong", "u": "unjudged"}
 
 
-def at(step: int = 0, groups: int = 2, free: int | None = None, version: int | None = None) -> Clock:
+def at(step: int = 0, groups: int = 2, free: int | None = None, version: int | None = None, cut: bool = False) -> Clock:
     version = step if version is None else version
-    return Clock(step=step, version=version, groups=groups, free=free, tokens=0, progress=0.0)
+    return Clock(step=step, version=version, groups=groups, free=free, tokens=0, progress=0.0, cut=cut)
 
 
 def rollout(

@@ -61,6 +61,11 @@ def test_nothing_is_asked_ahead_that_would_be_too_old_to_train() -> None:
     assert len(gate.plan(at(free=100))) == 2
 
 
+def test_no_more_is_asked_ahead_than_may_train() -> None:
+    gate = uniform("ABCDEFGHIJ", max_age=1, look_ahead=4.0)
+    assert len(gate.plan(at(free=100))) == 4  # two for this update and two for the next; more would be too old
+
+
 def test_a_group_larger_than_the_engine_is_asked_alone() -> None:
     gate = uniform(n=8, max_age=1)
     (request,) = gate.plan(at(free=3))
@@ -303,6 +308,41 @@ def test_a_cut_continuation_gives_the_whole_group_back() -> None:
         ("E", "screen", 5, 0),
     ]
     assert metric(gate, "tokens_dropped") == 20 + 20 + 3 + 10
+
+
+def test_where_an_update_cuts_nothing_that_was_begun_before_it_is_kept() -> None:
+    """C was finished when D was not: keeping it would prefer what is short."""
+    gate, now = dapo("ABCDE", max_age=1), at(free=100, cut=True)
+    assert gate.emit(now) is None
+    a, b, c, d = gate.plan(now)  # two are wanted, every second is expected to be admitted
+    gate.observe([*answers(c, "rw"), *answers(a, "rw"), *answers(b, "rw")])
+    assert trained(gate.emit(now)) == ["A", "B"] and gate.holds() == {2, 3}
+    assert gate.emit(at(step=1, free=100, cut=True)) is None and gate.holds() == set()
+    gate.observe([cut(d, 0), cut(d, 1)])
+    assert [(r.prompt_id, r.group_id) for r in gate.plan(at(step=1, free=100, cut=True))[:2]] == [("C", 4), ("D", 5)]
+    assert (metric(gate, "cut"), metric(gate, "expired"), metric(gate, "reasked")) == (2, 0, 2)
+    assert metric(gate, "tokens_dropped") == 20 + 3 + 3
+
+
+def test_where_an_update_cuts_a_group_counts_once_the_batch_cannot_do_without_it() -> None:
+    """The verdict on C, and what the source hears of it, wait until A or B is rejected: an update could still cut D."""
+    heard: list[str] = []
+
+    class Listening(Listed):
+        def observe(self, rollouts: Any) -> None:
+            heard.extend(r.prompt_id for r in rollouts)
+
+    gate, now = Dapo(Listening("ABCDE"), sampling=SAMPLING, rollouts=2), at(free=100, cut=True)
+    assert gate.emit(now) is None
+    a, b, c, _ = gate.plan(now)
+    gate.observe([*answers(c, "ww"), *answers(b, "rw")])
+    assert heard == ["B", "B"] and metric(gate, "rejected_hard") == 0
+    copy = Dapo(Listening("ABCDE"), sampling=SAMPLING, rollouts=2)
+    copy.load_state_dict(json.loads(json.dumps(gate.state_dict())))
+    gate.observe(answers(a, "rr"))
+    assert heard == [*"BBAACC"] and (metric(gate, "rejected_easy"), metric(gate, "rejected_hard")) == (1, 1)
+    copy.observe(answers(a, "rr"))
+    assert heard == [*"BBAACCAACC"] and copy.metrics() == gate.metrics()
 
 
 # State

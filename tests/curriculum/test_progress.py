@@ -4,9 +4,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from scripted import SAMPLING, rollout
+from scripted import SAMPLING, at, rollout
 
-from whet.curriculum.progress import Progress, smoothed
+from whet.curriculum.progress import Hearing, Progress, smoothed
 from whet.types import Request
 
 ONE = Request(prompt_id="A", group_id=0, n=8, sampling=SAMPLING)
@@ -35,6 +35,16 @@ def test_what_counts_as_truncated_and_as_reward() -> None:
     assert (progress.truncated, progress.reward) == (0.25, 0.5)
     progress.update()  # nothing came
     assert (progress.truncated, progress.reward) == (0.25, 0.5)
+
+
+def test_where_an_update_cuts_what_is_not_decided_does_not_count() -> None:
+    """Group 0 was let go at the last update, 1 is decided, 2 is left over: its long rollouts were cut, this one not."""
+    came = [replace(rollout(ONE, 0, "r", version=version), group_id=g) for g, version in ((0, 0), (1, 1), (2, 1))]
+    for cut, counts in ((True, [1]), (False, [0, 1, 2])):
+        hearing = Hearing(came)
+        hearing.emitted(at(step=1, cut=cut))
+        assert [r.group_id for r in hearing.updated(at(step=2, cut=cut), held={2})] == counts
+        assert hearing.rollouts == []
 
 
 def test_stalled_once_the_gain_over_so_many_updates_is_small() -> None:

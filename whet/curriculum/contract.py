@@ -27,7 +27,7 @@ from whet.curriculum.base import Curriculum
 from whet.curriculum.ledger import Ledger, require
 from whet.curriculum.simulator import Simulator, World
 from whet.errors import Starved
-from whet.types import Batch, Clock, Report
+from whet.types import Batch, Clock, Report, Request, Rollout
 
 Make = Callable[[Sequence[str], int], Curriculum]
 
@@ -42,6 +42,13 @@ WORLDS = (
     World(groups=1, prompts=5, updates=16, slots=30, seed=7),
     World(slots=64, order="shortest", seed=8),
 )
+
+LONG_RUN = World(prompts=96, pass_rates=(), skew=3, groups=8, updates=60, order="shortest")
+"""Lengths depend on nothing but the draw. Every group has both verdicts, so that hardly one is dropped for them: what
+trains is then nearly all that was asked, and the mean of either has the same noise."""
+
+ENGINES = {"barrier": (None, 0.0), "stream, keep or recompute": (64, 0.0), "stream, cut": (64, 1.0)}
+"""Slots, and the share of what runs that an update cuts."""
 
 
 def check_contract(
@@ -66,6 +73,7 @@ def check_contract(
     expected["parts"] = parts
     check_starvation(make, **expected)
     check_cost(make, **expected)
+    check_lengths(make)
     batches = [check_world(make, world, **expected) for world in worlds]
     require(5, sum(batches) > 0, "not one batch came of all the simulated runs")
 
@@ -109,6 +117,38 @@ def check_cost(make: Make, few: int = 500, many: int = 16_000, **expected: Any) 
         steps[1] <= 3 * steps[0],
         f"an update takes {steps[0]:.0f} steps of the interpreter over {few} prompts, {steps[1]:.0f} over {many}",
     )
+
+
+def check_lengths(make: Make, world: World = LONG_RUN) -> None:
+    """Line 8: what trains is as long as what the policy writes, to 1%, whatever becomes of rollouts at an update.
+
+    The policy's mean is taken over all that was asked, cut or not, since each is drawn when it is asked for. Where a
+    run is further off, which may be chance, one of four times the length decides.
+    """
+    for name, (slots, cut) in ENGINES.items():
+        for updates in (world.updates, 4 * world.updates):
+            trained, policy = measure_lengths(make, replace(world, slots=slots, cut=cut, updates=updates))
+            if abs(off := trained / policy - 1) <= 0.01:
+                break
+        length = f"{trained:.4f} of the limit instead of the policy's {policy:.4f}"
+        require(8, abs(off) <= 0.01, f"{name}: the mean length of trained responses is {length}")
+
+
+def measure_lengths(make: Make, world: World) -> tuple[float, float]:
+    """Mean length, as a share of the limit, of what was trained, and of all that was asked, had none of it been cut.
+
+    What is held at the end is left out: its turn has not come.
+    """
+    simulator = Simulator(world, sealed=False)
+    player = Player(make, world, 0.0, simulator, Unwritten(world.ids), None)
+    trained: list[float] = []
+    for step in range(world.updates):
+        player.gather(step, most=sys.maxsize)
+        trained += [r.length / r.sampling.max_tokens for group in player.batch.groups for r in group.rollouts]
+        player.update(step + 1)
+    held = player.curriculum.holds()
+    written = [share for group_id, shares in simulator.written.items() if group_id not in held for share in shares]
+    return sum(trained) / len(trained), sum(written) / len(written)
 
 
 def measure_update(make: Make, prompts: int = 1_000_000, groups: int = 16, updates: int = 5, **expected: Any) -> float:
@@ -234,6 +274,7 @@ class Player:
             free=self.simulator.free,
             tokens=self.simulator.tokens,
             progress=step / self.world.updates,
+            cut=self.world.cut == 1,
         )
 
     def take_cost(self) -> float:
@@ -241,6 +282,20 @@ class Player:
             return 0.0
         cost, self.meter.total = self.meter.total, 0.0
         return cost
+
+
+class Unwritten(Ledger):
+    """For long runs: the other lines are checked in short ones, and a ledger looks at every group at every call."""
+
+    def planned(self, requests: Sequence[Request], clock: Clock) -> None: ...
+
+    def observed(self, rollouts: Sequence[Rollout], curriculum: Curriculum) -> None: ...
+
+    def before_emit(self, curriculum: Curriculum) -> None: ...
+
+    def emitted(self, batch: Batch | None, clock: Clock, curriculum: Curriculum) -> None: ...
+
+    def updated(self, curriculum: Curriculum) -> None: ...
 
 
 class Meter(AbstractContextManager[None]):

@@ -114,8 +114,8 @@ class Cures(Gate):
         """Draws what the batch lacks, under stream what the window lacks, once nothing is left to probe."""
         if self.probing:
             return
-        ahead = int(self.look_ahead * clock.groups) if clock.free is not None and self.max_age > 0 else 0
-        want = min(clock.groups + ahead - len(self.book), self._budget(clock)) - len(self.returned) - len(self.drawn)
+        lacking = clock.groups + self._ahead(clock) - len(self.book)
+        want = min(lacking, self._budget(clock)) - len(self.returned) - len(self.drawn)
         ids = self.source.pick(want, clock) if want > 0 else []
         self.drawn += [Seat(prompt_id, n) for prompt_id, n in zip(ids, self.sizes(ids), strict=True)] if ids else []
         self.dry = want > 0 and not ids and self.book.open == 0 and not self.returned and not self.drawn

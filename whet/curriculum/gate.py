@@ -3,6 +3,11 @@
 It asks the source for prompts, keeps the book of groups, and emits a batch once enough of them were admitted.
 A subclass overrides `admit`, and where it must `groups_to_ask`, `sizes` and `continuations`. Ages, cuts,
 look-ahead, starvation, counters and state are the same for all and live here.
+
+No response is left out or drawn again because it was long. Where rollouts run on over an update, every group is
+decided in the end, and its age follows from when it was asked. Where an update cuts what runs (`Clock.cut`), the long
+ones would be cut and the short ones stay: so nothing is asked ahead, only the first groups in line, which the batch
+cannot do without, are decided and heard of by the source, and whatever is left at the update is let go.
 """
 
 from __future__ import annotations
@@ -50,7 +55,9 @@ class Gate(ABC):
         self.patience = patience
         self.book = GroupBook()
         self.counts = Counts()
-        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of who must be asked again, in ask order
+        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be asked again, in ask order
+        self.version = 0  # of the last emit
+        self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
         self.ages: list[int] = []  # of the groups of the last batch
         self.dry = False  # the source had nothing more, and nothing is open
 
@@ -94,11 +101,15 @@ class Gate(ABC):
             elif rollout.finish == "cut":
                 self.counts.add("tokens_dropped", rollout.length)
                 self._give_back(self.book.remove(rollout.group_id), "cut")
-            elif (visit := self.book.add(rollout)) is not None:
+            elif (visit := self.book.add(rollout)) is not None and self.inside is None:
                 self._decide(visit)
-        self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
+        if self.inside is None:
+            self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
+        else:
+            self._settle()
 
     def emit(self, clock: Clock) -> Batch | None:
+        self.settle(clock)
         for visit in self.book.expire(clock.version - self.max_age):
             self._give_back(visit, "expired")
         if self.book.ready >= clock.groups:
@@ -132,6 +143,7 @@ class Gate(ABC):
             "returned": [list(pair) for pair in self.returned],
             "ages": list(self.ages),
             "dry": self.dry,
+            "line": [self.version, self.inside],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -141,22 +153,58 @@ class Gate(ABC):
         self.returned = [(place, prompt_id) for place, prompt_id in state["returned"]]
         self.ages = list(state["ages"])
         self.dry = state["dry"]
+        self.version, self.inside = state.get("line", (0, None))
+
+    # In line, where an update cuts what runs
+
+    def settle(self, clock: Clock) -> bool:
+        """Before an emit: lets go what an update has outlived, and decides what the batch cannot do without. True if
+        there was something to decide."""
+        if clock.cut and clock.version > self.version:
+            for visit in list(self.book.in_line()):
+                why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
+                self._give_back(self.book.remove(visit.group_id), why)
+        self.version = clock.version
+        self.inside = clock.groups if clock.cut else None
+        return self._settle()
+
+    def _settle(self) -> bool:
+        """The batch needs each of the first groups, or the verdict that it does not: none of them can be cut."""
+        before, any_decided = 0, False
+        for visit in list(self.book.in_line()) if self.inside else ():
+            if before == self.inside:
+                break
+            if visit.complete and visit.settled < visit.asked:
+                new = [rollout for index, rollout in sorted(visit.came.items()) if index >= visit.settled]
+                visit.settled, any_decided = visit.asked, True
+                self.source.observe([rollout for rollout in new if rollout.judged])
+                self._decide(visit)
+            before += visit.group_id in self.book
+        return any_decided
 
     # Asking
+
+    def _ahead(self, clock: Clock) -> int:
+        """Groups to ask beyond the batch under stream: no more than can train before they are too old."""
+        if clock.free is None or clock.cut:
+            return 0
+        return int(min(self.look_ahead, self.max_age) * clock.groups)
 
     def _room(self, clock: Clock, taken: int) -> int:
         """New groups to ask for now: what is wanted, within window, free capacity and patience.
 
-        Under stream the look-ahead window is filled, unless max_age is 0: what is asked beyond the batch
-        would then be too old for the next one, whatever comes of it.
+        Under stream the look-ahead window is filled. Where there is none, as with max_age = 0, what the batch lacks is
+        asked, which may be more than it has groups if some will be dropped; `look_ahead` bounds that, too.
         """
         want = self.groups_to_ask(clock)
         if clock.free is not None:
+            if ahead := self._ahead(clock):
+                want = clock.groups + ahead - len(self.book)
             window = clock.groups + int(self.look_ahead * clock.groups) - len(self.book)
             fits = max(0, clock.free - taken) // self.rollouts
             if self.book.open == 0:
                 fits = max(fits, 1)  # a group may be larger than the engine: it queues
-            want = min(window if self.max_age > 0 else want, window, fits)
+            want = min(want, window, fits)
         return max(0, min(want, self._budget(clock)))
 
     def _budget(self, clock: Clock) -> int:
@@ -237,6 +285,7 @@ class Gate(ABC):
         self.counts.batch()
         self.ages = [clock.version - group.oldest_version for group in groups]
         self.dry = False
+        self.inside = 0 if clock.cut else None  # what is left is for nobody to look at: the update lets it go
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:

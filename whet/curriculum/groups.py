@@ -29,6 +29,8 @@ class Visit:
     came: dict[int, Rollout] = field(default_factory=dict)
     untrained: int = 0
     """So many rollouts, the first ones, only helped to decide (a screening that is a gate alone)."""
+    settled: int = 0
+    """So many rollouts, the first ones, were decided on (`Gate.settle`)."""
 
     @property
     def complete(self) -> bool:
@@ -116,6 +118,9 @@ class GroupBook:
         assert rollout.index not in visit.came, f"rollout {rollout.key} was delivered twice"
         visit.came[rollout.index] = rollout
         return visit if visit.complete else None
+
+    def is_ready(self, group_id: int) -> bool:
+        return group_id in self._ready
 
     def wait(self, group_id: int) -> None:
         """Complete, but more will be asked: open still."""
@@ -218,6 +223,7 @@ def _visit_to_json(visit: Visit) -> dict[str, Any]:
         "asked": visit.asked,
         "came": [rollout_to_json(rollout) for rollout in visit.came.values()],
         "untrained": visit.untrained,
+        "settled": visit.settled,
     }
 
 
@@ -226,6 +232,12 @@ def _visits_from_json(rows: Sequence[Mapping[str, Any]]) -> dict[int, Visit]:
     for row in rows:
         came = {rollout.index: rollout for rollout in map(rollout_from_json, row["came"])}
         visits[row["group_id"]] = Visit(
-            row["prompt_id"], row["group_id"], row["place"], row["asked"], came, row.get("untrained", 0)
+            row["prompt_id"],
+            row["group_id"],
+            row["place"],
+            row["asked"],
+            came,
+            row.get("untrained", 0),
+            row.get("settled", 0),
         )
     return visits

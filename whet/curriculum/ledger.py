@@ -23,6 +23,7 @@ LINES = {
     5: "starvation is a policy, never an endless loop, never silent",
     6: "the cost of an update does not grow with the number of prompts",
     7: "no traces",
+    8: "no response is left out or drawn again because it was long",
 }
 
 

@@ -6,10 +6,10 @@ come; `update` once an optimiser step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from whet.types import Rollout
+from whet.types import Clock, Rollout, rollout_from_json, rollout_to_json
 
 SPAN = 20
 """Updates an average reaches back."""
@@ -25,6 +25,32 @@ def smoothed(before: float | None, value: float, span: int = SPAN) -> float:
     (0.4, 0.42)
     """
     return value if before is None else before + 2.0 / (span + 1) * (value - before)
+
+
+class Hearing:
+    """Rollouts since the last update, which count at the next one: all of them or, where an update cuts what runs
+    (`Clock.cut`), those of groups that were decided. Of what is left over, the short ones are finished and the long
+    ones are not, so none of it may count.
+    """
+
+    def __init__(self, rollouts: Sequence[Rollout] = ()) -> None:
+        self.rollouts = list(rollouts)
+
+    def emitted(self, clock: Clock) -> None:
+        """A batch is there. What comes after its group was let go says nothing."""
+        if clock.cut:
+            self.rollouts = [rollout for rollout in self.rollouts if rollout.first_version >= clock.version]
+
+    def updated(self, clock: Clock, held: Collection[int]) -> list[Rollout]:
+        """What counts; `held`: groups that are not decided."""
+        heard, self.rollouts = self.rollouts, []
+        return [rollout for rollout in heard if not (clock.cut and rollout.group_id in held)]
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [rollout_to_json(rollout) for rollout in self.rollouts]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        self.rollouts = [rollout_from_json(row) for row in state]
 
 
 class Progress:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from whet.curriculum.base import Curriculum
-from whet.curriculum.progress import Progress
+from whet.curriculum.progress import Hearing, Progress
 from whet.types import Batch, Clock, Report, Request, Rollout
 
 
@@ -40,6 +40,7 @@ class Reset:
         self.inner, self.needs = inner, inner.needs
         self.every, self.plateau, self.optimizer = every, plateau, optimizer
         self.progress = Progress(keep=plateau)
+        self.hearing = Hearing()
         self.since = self.resets = 0
         self.due = False
         self.subset, self.turn = subset, 0  # of the last batch
@@ -48,11 +49,13 @@ class Reset:
         return self.inner.plan(clock)
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        self.progress.observe(rollouts)
+        self.hearing.rollouts += rollouts
         self.inner.observe(rollouts)
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)
+        if batch is not None:
+            self.hearing.emitted(clock)
         if batch is not None and self.subset is not None:
             self.due, self.turn = self.due or self.subset.turn > self.turn, max(self.subset.turn, 0)
         if batch is None or not self.due:
@@ -63,6 +66,7 @@ class Reset:
 
     def updated(self, clock: Clock, report: Report) -> None:
         self.inner.updated(clock, report)
+        self.progress.observe(self.hearing.updated(clock, self.inner.holds()))
         self.progress.update()
         self.since += 1
         if 0 < self.every <= self.since or self.progress.stalled(self.plateau):
@@ -80,6 +84,7 @@ class Reset:
         return {
             "inner": self.inner.state_dict(),
             "progress": self.progress.state_dict(),
+            "hearing": self.hearing.state_dict(),
             "since": self.since,
             "resets": self.resets,
             "due": self.due,
@@ -89,5 +94,6 @@ class Reset:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
         self.progress.load_state_dict(state["progress"])
+        self.hearing.load_state_dict(state.get("hearing", ()))
         self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
         self.turn = state["turn"]

@@ -1,7 +1,7 @@
 """A small make-believe engine and judge: prompts with known pass rates, no model, no time.
 
 `contract.py` plays curricula against it. A rollout's length and verdict depend on (seed, group id, index) alone,
-so they are the same in whatever order it is delivered; the order, and who is cut by an update, come from
+so they are the same in whatever order it is delivered; the order, and what an update cuts, come from
 the world's seed. Nothing here looks at a curriculum.
 """
 
@@ -26,9 +26,11 @@ class World:
 
     prompts: int = 24
     pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
-    """Of prompt i: number i modulo their count."""
+    """Of prompt i: number i modulo their count. None at all: every second rollout of a group is right."""
     lengths: tuple[int, ...] = ()
     """Of prompt i, likewise; empty draws one for each rollout."""
+    skew: int = 1
+    """Lengths that are drawn are a share u^skew of the limit: 1 draws them evenly, 3 gives them a long tail."""
     groups: int = 4
     """Groups an update."""
     updates: int = 8
@@ -39,7 +41,7 @@ class World:
     cut: float = 0.0
     """Share of running rollouts that an update cuts; the others run on into the next version."""
     order: Literal["random", "shortest"] = "random"
-    """Who finishes first."""
+    """What finishes first: anything, or what has fewest tokens left, as in an engine that adds a token to each."""
     seed: int = 0
 
     @property
@@ -64,6 +66,8 @@ class Job:
     index: int
     began: int
     """The version that wrote its first token."""
+    ends: int
+    """Decode steps of the engine until it is complete, from the start of the run."""
     length: int
     verdict: Verdict
 
@@ -76,6 +80,9 @@ class Simulator:
         self.kind = SealedRollout if sealed else Rollout
         self.version = 0
         self.tokens = 0
+        self.written: dict[int, list[float]] = {}
+        """By group: the lengths of its rollouts, were none cut, as shares of their limit."""
+        self._now = 0  # decode steps so far
         self._rng = np.random.default_rng((world.seed, 7))
         self._running: list[Job] = []
         self._cut: list[Rollout] = []
@@ -91,19 +98,22 @@ class Simulator:
     def submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
             for index in range(request.first_index, request.first_index + request.n):
-                self._running.append(Job(request, index, self.version, *self._draw(request, index)))
+                length, verdict = self._draw(request, index)
+                self._running.append(Job(request, index, self.version, self._now + length, length, verdict))
+                self.written.setdefault(request.group_id, []).append(length / request.sampling.max_tokens)
 
     def collect(self) -> list[Rollout]:
-        """All that was cut, and some of what runs: a random part of it, or the shortest eighth."""
+        """All that was cut, and some of what runs: a random part of it, or what is complete next."""
         done, self._cut = self._cut, []
         if self._running:
-            count = -(-len(self._running) // 8)
             if self.world.order == "random":
                 self._running = [self._running[i] for i in self._rng.permutation(len(self._running))]
                 count = int(self._rng.integers(1, len(self._running) + 1))
+                finished, self._running = self._running[:count], self._running[count:]
             else:
-                self._running.sort(key=lambda job: (job.length, job.request.group_id, job.index))
-            finished, self._running = self._running[:count], self._running[count:]
+                self._now = min(job.ends for job in self._running)
+                finished = [job for job in self._running if job.ends == self._now]
+                self._running = [job for job in self._running if job.ends > self._now]
             done += [self._finish(job) for job in finished]
         self.tokens += sum(rollout.length for rollout in done)
         return done
@@ -126,12 +136,13 @@ class Simulator:
         """Length and verdict, from the rollout's key alone."""
         world, number = self.world, int(request.prompt_id[1:])
         long, passed, judged = np.random.default_rng((world.seed, request.group_id, index)).random(3)
-        length = 1 + int(long * request.sampling.max_tokens)
+        length = 1 + int(long**world.skew * request.sampling.max_tokens)
         if world.lengths:
             length = world.lengths[number % len(world.lengths)]
         if judged < world.unjudged:
             return length, "unjudged"
-        return length, "right" if passed < world.pass_rates[number % len(world.pass_rates)] else "wrong"
+        rate = world.pass_rates[number % len(world.pass_rates)] if world.pass_rates else float(index % 2 == 0)
+        return length, "right" if passed < rate else "wrong"
 
     def _finish(self, job: Job, cut: bool = False) -> Rollout:
         verdict: Verdict = "unjudged" if cut else job.verdict

@@ -97,7 +97,7 @@ class Speed(Gate):
     def continuations(self, clock: Clock) -> list[Request]:
         due = groups = self._due(clock)
         if clock.free is not None:
-            idle = self.book.open == self.book.waits
+            idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
         fresh = not self.use_screening
@@ -152,9 +152,10 @@ class Speed(Gate):
         """Survivors wanted beyond the batch. Under barrier only beside a continuation, with which they share a call."""
         barrier = clock.free is None
         alone = barrier and self._certain == self.book.ready
-        if alone or (self.max_age == 0 and (self.use_screening or not barrier)):
+        if alone or clock.cut or (self.max_age == 0 and not barrier):
             return 0
-        return int(self.look_ahead * clock.groups)
+        reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
+        return int(reach * clock.groups)
 
     def _room(self, clock: Clock, taken: int) -> int:
         want = min(self.groups_to_ask(clock), self._budget(clock))

@@ -29,7 +29,7 @@ from whet.curriculum.base import Curriculum
 from whet.curriculum.counts import COUNTERS
 from whet.curriculum.ids import Ids
 from whet.curriculum.lengths import ResponseLengths
-from whet.curriculum.progress import Progress
+from whet.curriculum.progress import Hearing, Progress
 from whet.curriculum.split import of_tasks, short_by_characters, short_by_responses
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
@@ -113,6 +113,7 @@ class Stages:
         self._check()
         self.border = self.late = 0  # groups dropped at borders, rollouts that came after theirs
         self.next_id = 0
+        self.hearing = Hearing()
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # what the stages that are over counted
         self._tokens: dict[int, int] = {}  # of the groups held, for the count of what a border drops
@@ -139,9 +140,7 @@ class Stages:
         for rollout in mine:
             self._tokens[rollout.group_id] = self._tokens.get(rollout.group_id, 0) + rollout.length
             self._count_in_vain(rollout)
-        if self.lengths is not None:
-            self.lengths.observe(rollouts)
-        self.progress.observe(mine)
+        self.hearing.rollouts += rollouts
         self.inner.observe(mine)
 
     def emit(self, clock: Clock) -> Batch | None:
@@ -151,6 +150,7 @@ class Stages:
             raise Starved(f"{error} {self._about_limit()}".strip()) from None
         if batch is None:
             return None
+        self.hearing.emitted(clock)
         stage, fresh, self.fresh = self.stage, self.fresh, False
         return replace(
             batch,
@@ -165,8 +165,12 @@ class Stages:
     def updated(self, clock: Clock, report: Report) -> None:
         self.inner.updated(self._clock(clock), report)
         self.step += 1
-        self.progress.update()
         held = self.inner.holds()
+        heard = self.hearing.updated(clock, held)
+        if self.lengths is not None:
+            self.lengths.observe(heard)
+        self.progress.observe([rollout for rollout in heard if rollout.group_id >= self.first_id])
+        self.progress.update()
         self._tokens = {group_id: tokens for group_id, tokens in self._tokens.items() if group_id in held}
         if self.number + 1 < len(self.stages) and self._over():
             self._advance()
@@ -213,6 +217,7 @@ class Stages:
             "before": dict(self._before),
             "tokens": [list(pair) for pair in self._tokens.items()],
             "progress": self.progress.state_dict(),
+            "hearing": self.hearing.state_dict(),
             "lengths": None if self.lengths is None else self.lengths.state_dict(),
             "inner": self.inner.state_dict(),
         }
@@ -234,6 +239,7 @@ class Stages:
         self._before = dict(state["before"])
         self._tokens = dict(state["tokens"])
         self.progress.load_state_dict(state["progress"])
+        self.hearing.load_state_dict(state.get("hearing", ()))
         if self.lengths is not None:
             self.lengths.load_state_dict(state["lengths"])
 

@@ -50,6 +50,8 @@ class TokenBudget:
         self.inner.observe(rollouts)
 
     def emit(self, clock: Clock) -> Batch | None:
+        while self.inner.settle(self._clock(clock)):  # what is decided may move the end of the batch
+            pass
         batch = self.inner.emit(self._clock(clock))
         if batch is None:
             return None

@@ -181,7 +181,7 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
     fewer: they are left as they are.
     """
     whole, r = plan(shape, settings, flash=flash), settings.rollout
-    lendable = _lendable(r)
+    lendable = not settings.runs_on
     if whole.total > room:
         whole = replace(whole, replays=0)
     if whole.total <= room:
@@ -211,12 +211,7 @@ def least(shape: Shape, settings: config.Config, *, flash: bool) -> int:
     one = settings.model_copy(update={"rollout": r, "learn": settings.learn.model_copy(update={"pack_tokens": 1})})
     decoding = decoding_bytes(shape, r.model_copy(update={"slots": running}), size, min(PREFILL, r.context))
     bare = replace(plan(shape, one, flash=flash), replays=0, decoding=decoding)
-    return bare.lent if _lendable(r) else bare.total
-
-
-def _lendable(rollout: config.Rollout) -> bool:
-    """Rollouts that run on over an update need what is cached."""
-    return not (rollout.mode == "stream" and rollout.on_update == "keep")
+    return bare.total if settings.runs_on else bare.lent
 
 
 def host_bound(parameters: int, layers: int, tokens: int) -> bool:
