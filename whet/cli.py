@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,7 @@ from rich.text import Text
 from whet import __version__, config
 from whet.cli_bench import bench_app
 from whet.cli_data import data_app
-from whet.errors import WhetError
+from whet.errors import Stopped, WhetError
 from whet.recipe import describe, dump_config, load_config
 from whet.terminal import DataFolder, Sets, counting, err_console, folder_set, out_console, say
 from whet.text import printable
@@ -30,9 +31,9 @@ def main() -> None:
     except WhetError as error:
         err_console.print(f"whet: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         err_console.print("whet: stopped.", markup=False)
-        sys.exit(130)
+        sys.exit(128 + (error.number if isinstance(error, Stopped) else signal.SIGINT))
 
 
 @app.callback(invoke_without_command=True)
@@ -86,12 +87,17 @@ def train(
 
     watcher = RunProgress()
     try:
-        api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+        stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
     finally:
         watcher.close()
     out_console.print(
         f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.", markup=False, highlight=False
     )
+    if stopped:
+        from whet.report.arms import read_run
+
+        say(f"It {read_run(folder.name, folder).unfinished}; whet train --out {folder} --resume goes on from there.")
+        raise typer.Exit(128 + stopped)
 
 
 def show_dry_run(settings: config.Config, like: Path | None) -> None:
