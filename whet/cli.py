@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -31,9 +30,9 @@ def main() -> None:
     except WhetError as error:
         err_console.print(f"whet: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:
         err_console.print("whet: stopped.", markup=False)
-        sys.exit(128 + (error.number if isinstance(error, Stopped) else signal.SIGINT))
+        sys.exit(130)
 
 
 @app.callback(invoke_without_command=True)
@@ -88,6 +87,9 @@ def train(
     watcher = RunProgress()
     try:
         stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+    except Stopped as error:
+        say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
+        raise typer.Exit(128 + error.number) from None
     finally:
         watcher.close()
     out_console.print(

@@ -24,7 +24,6 @@ from whet.report.live import RunProgress, follow
 from whet.run import best_checkpoint, has_collapsed
 from whet.threads import one_thread
 
-
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 """Exit codes of an arm that a signal stopped: the others go on."""
 
