@@ -78,7 +78,7 @@ def with_mix(recipe: Mapping[str, Any], mix: Mapping[str, float]) -> dict[str, A
 
 
 def describe_mix(mix: Mapping[str, float], arms: list[Arm]) -> str:
-    """The mix, how much of it is informative, and what each method made of it. Arms that did not finish are left out."""
+    """The mix, how much of it is informative, and what each method made of it; without arms that did not finish."""
     shares = ", ".join(f"{share:.0%} of {levels}" for levels, share in mix.items())
     left_out = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
     arms = finished(arms)
