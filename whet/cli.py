@@ -14,9 +14,12 @@ from whet import __version__, config
 from whet.cli_bench import bench_app
 from whet.cli_data import data_app
 from whet.errors import Stopped, WhetError
-from whet.recipe import describe, dump_config, load_config
+from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, err_console, folder_set, out_console, say
 from whet.text import printable
+
+EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
+"""Packages that commands need -> the extra of whet that brings them."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
@@ -29,6 +32,15 @@ def main() -> None:
         app()
     except WhetError as error:
         err_console.print(f"whet: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").split(".")[0]
+        if name not in EXTRAS:
+            raise
+        err_console.print(
+            f'whet: This needs {name}, which is not installed: pip install "whet[{EXTRAS[name]}]".',
+            style="red", markup=False, highlight=False, soft_wrap=True,
+        )  # fmt: skip
         sys.exit(2)
     except KeyboardInterrupt:
         err_console.print("whet: stopped.", markup=False)
@@ -47,7 +59,9 @@ def root(
 
 @app.command()
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; without one, the flags make it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A TOML recipe or its name in whet list; without one, the flags make it.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
     data: Annotated[
         str | None, typer.Option(help="Problems: a file, a short name (gsm8k), or a name for datasets.")
@@ -73,9 +87,7 @@ def train(
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
-            raise WhetError(
-                "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
-            )
+            raise WhetError("Give a recipe (whet train chain) or --model and --data; whet demo needs nothing.")
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
@@ -279,13 +291,14 @@ def doctor(
 
 @app.command("list")
 def list_command() -> None:
-    """Tasks, curricula and estimators, and every setting with its default."""
+    """Recipes, tasks, curricula and estimators, and every setting with its default."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import TASKS
     from whet.tasks.names import NAMES
     from whet.tasks.terms import REWARDS
 
     table = Table("kind", "names")
+    table.add_row("recipes", ", ".join(recipes()))
     table.add_row("tasks", ", ".join(TASKS))
     table.add_row("data", ", ".join(NAMES))
     table.add_row("rewards", ", ".join(REWARDS))
