@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
+from string import printable
 
 import pytest
 from small_run import model_folder, problem_file
+from transformers import LlamaConfig
 
-from whet.check import Checked, check, dry_run
+from whet.check import Checked, check, default_lr, dry_run
 from whet.errors import WhetError
+from whet.model.tiny import char_tokenizer
 from whet.recipe import load_config
 
 
@@ -43,10 +46,56 @@ def test_a_dry_run_estimates_tokens_and_time(tmp_path: Path) -> None:
     assert "256 rollouts of 20 tokens" in "\n".join(dry_run(found, response=99.0)), "not beyond the limit"
 
 
-def test_a_model_that_would_be_refused_has_no_estimate(tmp_path: Path) -> None:
-    lines = dry_run(checked(tmp_path, "rollout.max_tokens=5000", 'model.device="cpu"'))
-    assert [line for line in lines if line.startswith("no estimate: rollout.context = 5")]
-    assert not [line for line in lines if line.startswith("rough")]
+def test_the_automatic_context_ends_with_the_positions_of_the_model(tmp_path: Path) -> None:
+    found = checked(tmp_path, "rollout.max_tokens=5000", 'model.device="cpu"')
+    assert found.settings.rollout.context == 512
+    assert any("has 512 positions, fewer than the 5014" in note for note in found.notes)
+    assert [line for line in dry_run(found) if line.startswith("rough")]
+
+
+def test_what_training_refuses_is_refused_before_it(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match=r"rollout\.context = 600 is more than the 512 positions"):
+        checked(tmp_path, "rollout.context=600")
+    with pytest.raises(WhetError, match=r"rollout\.context = 512"):
+        checked(tmp_path, f"text.prompt_suffix='{'x' * 600}'")
+
+
+def test_the_learning_rate_is_chosen_by_what_is_trained(tmp_path: Path) -> None:
+    found = checked(tmp_path)
+    assert found.settings.learn.lr == 2e-4 and "learn.lr = 0.0002, chosen for a tiny model." in dry_run(found)
+    assert checked(tmp_path, "learn.lr=3e-5").settings.learn.lr == 3e-5
+    large = LlamaConfig(vocab_size=100, hidden_size=256, intermediate_size=11264, num_hidden_layers=15,
+                        num_attention_heads=4, max_position_embeddings=64)  # fmt: skip
+    char_tokenizer(printable).save_pretrained(tmp_path / "large")
+    large.save_pretrained(tmp_path / "large")
+    (tmp_path / "large" / "model.safetensors").write_bytes(b"no weights: none is read")
+    data = problem_file(tmp_path / "data.jsonl", 20)
+    sets = [f"model.name='{tmp_path / 'large'}'", f"data.0.path='{data}'", "rollout.max_tokens=20"]
+    # 15 layers of 3 x 256 x 11,264 + 4 x 256^2 + 2 x 256 weights; embedding and head of 100 x 256; the last norm
+    parameters = 15 * (3 * 256 * 11264 + 4 * 256**2 + 2 * 256) + 2 * 100 * 256 + 256
+    assert parameters == 133_752_576
+    full = check(load_config(sets=sets))
+    assert full.settings.learn.lr == 7.8e-6 == default_lr(parameters)
+    assert "learn.lr = 7.8e-06, chosen for all 134M weights." in full.notes
+    adapted = check(load_config(sets=[*sets, "model.lora.rank=4"]))
+    assert adapted.settings.learn.lr == 2e-4 and "learn.lr = 0.0002, chosen for adapters." in adapted.notes
+
+
+def test_paths_hold_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_folder(tmp_path / "model")
+    problem_file(tmp_path / "data.jsonl", 20)
+    (tmp_path / "sets").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sets = ["model.name=model", "data.0.path=data.jsonl", "eval.0.path=data.jsonl", "data_folder=sets"]
+    settings = check(load_config(sets=[*sets, "rollout.max_tokens=9"])).settings
+    assert settings.model.name == str(tmp_path / "model") and settings.data_folder == str(tmp_path / "sets")
+    assert settings.data[0].path == settings.eval[0].path == str(tmp_path / "data.jsonl")
+    assert settings.eval[0].name == "data"
+    monkeypatch.chdir("/")
+    assert check(settings).settings == settings
+    (tmp_path / "tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert check(load_config()).settings.model.name == "tiny", "a name is no path"
 
 
 def test_a_dry_run_counts_screening_and_stages(tmp_path: Path) -> None:

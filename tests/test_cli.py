@@ -2,6 +2,10 @@
 
 import errno
 import json
+import os
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -144,6 +148,40 @@ def test_list_doctor_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 def test_every_recipe_holds(recipe: Path) -> None:
     settings = load_config(recipe)
     assert dump_config(settings)
+
+
+def test_a_recipe_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config(Path("papers/speed-rloo")).learn.lr == 1e-6
+    assert call(monkeypatch, "train", "chain", "--dry-run") == 0
+    assert "20000 training prompts" in capsys.readouterr().out
+    assert 'did you mean "chain"?' in refused(monkeypatch, capsys, "train", "chian")
+    assert "gsm8k" in refused(monkeypatch, capsys, "train", "nothing")
+    assert "no recipe at mine.toml" in refused(monkeypatch, capsys, "train", "mine.toml")
+    (tmp_path / "chain").write_text("steps = 7")
+    assert load_config(Path("chain")).steps == 7, "a file goes before a name"
+
+
+def test_the_wheel_holds_the_recipes() -> None:
+    project = tomllib.loads(Path(__file__).parent.parent.joinpath("pyproject.toml").read_text())
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"] == {"recipes": "whet/recipes"}
+
+
+@pytest.mark.parametrize("command", (["train", "chain"], ["eval", "tiny", "--data", "x.jsonl"], ["export", "x", "y"]))
+def test_a_command_that_lacks_torch_says_so(tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "x.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (tmp_path / "x").mkdir()
+    code = (
+        f"import sys; sys.modules['torch'] = None; sys.argv = ['whet', *{command}]; from whet.cli import main; main()"
+    )
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (
+        2, 'whet: This needs torch, which is not installed: pip install "whet[train]".'
+    )  # fmt: skip
 
 
 def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None
         ("lern.lr=1", 'There is no setting "lern"; did you mean "learn"?'),
         ("learn.lrr=1", 'There is no setting "learn.lrr"; did you mean "learn.lr"?'),
         ("eval.0.evry=3", 'There is no setting "eval.0.evry"; did you mean "eval.every"?'),
-        ("learn.lr=-1", "learn.lr = -1 is wrong: input should be greater than 0."),
+        ("learn.lr=-1", "learn.lr = -1 is wrong: input should be greater than or equal to 0."),
         ("steps=1.5", "steps = 1.5 is wrong: input should be a valid integer, got a number with a fractional part."),
         ("rollout.context=256", "rollout.max_tokens = 1024 leaves no room for a prompt in rollout.context = 256."),
         ("learn.estimator=ppo", "'rloo'"),

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from whet.demo import arm_recipes, read_demo, run_demo, with_mix
+from whet.demo import arm_recipes, conclude, describe_mix, read_demo, run_demo, with_mix
 from whet.experiment import make_base
 from whet.recipe import dump_config, parse_config
+from whet.report.arms import Arm, RunLog
 
 SMALL_BASE: dict[str, Any] = {
     "steps": 0,
@@ -82,3 +83,19 @@ def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
     again = io.StringIO()
     make_base(tmp_path / "base", SMALL_BASE, Console(file=again, width=200))
     assert "Starting from the base in" in again.getvalue()
+
+
+def test_arms_that_did_not_finish_are_not_judged(tmp_path: Path) -> None:
+    def arm(name: str, curriculum: str, steps: int) -> Arm:
+        rows = [
+            {"step": k, "tokens_generated": 1000.0 * k, "time_s": k, "eval/held_out/accuracy": 0.1 + 0.2 * k}
+            for k in range(4)
+        ]
+        settings = {"curriculum.name": curriculum, "steps": steps, "eval.0.limit": 400}
+        return Arm(name=name, runs=(RunLog(name=name, folder=tmp_path / name, settings=settings, rows=rows),))
+
+    arms = [arm("uniform_48", "uniform", 3), arm("speed_16", "speed", 9)]
+    said = describe_mix({"1": 1.0}, arms)
+    assert "Not judged, since it did not finish: speed_16 stopped at step 3 of 9." in said
+    assert "speed_16: " not in said and "speed_16: " in describe_mix({"1": 1.0}, [arms[0], arm("speed_16", "speed", 3)])
+    assert conclude({"few": arms[1:]}) == "No arm came to its end, so there is nothing to conclude."

@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Gemma2Config, LlamaConfig, MambaConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    GptOssConfig,
+    LlamaConfig,
+    MambaConfig,
+    MixtralConfig,
+    PreTrainedConfig,
+    Qwen3MoeConfig,
+)
 
 from whet import config, doctor
 from whet.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines, room_within
@@ -15,6 +26,7 @@ from whet.errors import WhetError
 from whet.model.attention import PAGE
 from whet.model.kernels import attention
 from whet.model.kernels.attention import kernel_lacks
+from whet.model.load import check_model
 from whet.model.memory import SPARE, Plan, Room, Shape, cache_shapes, lay_out, least
 from whet.model.network import graphs_lack
 from whet.recipe import load_config
@@ -246,6 +258,30 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
     assert "0.00M more in adapters of rank 3" in told(str(adapter))["model"][0]
+
+
+def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
+    """Of experts all weights are counted, but a token passes through two of the four."""
+    experts = {"num_experts_per_tok": 2, "pad_token_id": 0}
+    mixtral = folder_of(MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral")
+    attention = 2 * 32 * 32 + 2 * 32 * 16
+    parameters = 2 * 64 * 32 + 2 * (attention + 4 * 32 + 4 * 3 * 32 * 64 + 2 * 32) + 32
+    assert told(mixtral)["model"] == (f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
+    assert doctor.shape_of(load_config(sets=[f"model.name='{mixtral}'"]))[1].inner == 2 * 64
+    qwen = folder_of(Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts), tmp_path / "qwen")
+    assert doctor.shape_of(load_config(sets=[f"model.name='{qwen}'"]))[1].inner == 2 * 16
+    gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0)
+    found = told(folder_of(gpt2, tmp_path / "gpt2"))
+    assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith("GPT2LMHeadModel")
+    assert "64 rollouts of 128 tokens" in found["memory"][0] and found["fits"][1]
+
+
+def test_what_the_engine_would_refuse_is_refused_without_weights(tmp_path: Path) -> None:
+    sinks = folder_of(GptOssConfig(**SMALL, num_local_experts=4), tmp_path / "sinks")
+    wanted = "refused: GptOssForCausalLM needs s_aux in its attention, which whet's engine does not know."
+    assert told(sinks)["model"] == (wanted, False)
+    with pytest.raises(WhetError, match="needs s_aux"):
+        check_model(config.Model(name=sinks))
 
 
 def test_hub_name_reads_the_config_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,11 @@ import pytest
 from faults import Faults, Killed
 from small_run import SMALL, Silent, Stop, assert_same_run, even_digits, small_config
 
-from whet import api, files
+from whet import api, cli, files
 from whet.errors import WhetError
 from whet.recipe import dump_config, load_config
+from whet.report import live
+from whet.report.live import RunProgress
 from whet.run import read_metrics
 
 KINDS = {
@@ -127,8 +129,10 @@ def test_sigterm_saves_and_leaves_and_a_second_process_is_refused(tmp_path: Path
     with pytest.raises(WhetError, match=str(process.pid)):
         train(folder, resume=True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 0
+    assert process.wait(60) == 143
     last = read_metrics(folder)[-1]["step"]
+    assert f"It stopped at step {last} of 4000; whet train --out {folder} --resume" in said(folder)
+    assert f"stopped at step {last} of 4000" in (folder / "report.html").read_text()
     assert (folder / "checkpoints" / f"step_{last:08d}").is_dir()
 
 
@@ -144,3 +148,27 @@ def test_a_corrupted_checkpoint_is_skipped_with_a_message(tmp_path: Path) -> Non
     assert any("step_00000005" in text for text in told.messages)
     assert "Resuming after step 4." in told.messages
     assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_warm_start_has_its_own_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    class InWarmStart(RunProgress):
+        def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
+            if step == 2:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(live, "RunProgress", InWarmStart)
+    sets = [f"--set={item}" for item in (*SMALL, "warm_start.0.steps=50")]
+    monkeypatch.setattr("sys.argv", ["whet", "train", *sets, f"--out={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == code
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_a_signal_in_the_last_step_stops_nothing(tmp_path: Path) -> None:
+    arguments = {"watcher": Stop(5), "reward": even_digits}
+    assert api.run_recipe(small_config(), tmp_path / "run", **arguments) == 0
+    assert api.run_recipe(small_config(), tmp_path / "other", watcher=Stop(3), reward=even_digits) == signal.SIGINT

@@ -515,7 +515,7 @@ def test_signals_ask_to_stop(tmp_path):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-        run.stopping = False
+        run.signal = 0
         with run.stop_signals():
             signal.raise_signal(signal.SIGINT)
             assert run.stopping

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from whet import config, files
 from whet.check import check
-from whet.errors import Collapsed, WhetError
+from whet.errors import Collapsed, Stopped, WhetError
 from whet.problems import JudgeFunction, Problems
 from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
@@ -94,12 +94,13 @@ def run_recipe(
     resume: bool = False,
     reward: JudgeFunction | None = None,
     prompts: list[Any] | None = None,
-) -> None:
-    """One run from its first or last checkpoint to its end."""
+) -> int:
+    """One run from its first or last checkpoint to its end; the signal that stopped it before that, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
     checked = check(settings, reward)
     recipe = dump_config(checked.settings)
+    collapsed = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in checked.notes:
@@ -111,10 +112,12 @@ def run_recipe(
 
         try:
             loop.train(run, parts, watcher)
-        except Collapsed:
-            _write_page(folder)
-            raise
-        _write_page(folder)
+        except Collapsed as error:
+            collapsed = error
+    _write_page(folder)  # not before the folder is free: the page says whether the run still goes on
+    if collapsed is not None:
+        raise collapsed
+    return 0 if parts.done else run.signal
 
 
 def start(run: Run, settings: config.Config, problems: Problems, watcher: Watcher) -> Parts:
@@ -179,7 +182,7 @@ def _toml_value(value: Any) -> str:
 def _tell_warm_start(run: Run, watcher: Watcher) -> Callable[[str, int, int, float], None]:
     def told(name: str, step: int, steps: int, loss: float) -> None:
         if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again
-            raise KeyboardInterrupt
+            raise Stopped(run.signal)
         watcher.warm_start(name, step, steps, loss)
 
     return told

@@ -6,10 +6,13 @@ derived. `api.py` and `measure.py` call it first; `dry_run` is what `whet train 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -21,18 +24,22 @@ from whet.curriculum.portion import portions_of
 from whet.errors import WhetError
 from whet.problems import JudgeFunction, Problems, load_problems
 from whet.tasks import golds
-from whet.tasks.names import VARIABLE
+from whet.tasks.names import NAMES, VARIABLE
 from whet.text import Codec
 from whet.types import Prompt, Sampling
 
 SHOWN = 600
 """Characters of the first prompt that a dry run shows."""
+TINY = 10_000_000
+"""Parameters; a model up to this size bears the learning rate of adapters."""
+
+ProblemsT = TypeVar("ProblemsT", bound=config.Problems)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
     settings: config.Config
-    """With rollout.context and data_folder filled in."""
+    """With rollout.context, learn.lr and data_folder filled in, and paths that hold from any folder."""
     problems: Problems
     codec: Codec
     notes: tuple[str, ...]
@@ -45,12 +52,14 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
     for curriculum in _curricula(settings):
         check_curriculum(curriculum.name)
+    settings = _anchored(settings)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:
         problems.solutions(np.random.default_rng(0), 1, entry.options)
     from whet.model.load import check_model, eos_of, load_tokenizer
+    from whet.model.lora import is_peft_folder
 
-    check_model(settings.model)
+    network = check_model(settings.model)
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     problems, dropped = _without_long(problems, codec, settings.text.max_prompt)
     notes = [*problems.notes, *check_answers(settings, problems)]
@@ -62,10 +71,22 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
         facts = problems.facts()
         build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
         notes += notes_of(settings.curriculum, facts)
-    context = _context(settings, problems, codec)
+    positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
+    context, wanted = _context(settings, problems, codec, positions)
+    if context < wanted:
+        notes.append(
+            f"{settings.model.name} has {context} positions, fewer than the {wanted} of the longest prompt with its "
+            "response: such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
+        )
+    learn = settings.learn
+    if training and not learn.lr:
+        adapted = settings.model.lora.rank > 0 or is_peft_folder(Path(settings.model.name).expanduser())
+        size = sum(p.numel() for p in network.parameters()) if network is not None and not adapted else 0
+        learn = learn.model_copy(update={"lr": default_lr(size)})
+        trained = f"all {size / 1e6:,.0f}M weights" if size > TINY else "adapters" if adapted else "a tiny model"
+        notes.append(f"learn.lr = {learn.lr:g}, chosen for {trained}.")
     rollout = settings.rollout.model_copy(update={"context": context})
-    folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
-    settings = settings.model_copy(update={"rollout": rollout, "data_folder": folder})
+    settings = settings.model_copy(update={"rollout": rollout, "learn": learn})
     return Checked(settings=settings, problems=problems, codec=codec, notes=tuple(notes))
 
 
@@ -156,14 +177,11 @@ def _budget_lines(settings: config.Config, problems: Problems) -> list[str]:
 
 
 def estimate(checked: Checked, prompt: float, response: float | None) -> list[str]:
-    """Roughly, the tokens and seconds of a step, and the hours of the run; or why whet doctor would refuse it."""
+    """Roughly, the tokens and seconds of a step, and the hours of the run."""
     from whet.doctor import machine_of, shape_of
 
     settings, r = checked.settings, checked.settings.rollout
-    try:
-        _, shape, settings = shape_of(settings)
-    except WhetError as error:
-        return [f"no estimate: {error}"]
+    _, shape, settings = shape_of(settings)
     size = shape.query // shape.heads
     dims = Dims(
         layers=shape.layers,
@@ -223,18 +241,64 @@ def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> 
     ]
 
 
-def _context(settings: config.Config, problems: Problems, codec: Codec) -> int:
-    """The recipe's, where every prompt leaves room in it; else just enough for the longest prompt of each kind."""
+def _context(settings: config.Config, problems: Problems, codec: Codec, positions: int | None) -> tuple[int, int]:
+    """The recipe's, where every prompt leaves room in it; else just enough for the longest prompt of each kind, or all
+    positions that the model has. And what would be enough."""
     limits = {entry.name: entry.max_tokens for entry in settings.eval}
     stages = [stage for c in _curricula(settings) for stage in stages_of(c, settings.rollout.max_tokens)]
     longest = max([settings.rollout.max_tokens, *(stage.max_tokens for stage in stages)])
     kinds: list[tuple[Iterable[Prompt], int]] = [(problems.train, longest)]
     kinds += [(prompts, limits.get(name, 0) or settings.rollout.max_tokens) for name, prompts in problems.evals.items()]
-    if settings.rollout.context:
-        for prompts, _ in kinds:
-            codec.check_lengths(prompts, settings.rollout.context)
-        return settings.rollout.context
-    return max(n + limit for prompts, limit in kinds for _, n in codec.lengths(prompts))
+    context = wanted = settings.rollout.context
+    if not context:
+        wanted = max(n + limit for prompts, limit in kinds for _, n in codec.lengths(prompts))
+        context = min(wanted, positions or wanted)
+    elif positions and context > positions:
+        raise WhetError(
+            f"rollout.context = {context} is more than the {positions} positions of {settings.model.name}; "
+            "lower it, or leave it out."
+        )
+    for prompts, _ in kinds:
+        codec.check_lengths(prompts, context)
+    return context, wanted
+
+
+def default_lr(parameters: int) -> float:
+    """2e-4 for adapters (0) and tiny models; for all weights of a larger one 1e-5 up to 0.1 billion, 1e-6 from 1.5 on.
+
+    In between 10^(-5 - ln(N / 0.1e9) / ln(15)), to two digits. 1e-6 at 1.5B is what DeepScaleR, FastCuRL and SPEED
+    take (their recipes in recipes/papers); the other end is ours: SmolLM2-135M learns at 5e-6 (recipes/gsm8k.toml).
+
+    >>> [default_lr(n) for n in (0, 223_000, 50_000_000, 135_000_000, 500_000_000, 1_500_000_000, 7_000_000_000)]
+    [0.0002, 0.0002, 1e-05, 7.7e-06, 2.5e-06, 1e-06, 1e-06]
+    """
+    if parameters <= TINY:
+        return 2e-4
+    place = min(1.0, max(0.0, math.log(parameters / 0.1e9) / math.log(15)))
+    return float(f"{10 ** (-5 - place):.1e}")
+
+
+def _anchored(settings: config.Config) -> config.Config:
+    """Files and folders by their whole paths, so that a run can be resumed from any folder; names stay names."""
+
+    def whole(name: str) -> str:
+        path = Path(name).expanduser()
+        return str(path.absolute()) if name and name not in NAMES and path.exists() else name
+
+    def entries(problems: Iterable[ProblemsT]) -> tuple[ProblemsT, ...]:
+        return tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in problems)
+
+    folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
+    model = settings.model
+    if model.name != "tiny":
+        model = model.model_copy(update={"name": whole(model.name)})
+    update = {
+        "model": model,
+        "data": entries(settings.data),
+        "eval": entries(settings.eval),
+        "data_folder": whole(folder),
+    }
+    return settings.model_copy(update=update)
 
 
 def _without_long(problems: Problems, codec: Codec, limit: int) -> tuple[Problems, int]:

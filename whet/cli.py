@@ -13,10 +13,13 @@ from rich.text import Text
 from whet import __version__, config
 from whet.cli_bench import bench_app
 from whet.cli_data import data_app
-from whet.errors import WhetError
-from whet.recipe import describe, dump_config, load_config
+from whet.errors import Stopped, WhetError
+from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
+
+EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
+"""Packages that commands need -> the extra of whet that brings them."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.add_typer(bench_app, name="bench")
@@ -29,6 +32,12 @@ def main() -> None:
         app()
     except WhetError as error:
         say(f"whet: {error}", style="red")
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").split(".")[0]
+        if name not in EXTRAS:
+            raise
+        say(f'whet: This needs {name}, which is not installed: pip install "whet[{EXTRAS[name]}]".', style="red")
         sys.exit(2)
     except KeyboardInterrupt:
         say("whet: stopped.")
@@ -47,7 +56,9 @@ def root(
 
 @app.command()
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; without one, the flags make it.")] = None,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="A TOML recipe or its name in whet list; without one, the flags make it.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
     data: Annotated[
         str | None, typer.Option(help="Problems: a file, a short name (gsm8k), or a name for datasets.")
@@ -73,9 +84,7 @@ def train(
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
-            raise WhetError(
-                "Give a recipe (whet train recipes/chain.toml) or --model and --data; whet demo needs nothing."
-            )
+            raise WhetError("Give a recipe (whet train chain) or --model and --data; whet demo needs nothing.")
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
@@ -86,10 +95,18 @@ def train(
 
     watcher = RunProgress()
     try:
-        api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+        stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+    except Stopped as error:
+        say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
+        raise typer.Exit(128 + error.number) from None
     finally:
         watcher.close()
     show(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
+    if stopped:
+        from whet.report.arms import read_run
+
+        say(f"It {read_run(folder.name, folder).unfinished}; whet train --out {folder} --resume goes on from there.")
+        raise typer.Exit(128 + stopped)
 
 
 def show_dry_run(settings: config.Config, like: Path | None) -> None:
@@ -269,13 +286,14 @@ def doctor(
 
 @app.command("list")
 def list_command() -> None:
-    """Tasks, curricula and estimators, and every setting with its default."""
+    """Recipes, tasks, curricula and estimators, and every setting with its default."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import TASKS
     from whet.tasks.names import NAMES
     from whet.tasks.terms import REWARDS
 
     table = Table("kind", "names")
+    table.add_row("recipes", ", ".join(recipes()))
     table.add_row("tasks", ", ".join(TASKS))
     table.add_row("data", ", ".join(NAMES))
     table.add_row("rewards", ", ".join(REWARDS))

@@ -306,7 +306,8 @@ class Learn(Section):
     estimator: Literal["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"] = "rloo"
     aggregate: Literal["published", "sequence", "group_tokens", "constant", "batch_tokens"] = "published"
     """How token losses become one number; "published" is the estimator's own way."""
-    lr: float = Field(2e-4, gt=0)
+    lr: float = Field(0.0, ge=0)
+    """0 is by the model: 2e-4 for adapters and tiny models, 1e-5 to 1e-6 for all weights of a larger one."""
     warmup: int = Field(5, ge=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     weight_decay: float = Field(0.0, ge=0)

@@ -78,18 +78,28 @@ def with_mix(recipe: Mapping[str, Any], mix: Mapping[str, float]) -> dict[str, A
 
 
 def describe_mix(mix: Mapping[str, float], arms: list[Arm]) -> str:
-    """The mix, how much of it is informative, and what each method made of it."""
+    """The mix, how much of it is informative, and what each method made of it; without arms that did not finish."""
     shares = ", ".join(f"{share:.0%} of {levels}" for levels, share in mix.items())
+    left_out = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
+    arms = finished(arms)
     informative = findings.informative(arms)
     parts = [
         f"Prompts by number of operations: {shares}. {informative or ''}".strip(),
         "\n".join(map(str, findings.outcomes(arms))) or "No level was reached by which a curriculum could be compared.",
+        f"Not judged, since it did not finish: {', '.join(left_out)}." if left_out else "",
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
+
+
+def finished(arms: list[Arm]) -> list[Arm]:
+    return [arm for arm in arms if not arm.unfinished]
 
 
 def conclude(arms: Mapping[str, list[Arm]]) -> str:
-    """What SPEED did in each mix, and what the curves are made of."""
+    """What SPEED did in each mix, and what the curves are made of; of the arms that came to their end."""
+    arms = {mix: ended for mix, of_mix in arms.items() if (ended := finished(of_mix))}
+    if not arms:
+        return "No arm came to its end, so there is nothing to conclude."
     found = {mix: (findings.informative(of_mix), findings.outcomes(of_mix)) for mix, of_mix in arms.items()}
     speed = findings.across("speed_16", found)
     mix, first = next(iter(arms.items()))

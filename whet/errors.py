@@ -13,5 +13,13 @@ class Collapsed(WhetError):
     """Evaluations fell far below what they were. All of it is saved, the best weights too."""
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal came while there was nothing to save. Its number decides the exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
 class Diverged(WhetError):
     """Three steps in a row were not finite. The last good checkpoint is untouched."""

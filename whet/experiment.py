@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,9 @@ from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
 from whet.run import best_checkpoint, has_collapsed
 from whet.threads import one_thread
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of an arm that a signal stopped: the others go on."""
 
 
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
@@ -58,7 +62,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
         for folder, process in list(running.items()):
             if process.poll() is not None:
                 del running[folder]
-                if process.returncode != 0 and not has_collapsed(folder):
+                if process.returncode not in (0, *STOPPED) and not has_collapsed(folder):
                     words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
                     raise WhetError(f"The arm {folder.name} failed: {' '.join(words) or process.returncode}")
         while queue and len(running) < cores():

@@ -139,7 +139,7 @@ def informative(arms: Sequence[Arm]) -> Informative | None:
 
 def outcomes(arms: Sequence[Arm]) -> list[Outcome]:
     """Of each arm that is not uniform; one that never got clear of the start, beside as little, has none."""
-    evaluation = common_evaluation(arms)
+    evaluation = common_evaluation(arms) if arms else None
     uniform = [arm for arm in arms if is_uniform(arm)]
     curves = [points for arm in arms for run in arm.runs if (points := run.points(evaluation))]
     start = max((points[0].accuracy for points in curves), default=1.0)

@@ -23,10 +23,35 @@ def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mappin
     """Recipe file (or `base`), then the overrides in order. Raises WhetError with one sentence."""
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
-        tree = read_toml(path)
+        tree = read_toml(find_recipe(path))
     for item in sets:
         override(tree, item)
     return parse_config(tree)
+
+
+def find_recipe(path: Path) -> Path:
+    """The file itself, else the recipe of that name that comes with whet: chain, gsm8k, papers/speed-rloo, ..."""
+    if path.exists():
+        return path
+    known = recipes()
+    if path.as_posix() in known:
+        return known[path.as_posix()]
+    if not path.suffix and len(path.parts) == 1:
+        near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
+        raise WhetError(
+            f'There is no recipe "{path}", as a file or by name; '
+            + (f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}.")
+        )
+    return path
+
+
+def recipes() -> dict[str, Path]:
+    """Name -> file of the recipes that come with whet: beside the package in a checkout, inside of it in a wheel."""
+    here = Path(__file__).parent
+    for folder in (here / "recipes", here.parent / "recipes"):
+        if folder.is_dir():
+            return {f.relative_to(folder).with_suffix("").as_posix(): f for f in sorted(folder.rglob("*.toml"))}
+    return {}
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:

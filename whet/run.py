@@ -41,8 +41,8 @@ class Run:
     def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
         self.folder = folder
         self.config_text = config_text
-        self.stopping = False
-        """A signal asked to stop: finish the step, save, leave."""
+        self.signal = 0
+        """The first signal that asked to stop: finish the step, save, leave. 0: none did."""
         self._lock = lock
 
     @classmethod
@@ -80,6 +80,10 @@ class Run:
         except BaseException:
             lock.release()
             raise
+
+    @property
+    def stopping(self) -> bool:
+        return self.signal != 0
 
     def close(self) -> None:
         self._lock.release()
@@ -172,7 +176,7 @@ class Run:
 
     @contextlib.contextmanager
     def stop_signals(self, told: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """SIGINT and SIGTERM set `stopping` and call `told`; a further SIGINT is a KeyboardInterrupt.
+        """SIGINT and SIGTERM set `signal` and call `told`; a further SIGINT is a KeyboardInterrupt.
 
         Only in the main thread.
         """
@@ -183,7 +187,7 @@ class Run:
         def ask_to_stop(number: int, _: FrameType | None) -> None:
             if self.stopping and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.stopping = True
+            self.signal = self.signal or number
             told()
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -277,6 +281,21 @@ def has_collapsed(folder: Path) -> bool:
     """Whether a run was stopped by the guard against collapse (`whet.collapse`): that is how it went, no failure."""
     rows = read_metrics(folder) if (folder / METRICS).is_file() else []
     return bool(rows) and bool(rows[-1].get("collapsed"))
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds the lock of a run, this one included."""
+    try:
+        handle = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
 
 
 def mean_response(folder: Path) -> float | None:

@@ -366,7 +366,7 @@ def poison(batch: Batch) -> Batch:
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_three_in_a_row_end_the_run(model, batch_of, encoder):
-    learner = Learner(model, Learn(), encode=encoder)
+    learner = Learner(model, Learn(lr=1e-3), encode=encoder)
     good = batch_of(MIXED)
     learner.step(good)
     before = copy.deepcopy(model.state_dict())

@@ -21,7 +21,12 @@ def write_run(
 ) -> Path:
     """A run folder that holds exactly these rows and rollouts."""
     folder.mkdir(parents=True)
-    tree = {"eval": [{"name": "held_out", "limit": 400}], **settings}
+    rows = list(rows)
+    tree = {
+        "eval": [{"name": "held_out", "limit": 400}],
+        "steps": max((r["step"] for r in rows), default=0),
+        **settings,
+    }
     (folder / "config.toml").write_text(dump_config(parse_config(tree)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rollouts").mkdir()

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from whet.report.arms import read_arms
 from whet.report.compare import Cell, compare, compare_table, to_markdown
+from whet.run import Run
 
 
 def rows(*points: tuple[int, float]) -> list[dict[str, float]]:
@@ -102,3 +103,28 @@ def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
 def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:
     result = compare(read_arms([save_run("bare", [{"step": 3, "tokens_generated": 10}]), save_run("empty", [])]))
     assert result.levels == [] and result.ends[0]["accuracy"] == Cell("–") and result.ends[1]["steps"] == Cell("–")
+
+
+def test_a_run_that_was_stopped_is_marked(save_run: Callable[..., Path]) -> None:
+    whole = save_run("whole", rows((0, 0.2), (100, 0.4), (200, 0.6)), steps=2)
+    part = save_run("part-seed0", rows((0, 0.2), (100, 0.4)), steps=2)
+    spent = save_run("part-seed1", rows((0, 0.2), (100, 0.4)), steps=2, token_budget=90_000)
+    result = compare(read_arms([whole, part, spent]))
+    assert [end["state"].value for end in result.ends] == ["finished", "seed0 stopped at step 1 of 2"]
+    assert "stopped at step 1 of 2" in to_markdown([part])
+    assert "state" not in compare(read_arms([whole, spent])).ends[0]
+
+
+def test_a_run_without_a_row_does_not_hide_the_others(save_run: Callable[..., Path]) -> None:
+    whole, empty = save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1), save_run("empty", [], steps=3)
+    result = compare(read_arms([empty, whole]))
+    assert (result.evaluation, result.ends[0]["state"].value) == ("held_out", "stopped at step 0 of 3")
+
+
+def test_a_run_that_goes_on_or_collapsed_did_not_stop(save_run: Callable[..., Path]) -> None:
+    going = save_run("going", rows((0, 0.2), (100, 0.4)), steps=2)
+    fell = save_run("fell", [*rows((0, 0.5)), {"step": 1, "collapsed": 1.0}], steps=9)
+    with Run.resume(going):
+        assert read_arms([going])[0].unfinished == "is at step 1 of 2"
+    assert read_arms([going])[0].unfinished == "stopped at step 1 of 2"
+    assert read_arms([fell])[0].unfinished == ""

@@ -24,7 +24,9 @@ from transformers.utils import logging as hf_logging
 
 from whet import config
 from whet.errors import WhetError
+from whet.model.head import head_of
 from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora, read_adapter
+from whet.model.memory import cache_shapes
 from whet.model.tiny import SPECIAL, byte_tokenizer, char_tokenizer, tiny_model
 from whet.model.twin import refuse_unsupported
 
@@ -103,8 +105,8 @@ def locate_model(name: str) -> Place:
     return Place(under, _pinned(base, under), folder)
 
 
-def check_model(settings: config.Model) -> None:
-    """Raises one sentence when the model cannot be had or trained here; loads no weights."""
+def check_model(settings: config.Model) -> PreTrainedModel | None:
+    """The network without weights, None for the tiny one. Raises one sentence when it cannot be had or trained here."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise WhetError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".')
     if settings.name == "tiny":
@@ -116,15 +118,18 @@ def check_model(settings: config.Model) -> None:
             raise WhetError(
                 'model.name = "tiny" has no trained weights to adapt; set model.lora.rank = 0 or name a model.'
             )
-        return
+        return None
     place = locate_model(settings.name)
     skeleton = build_skeleton(place.folder)
     refuse_unsupported(skeleton)
+    head_of(skeleton)
+    cache_shapes(skeleton)  # refuses what its layers ask of the attention, where that is not known
     if place.adapter is not None:
         check_adapter(skeleton, place.adapter)
         _check_same_adapter(settings.lora, place.adapter)
     elif settings.lora.rank:
         check_lora(skeleton, settings.lora)
+    return skeleton
 
 
 def build_skeleton(folder: Path) -> PreTrainedModel:

@@ -122,7 +122,7 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
         adapted=sum(sum(layer.weight.shape) for layer in _adapted(model, targets)),
         layers=len(kv),
         hidden=settings.hidden_size,
-        inner=getattr(settings, "intermediate_size", None) or 4 * settings.hidden_size,
+        inner=inner_width(settings),
         heads=heads,
         query=heads * kv[0].key_dim,
         cached=sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in kv),
@@ -132,14 +132,38 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
     )
 
 
+def inner_width(settings: Any) -> int:
+    """Numbers that a token has inside a feed-forward layer; of experts, those of all that it is sent to.
+
+    >>> from types import SimpleNamespace as Settings
+    >>> inner_width(Settings(hidden_size=8)), inner_width(Settings(hidden_size=8, intermediate_size=20))
+    (32, 20)
+    >>> inner_width(Settings(intermediate_size=20, num_experts_per_tok=2, moe_intermediate_size=6, n_shared_experts=1))
+    18
+    """
+    width = (
+        getattr(settings, "intermediate_size", None) or getattr(settings, "ffn_dim", None) or 4 * settings.hidden_size
+    )
+    chosen = getattr(settings, "num_experts_per_tok", None)
+    if not chosen:
+        return width
+    own = getattr(settings, "moe_intermediate_size", None) or width
+    shared = getattr(settings, "shared_expert_intermediate_size", None) or 0
+    return own * (chosen + (getattr(settings, "n_shared_experts", None) or 0)) + shared
+
+
 def cache_shapes(model: Any) -> list[KVShape]:
     """`kv_shapes` of a model that is no twin; its weights may be on the meta device, in another type than they will."""
-    before = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
+    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
+    before = {name: getattr(model.config, name, None) for name in meanwhile}
     try:
+        for name, value in meanwhile.items():
+            setattr(model.config, name, value)
         return kv_shapes(model)
     finally:
-        model.config._attn_implementation = before
+        for name, value in before.items():
+            setattr(model.config, name, value)
 
 
 def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:

@@ -65,6 +65,7 @@ def kv_shapes(twin: PreTrainedModel) -> list[KVShape]:
     """Heads and sizes of every layer's K and V, as they reach the attention."""
     probe = Probe()
     _run(twin, ctx=probe)
+    _refuse_asked(probe, twin)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
@@ -130,7 +131,21 @@ def _refuse_different(model: PreTrainedModel, twin: PreTrainedModel, name: str) 
     """What a model does in its attention it need not declare, so both are run on three tokens and compared."""
     probe = Probe()
     got = _run(twin, ctx=probe)
-    config = model.config
+    _refuse_asked(probe, model)
+    with _eval_mode(model):
+        want = _run(model)
+    half = want.dtype in (torch.bfloat16, torch.float16)
+    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
+    gap = (got - want).abs().max().item()
+    if gap > allowed:
+        raise WhetError(
+            f"{name} gives other logits with whet's attention (off by {gap:.3g}), so its rollouts would be wrong."
+        )
+
+
+def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
+    """By what its layers ask of the attention; its weights may be on the meta device."""
+    name, config = type(model).__name__, model.config
     if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
         raise WhetError(f"{name} does not run all of its attention layers through transformers' attention interface.")
     if probe.extras:
@@ -141,15 +156,6 @@ def _refuse_different(model: PreTrainedModel, twin: PreTrainedModel, name: str) 
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if windowed else ""] * config.num_hidden_layers
     if any(kind == "sliding_attention" and probe.windows[i] is None for i, kind in enumerate(kinds)):
         raise WhetError(f"{name} does not tell its attention the sliding window, so whet's engine cannot keep to it.")
-    with _eval_mode(model):
-        want = _run(model)
-    half = want.dtype in (torch.bfloat16, torch.float16)
-    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
-    gap = (got - want).abs().max().item()
-    if gap > allowed:
-        raise WhetError(
-            f"{name} gives other logits with whet's attention (off by {gap:.3g}), so its rollouts would be wrong."
-        )
 
 
 @torch.no_grad()

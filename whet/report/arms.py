@@ -7,6 +7,7 @@ Recipes are read as plain trees, so that runs of another version of the settings
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,9 @@ from typing import Any
 
 from whet.errors import WhetError
 from whet.recipe import read_toml
-from whet.report.curves import Point, Row, evaluation_names, evaluations
+from whet.report.curves import Point, Row, evaluation_names, evaluations, number
 from whet.report.formats import MISSING
-from whet.run import read_metrics
+from whet.run import is_in_use, read_metrics
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
@@ -39,11 +40,32 @@ class RunLog:
     def points(self, evaluation: str | None) -> list[Point]:
         return evaluations(self.rows, evaluation) if evaluation is not None else []
 
+    @property
+    def unfinished(self) -> str:
+        """Where a run stands that has not come to its end, in words; "" for one that has. A collapse is an end."""
+        last = self.rows[-1] if self.rows else {}
+        steps, step = number(self.settings, "steps"), number(last, "step") or 0.0
+        spent = {"token_budget": "tokens_generated", "time_budget": "time_s"}
+        budgets = [(number(self.settings, most) or math.inf, number(last, key) or 0.0) for most, key in spent.items()]
+        if steps is None or step >= steps or last.get("collapsed") or any(so_far >= most for most, so_far in budgets):
+            return ""
+        return f"{'is at' if is_in_use(self.folder) else 'stopped at'} step {step:.0f} of {steps:.0f}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
     name: str
     runs: tuple[RunLog, ...]
+
+    @property
+    def unfinished(self) -> str:
+        """Of each run that has not come to its end, where it stands; "" where all have."""
+        words = {run.name: run.unfinished for run in self.runs}
+        if len(words) == 1:
+            return next(iter(words.values()))
+        return "; ".join(
+            f"{name.removeprefix(self.name).strip(' ._/-')} {told}" for name, told in words.items() if told
+        )
 
 
 def arm_name(run: str) -> str:
@@ -117,12 +139,12 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 def common_evaluation(arms: Sequence[Arm], wanted: str | None = None) -> str | None:
     """The evaluation to compare by: the one asked for, else the first that every run holds."""
     runs = [run for arm in arms for run in arm.runs]
-    held = [evaluation_names(run.rows) for run in runs]
+    held = [evaluation_names(run.rows) for run in runs if run.rows] or [[]]
     shared = [name for name in held[0] if all(name in names for names in held)]
     if wanted is None:
         return shared[0] if shared else None
-    for run, names in zip(runs, held, strict=True):
-        if wanted not in names:
+    for run in runs:
+        if wanted not in (names := evaluation_names(run.rows)):
             there = ", ".join(names) or "none"
             raise WhetError(f'The run {run.name} has no evaluation "{wanted}" (it has: {there}).')
     return wanted

@@ -72,7 +72,7 @@ def compare(arms: Sequence[Arm], evaluation: str | None = None) -> Comparison:
         arms=[arm.name for arm in arms],
         seeds=[len(arm.runs) for arm in arms],
         costs={axis: _cost_rows(arms, evaluation, levels, axis) for axis in AXES},
-        ends=[_ends(arm, evaluation) for arm in arms],
+        ends=_with_state([_ends(arm, evaluation) for arm in arms], [arm.unfinished for arm in arms]),
     )
 
 
@@ -135,6 +135,13 @@ def _ends(arm: Arm, evaluation: str | None) -> dict[str, Cell]:
         "time": _spread([number(row, "time_s") for row in last], formats.duration),
         "signal": _spread([fmean(values) if values else None for values in signal], formats.share),
     }
+
+
+def _with_state(ends: list[dict[str, Cell]], unfinished: Sequence[str]) -> list[dict[str, Cell]]:
+    """A column more where a run has not come to its end: its numbers are those of a part."""
+    if not any(unfinished):
+        return ends
+    return [end | {"state": Cell(words or "finished")} for end, words in zip(ends, unfinished, strict=True)]
 
 
 def _quotient(part: float | None, whole: float | None) -> float | None:
