@@ -457,6 +457,15 @@ def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_a
     assert run(True) == run(False)
 
 
+def test_a_checkpoint_from_before_updates_were_counted_is_resumed() -> None:
+    source, later = ScalingRLSource(IDS, seed=5), ScalingRLSource(IDS, seed=5)
+    first = source.pick(10, clock())
+    state = source.state_dict()
+    later.load_state_dict({name: state[name] for name in state if name not in ("step", "recent", "asked")})
+    assert later.pick(8, clock(step=1)) == source.pick(8, clock(step=1))
+    assert len({*first, *later.ids()}) == 18
+
+
 def test_the_state_is_small() -> None:
     source = ScalingRLSource([f"id-{i}" for i in range(100_000)], seed=0)
     source.observe([r for i, p in enumerate(source.pick(10, clock())) for r in told(p, i, "rw")])

@@ -273,7 +273,8 @@ class ScalingRLSource:
         self.all_ids.check(state["prompts"])
         self.version, self.used = state["version"], state["used"]
         self.active = unpack(state["active"], np.int32)
-        self.step, self.recent, self.asked = state["step"], list(state["recent"]), state["asked"]
+        self.step, self.asked = state.get("step", 0), state.get("asked", 0)  # older checkpoints lack them
+        self.recent = list(state.get("recent", ()))
         self.returned = list(state["returned"])
         self.shift = list(state["shift"])
         self.distinct = state["distinct"]
