@@ -255,8 +255,9 @@ class Stages:
         metrics = self.inner.metrics()
         for name in COUNTED:
             self._before[name] += metrics.get(f"curriculum/{name}", 0.0)
-        self._before["tokens_dropped"] += sum(self._tokens.values())
-        self.border += len(self.inner.holds())
+        held = self.inner.holds()  # the others are counted as kept or dropped already
+        self._before["tokens_dropped"] += sum(self._tokens.get(group_id, 0) for group_id in held)
+        self.border += len(held)
         self._enter(self.number + 1, self._rows(self.number + 1))
         self.fresh = True
 
