@@ -244,7 +244,7 @@ def test_saved_at_any_point_it_goes_on_alike(name: str, script: list[tuple[int, 
         step += passes
         picked = first.pick(k, at(step=step))
         assert other.pick(k, at(step=step)) == picked
-        assert len(picked) == k
+        assert len(set(picked)) == len(picked) <= k and bool(picked) == bool(k)
         for source in (first, other):
             tell(source, dict.fromkeys(picked[:2], letters))
             source.give_back(picked[2:3])

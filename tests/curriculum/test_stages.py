@@ -336,6 +336,7 @@ WORLDS = st.builds(
 )
 
 
+@pytest.mark.filterwarnings("ignore:Stage . ends early")
 @pytest.mark.parametrize("name", TABLE)
 @settings(max_examples=25, deadline=None)
 @given(
@@ -409,9 +410,11 @@ def truncate(curriculum: Stages, requests: Sequence[Request], finish: Any = "len
 
 def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
     curriculum, half = hopeless(), SAMPLING.max_tokens // 2
-    asked = curriculum.plan(at())
-    assert {r.sampling.max_tokens for r in asked} == {half} and len(asked) >= 2
-    truncate(curriculum, asked)
+    while curriculum.in_vain[1] < 16:
+        assert curriculum.emit(at()) is None
+        asked = curriculum.plan(at())
+        assert {r.sampling.max_tokens for r in asked} == {half}
+        truncate(curriculum, asked)
     again = hopeless()
     again.load_state_dict(json.loads(json.dumps(curriculum.state_dict())))
     for one in (curriculum, again):
@@ -427,8 +430,8 @@ def test_a_stage_that_truncates_everything_ends_by_itself_and_says_so() -> None:
 @pytest.mark.parametrize(("finish", "letter"), [("stop", "w"), ("length", "r"), ("cut", "w")])
 def test_a_stage_goes_on_where_responses_end_or_are_right(finish: str, letter: str) -> None:
     curriculum = hopeless()
-    truncate(curriculum, curriculum.plan(at()), finish, letter)
-    curriculum.plan(at())
+    for number in range(6):
+        truncate(curriculum, curriculum.plan(at(step=number)), finish, letter)
     assert curriculum.metrics()["curriculum/stage"] == 0
 
 

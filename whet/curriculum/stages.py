@@ -40,8 +40,9 @@ Make = Callable[[Stage, Sequence[str], int], Curriculum]
 LEAST = 0.25
 """Passes over its prompts before the share of truncated responses may end a stage. OURS."""
 
-HOPELESS = 0.95
-"""If more of the responses since the last right one are truncated, over a batch of groups, the stage is over. OURS."""
+HOPELESS, FEWEST = 0.95, 16
+"""If more of the responses since the last right one are truncated, over a batch of groups and so many responses at
+least, the stage is over. OURS."""
 
 COUNTED = (*COUNTERS, "probed", "screened", "qualified", "rollouts_saved", "skipped_solved", "resets")
 """Metrics that count since the start of a run and go on over borders; all others are gauges of the present stage."""
@@ -260,8 +261,9 @@ class Stages:
         metrics = self.inner.metrics()
         for name in COUNTED:
             self._before[name] += metrics.get(f"curriculum/{name}", 0.0)
-        self._before["tokens_dropped"] += sum(self._tokens.values())
-        self.border += len(self.inner.holds())
+        held = self.inner.holds()  # the others are counted as kept or dropped already
+        self._before["tokens_dropped"] += sum(self._tokens.get(group_id, 0) for group_id in held)
+        self.border += len(held)
         self._enter(self.number + 1, self._rows(self.number + 1))
         self.fresh = True
 
@@ -277,7 +279,8 @@ class Stages:
         long as a wider limit is to come."""
         groups, responses, truncated = self.in_vain
         limit, later = self.limits[self.number], self.limits[self.number + 1 :]
-        if groups < batch or truncated <= HOPELESS * responses or max(later, default=0) <= limit:
+        enough = groups >= batch and responses >= FEWEST and truncated > HOPELESS * responses
+        if not enough or max(later, default=0) <= limit:
             return
         why = f"Stage {self.number} ends early: {self._about_limit()} None was right in {groups} groups."
         self._advance()
