@@ -25,7 +25,6 @@ KINDS = {
     "barrier": (),
     "dapo": ("curriculum.name=dapo", "curriculum.max_age=1"),
     "stream cut": ("rollout.mode=stream", "curriculum.name=dapo"),
-    "stream keep": ("rollout.mode=stream", "curriculum.max_age=1"),
     "stream recompute": ("rollout.mode=stream", "rollout.on_update=recompute", "curriculum.max_age=2"),
     "bf16 masters, kl": ("model.dtype=bfloat16", "learn.kl_coef=0.1", "learn.updates=2"),
 }

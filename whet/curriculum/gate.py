@@ -109,7 +109,7 @@ class Gate(ABC):
             self._settle()
 
     def emit(self, clock: Clock) -> Batch | None:
-        self.settle(clock)
+        self._turn(clock)
         for visit in self.book.expire(clock.version - self.max_age):
             self._give_back(visit, "expired")
         if self.book.ready >= clock.groups:
@@ -157,15 +157,20 @@ class Gate(ABC):
 
     # In line, where an update cuts what runs
 
-    def settle(self, clock: Clock) -> bool:
-        """Before an emit: lets go what an update has outlived, and decides what the batch cannot do without. True if
-        there was something to decide."""
+    def _turn(self, clock: Clock) -> None:
+        """Lets go what an update has outlived, finished or not, and says how many groups the batch wants."""
         if clock.cut and clock.version > self.version:
             for visit in list(self.book.in_line()):
                 why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
                 self._give_back(self.book.remove(visit.group_id), why)
         self.version = clock.version
         self.inside = clock.groups if clock.cut else None
+
+    def settle(self, groups: int) -> bool:
+        """The batch wants so many groups, it turns out. True if that decided any."""
+        if self.inside is None:
+            return False
+        self.inside = groups
         return self._settle()
 
     def _settle(self) -> bool:

@@ -44,14 +44,14 @@ class TokenBudget:
         self.last = (0, 0)  # groups and tokens of the last batch
 
     def plan(self, clock: Clock) -> list[Request]:
+        while self.inner.settle(self._clock(clock).groups):  # what is decided may move the end of the batch
+            pass
         return self.inner.plan(self._clock(clock))
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         self.inner.observe(rollouts)
 
     def emit(self, clock: Clock) -> Batch | None:
-        while self.inner.settle(self._clock(clock)):  # what is decided may move the end of the batch
-            pass
         batch = self.inner.emit(self._clock(clock))
         if batch is None:
             return None
