@@ -1,13 +1,20 @@
 """The pages say what the stored cells say: each table is made again from its JSON and compared with the page."""
 
+import json
+import math
 import re
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 
 from whet.bench.document import document, marks, read_arms, short_table, write_report
 from whet.bench.matrix import Plan, read_plan
 from whet.bench.results import Arms, target_level
+from whet.report.curves import Point
+from whet.report.levels import first_crossing
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -69,3 +76,65 @@ def test_the_headline_is_that_of_the_cells() -> None:
 def spelt(share: str) -> str:
     """A range as it stands in a sentence."""
     return share.replace("–", " to ")
+
+
+def of_seeds(found: list[float], show: Callable[[float], str], dash: str) -> str:
+    """Median and range over the seeds, as the pages write them."""
+    middle, low, high = (show(value) for value in (median(found), min(found), max(found)))
+    return f"{middle} ({low}{dash}{high})"
+
+
+def thousands(value: float) -> str:
+    return f"{value / 1000:.0f}k" if math.isfinite(value) else "never"
+
+
+def to_level(run: dict[str, Any], level: float) -> float:
+    """Tokens at the first of two evaluations in a row at or above it."""
+    points = [Point(step=s, tokens=t, seconds=x, accuracy=a) for s, t, x, a in run["curve"]]
+    found = first_crossing(points, level)
+    return found.tokens if found else math.inf
+
+
+def toy_row(runs: dict[str, Any], arm: str, dash: str) -> list[str]:
+    """[seeds, tokens to 0.70, of uniform_48's, tokens to 0.85, accuracy at the end] of an arm of the toy study."""
+    mine, theirs = (
+        [run for name, run in runs.items() if name.rpartition("-seed")[0] == a] for a in (arm, "uniform_48")
+    )
+    costs = [to_level(run, 0.70) for run in mine]
+    share = median(costs) / median(to_level(run, 0.70) for run in theirs)
+    return [
+        f"{len(mine)}",
+        of_seeds(costs, thousands, dash),
+        f"{share:.2f}" if math.isfinite(share) else "",
+        of_seeds([to_level(run, 0.85) for run in mine], thousands, dash),
+        of_seeds([run["accuracy"] for run in mine], lambda value: f"{value:.2f}", dash),
+    ]
+
+
+@pytest.mark.parametrize("mix", ["few", "many"])
+def test_the_tables_of_the_toy_study_are_those_of_its_runs(mix: str) -> None:
+    runs = json.loads((RESULTS / f"curricula_{mix}.json").read_text())["runs"]
+    section = (ROOT / "docs" / "benchmarks.md").read_text().partition("## Curricula side by side")[2]
+    rows = section.partition(f"\n{mix.capitalize()}:\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(rows) >= 20
+    for row in rows:
+        arm, *cells = [text.strip() for text in row.strip("|").split("|")]
+        assert cells == toy_row(runs, arm, "-"), arm
+
+
+ARMS_OF_README = {
+    "speed_16 at half the learning rate": "speed_16_1e-4",
+    "short limit first, then long": "staged_16",
+    "all_16 (every method at once)": "all_16",
+}
+
+
+def test_the_table_of_the_toy_study_in_the_readme_is_that_of_its_runs() -> None:
+    table = (ROOT / "README.md").read_text().partition("| | few: tokens to 0.70")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert len(rows) == 9
+    both = [json.loads((RESULTS / f"curricula_{mix}.json").read_text())["runs"] for mix in ("few", "many")]
+    for row in rows:
+        name, *cells = [text.strip() for text in row.replace("\\", "").replace("**", "").strip("|").split("|")]
+        wanted = [toy_row(runs, ARMS_OF_README.get(name, name), "\N{EN DASH}") for runs in both]
+        assert cells == [text for _, tokens, share, _, end in wanted for text in (tokens, share, end)], name
