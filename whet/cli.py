@@ -263,6 +263,21 @@ def view(
     view_run(run, step=step, verdict=verdict, phase=phase, limit=limit, console=out_console)
 
 
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on, failed or were killed.")],
+) -> None:
+    """Write RUN/report.html: curves, settings and rollouts of a run as far as it has come."""
+    from whet.report.arms import read_run
+    from whet.report.page import write_page
+
+    for run in runs:
+        read_run(run.name, run)  # all are looked at before one is written
+    for run in runs:
+        write_page(run / "report.html", [run], title=run.absolute().name)
+        out_console.print(f"Page: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+
+
 def need_runs(runs: list[Path]) -> None:
     for run in runs:
         if not (run / "metrics.jsonl").is_file():
