@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -208,6 +209,22 @@ def test_any_run_has_a_page(
     assert not (young / "report.html").exists(), "all are looked at before one is written"
     (tmp_path / "empty").mkdir()
     assert "holds no config.toml" in refused(monkeypatch, capsys, "report", str(tmp_path / "empty"))
+
+
+def test_what_resume_cannot_heed_is_refused_and_an_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    assert call(monkeypatch, "train", *QUICK, out) == 0
+    capsys.readouterr()
+    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "gsm8k", "--resume", out)
+    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "--model", "tiny", "--resume", out)
+    assert call(monkeypatch, "train", "--resume", out) == 0
+    assert "The run has come to its end; more steps go on from here: --set steps=N." in capsys.readouterr().err
+    assert call(monkeypatch, "view", str(tmp_path / "run"), "--limit", "0") == 2
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    capsys.readouterr()
+    assert "has no whole checkpoint yet" in refused(monkeypatch, capsys, "eval", str(tmp_path / "run"))
 
 
 def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
