@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from small_run import SMALL, model_folder, problem_file
 
 from whet import cli, files
 from whet.recipe import dump_config, load_config
+from whet.run import Run
 
 QUICK = ["--set=steps=2", *(f"--set={item}" for item in SMALL if not item.startswith("steps="))]
 
@@ -182,6 +184,47 @@ def test_a_command_that_lacks_torch_says_so(tmp_path: Path, command: list[str]) 
     assert (done.returncode, done.stderr.strip()) == (
         2, 'whet: This needs torch, which is not installed: pip install "whet[train]".'
     )  # fmt: skip
+
+
+def test_any_run_has_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run killed before its first row, of one torn in the middle of a line, of one that goes on."""
+    young, torn = tmp_path / "young", tmp_path / "torn"
+    for run in (young, torn):
+        run.mkdir()
+        (run / "config.toml").write_text(dump_config(load_config(sets=["steps=9"])))
+    (torn / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "reward/mean": 0.5}\n{"step": 2, "rew')
+    (torn / "rollouts").mkdir()
+    (torn / "rollouts" / "step_00000001.jsonl").write_text('{"step": 1, "prompt": "1+1=", "respo')
+    assert call(monkeypatch, "report", str(young), str(torn)) == 0
+    assert "young stopped at step 0 of 9" in (young / "report.html").read_text()
+    assert "torn stopped at step 1 of 9" in (torn / "report.html").read_text()
+    with Run.resume(torn):
+        assert call(monkeypatch, "report", str(torn)) == 0
+    assert "torn is at step 1 of 9" in (torn / "report.html").read_text()
+    (torn / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 2}\n')
+    (young / "report.html").unlink()
+    assert "Line 2 of" in refused(monkeypatch, capsys, "report", str(young), str(torn))
+    assert not (young / "report.html").exists(), "all are looked at before one is written"
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.toml" in refused(monkeypatch, capsys, "report", str(tmp_path / "empty"))
+
+
+def test_what_resume_cannot_heed_is_refused_and_an_end_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"--out={tmp_path / 'run'}"
+    assert call(monkeypatch, "train", *QUICK, out) == 0
+    capsys.readouterr()
+    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "gsm8k", "--resume", out)
+    assert "leave the other recipe" in refused(monkeypatch, capsys, "train", "--model", "tiny", "--resume", out)
+    assert call(monkeypatch, "train", "--resume", out) == 0
+    assert "The run has come to its end; more steps go on from here: --set steps=N." in capsys.readouterr().err
+    assert call(monkeypatch, "view", str(tmp_path / "run"), "--limit", "0") == 2
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    capsys.readouterr()
+    assert "has no whole checkpoint yet" in refused(monkeypatch, capsys, "eval", str(tmp_path / "run"))
 
 
 def test_eval_flags_need_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

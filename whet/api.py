@@ -133,6 +133,8 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
         if folder is not None:
             restore_parts(parts, load_checkpoint(folder))
             watcher.message(f"Resuming after step {parts.tally.step}.")
+            if parts.done:
+                watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
         run.cut_back(parts.tally.step if folder is not None else -1)
         if parts.fresh:
             run_warm_start(parts, _tell_warm_start(run, watcher))

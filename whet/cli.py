@@ -81,6 +81,11 @@ def train(
             raise WhetError("--resume needs the run folder: whet train --out RUN --resume.")
         if not (out / "config.toml").is_file():
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
+        if recipe or model or data or reward or curriculum:
+            raise WhetError(
+                f"--resume goes on with the recipe in {out / 'config.toml'}: leave the other recipe and its flags out; "
+                "--set changes a setting."
+            )
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
@@ -249,13 +254,28 @@ def view(
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
     verdict: Annotated[str | None, typer.Option(help="right, wrong or unjudged.")] = None,
     phase: Annotated[str | None, typer.Option(help="train, eval, screen, ...")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many rollouts.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many rollouts.")] = 20,
 ) -> None:
     """What the model wrote, in the terminal."""
     from whet.report.view import view_run
 
     need_runs([run])
     view_run(run, step=step, verdict=verdict, phase=phase, limit=limit, console=out_console)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on, failed or were killed.")],
+) -> None:
+    """Write RUN/report.html: curves, settings and rollouts of a run as far as it has come."""
+    from whet.report.arms import read_run
+    from whet.report.page import write_page
+
+    for run in runs:
+        read_run(run.name, run)  # all are looked at before one is written
+    for run in runs:
+        write_page(run / "report.html", [run], title=run.absolute().name)
+        out_console.print(f"Page: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 def need_runs(runs: list[Path]) -> None:

@@ -146,10 +146,10 @@ def probe_model(
 def weights_of(model: str) -> tuple[str, Path | None]:
     """(folder or hub name with weights, the recipe beside it)."""
     folder = Path(model)
-    if (folder / "checkpoints").is_dir():
+    if (folder / "checkpoints").is_dir() or (folder / "config.toml").is_file():
         best = best_checkpoint(folder)
         if best is None:
-            raise WhetError(f"The run {folder} holds no whole checkpoint.")
+            raise WhetError(f"The run {folder} has no whole checkpoint yet.")
         return str(best), folder / "config.toml"
     beside = folder.parent.parent / "config.toml"
     return model, beside if folder.is_dir() and beside.is_file() else None

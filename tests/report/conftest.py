@@ -22,11 +22,8 @@ def write_run(
     """A run folder that holds exactly these rows and rollouts."""
     folder.mkdir(parents=True)
     rows = list(rows)
-    tree = {
-        "eval": [{"name": "held_out", "limit": 400}],
-        "steps": max((r["step"] for r in rows), default=0),
-        **settings,
-    }
+    tree: dict[str, Any] = {"eval": [{"name": "held_out", "limit": 400}], "learn": {"lr": 2e-4}}
+    tree |= {"steps": max((row["step"] for row in rows), default=0), **settings}
     (folder / "config.toml").write_text(dump_config(parse_config(tree)))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "rollouts").mkdir()

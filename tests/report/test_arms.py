@@ -40,7 +40,7 @@ def test_settings_that_differ_leave_out_what_is_shared(save_run: Callable[..., P
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(WhetError, match=r"holds no metrics\.jsonl"):
+    with pytest.raises(WhetError, match=r"holds no config\.toml"):
         read_arms([tmp_path])
     with pytest.raises(WhetError, match="at least one"):
         read_arms([])

@@ -88,8 +88,9 @@ def read_arms(folders: Folders) -> list[Arm]:
 
 
 def read_run(name: str, folder: Path) -> RunLog:
-    if not (folder / "metrics.jsonl").is_file():
-        raise WhetError(f"{folder} is not a run folder: it holds no metrics.jsonl.")
+    """Also of a run that goes on or was killed; before its first row it has a recipe alone."""
+    if not (folder / "config.toml").is_file():
+        raise WhetError(f"{folder} is not a run folder: it holds no config.toml.")
     return RunLog(
         name=name,
         folder=folder,

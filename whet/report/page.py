@@ -1,8 +1,8 @@
 """One static page for one run or for several side by side: curves, levels, settings, rollouts.
 
-`whet train` writes it to RUN/report.html, `whet compare --page` and `whet demo` write one for several runs. The file
-stands alone: styles inside, no script, nothing fetched, and a policy in its head that forbids both. What models
-wrote is escaped by `markup` like everything else.
+`whet train` at its end and `whet report` at any time write it to RUN/report.html, `whet compare --page` and `whet demo`
+write one for several runs. The file stands alone: styles inside, no script, nothing fetched, and a policy in its head
+that forbids both. What models wrote is escaped by `markup` like everything else.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ def _what(arms: Sequence[Arm], result: Comparison) -> str:
         error = _standard_error(arms[0], result.evaluation)
         if error:
             words.append(f"standard error of one evaluation about {error:.3f}")
+    words += [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
     return "; ".join(words) + "."
 
 
