@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, answers, at
 
+from whet import config
+from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.contract import check_contract, check_world, play
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.des import MODES
@@ -21,6 +23,7 @@ from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
 from whet.curriculum.speed import Speed
+from whet.curriculum.stages import Stages
 from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
@@ -483,3 +486,25 @@ def test_bad_settings_and_other_data_are_refused() -> None:
         ScalingRLSource([], 0)
     with pytest.raises(WhetError, match="other prompts"):
         ScalingRLSource(IDS[::-1], 0).load_state_dict(ScalingRLSource(IDS, 0).state_dict())
+
+
+def test_a_prepared_set_serves_the_first_update_and_grows_where_it_is_too_small() -> None:
+    ids = [f"p{i}" for i in range(50)]
+    plain, prepared = ScalingRLSource(ids, 3, share=0.2), ScalingRLSource(ids, 3, share=0.2)
+    prepared.prepare()
+    assert prepared.pick(10, at()) == plain.pick(10, at()) and prepared.version == 1
+    small = ScalingRLSource(ids, 3, share=0.02)
+    small.prepare()
+    assert len(small.active) == 1
+    assert len(set(small.pick(12, at()))) == 12 == len(small.active)
+
+
+def test_the_first_set_of_a_curriculum_is_chosen_before_its_first_update() -> None:
+    ids = [f"p{i}" for i in range(100)]
+    facts = Facts(ids=ids, characters=[50 + i for i in range(100)])
+    for name in ("scalingrl", "all"):
+        wanted = config.Curriculum(name=name, groups=4, rollouts=8)
+        made = build_curriculum(wanted, facts=facts, sampling=SAMPLING, seed=0)
+        stage = made.inner if isinstance(made, Stages) else made
+        pool = getattr(stage.source, "pool", stage.source)
+        assert pool.version == 1 and len(made.plan(at())) > 0 and pool.version == 1

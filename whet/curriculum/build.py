@@ -247,9 +247,9 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
     def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
         return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
 
-    stages = stages_of(settings, sampling.max_tokens)
-    if stages:
-        return Stages(
+    built: Curriculum
+    if stages := stages_of(settings, sampling.max_tokens):
+        built = Stages(
             stages,
             make_stage,
             ids=facts.ids,
@@ -257,7 +257,11 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
             tasks=facts.tasks,
             max_tokens=sampling.max_tokens,
         )
-    return make(settings, facts, sampling, 0)
+    else:
+        built = make(settings, facts, sampling, 0)
+    if isinstance(latest, CuresSource | ScalingRLSource):
+        latest.prepare()
+    return built
 
 
 def unsolved(settings: config.Curriculum, source: Source, prompts: int) -> Source:

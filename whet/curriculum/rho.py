@@ -47,6 +47,9 @@ class Pool(Protocol):
     def left(self) -> int:
         """Draws before the set changes."""
 
+    def prepare(self) -> None:
+        """Choose the first set."""
+
     def refresh(self, clock: Clock, wanted: int = 0) -> None:
         """Move on if it is time to; `wanted` are to be drawn now."""
 
@@ -231,6 +234,13 @@ class CuresSource:
             self._fill_tree()
         else:
             self.pool.inherit(older.pool)
+
+    def prepare(self) -> None:
+        """What the first draw needs of a moving set, before an update has to wait for it."""
+        if self.pool is not None:
+            self.pool.prepare()
+            self._choose_members()
+            self._fill_tree()
 
     # Time
 

@@ -130,11 +130,16 @@ class ScalingRLSource:
         """Of the active set, not handed out yet."""
         return len(self.active) - self.used
 
+    def prepare(self) -> None:
+        """Chooses the first set before an update has to wait for it: among a million prompts that takes a while."""
+        self._next_set(0.0, least=1)
+
     def refresh(self, clock: Clock, wanted: int = 0) -> None:
         """Chooses the next set if this one was handed out once; `wanted` are to be drawn now."""
         self._enter(clock)
-        if self.left <= 0:
-            self._next_set(clock, max(clock.groups, self.asked, len(self.recent) + wanted))
+        least = max(clock.groups, self.asked, len(self.recent) + wanted)
+        if self.left <= 0 or (not self.used and len(self.active) < least):  # also a prepared set that is too small
+            self._next_set(clock.progress, least)
             self.asked = len(self.recent)
 
     def _enter(self, clock: Clock) -> None:
@@ -158,7 +163,7 @@ class ScalingRLSource:
 
     # Choosing
 
-    def _next_set(self, clock: Clock, least: int) -> None:
+    def _next_set(self, progress: float, least: int) -> None:
         """`least`: what one update asks for, since a gate may turn down most of it. OURS: an update should need no
         prompt twice, so what it was handed already ranks last."""
         if self.adaptive and self._components.shape[1] == len(self.active):
@@ -167,12 +172,12 @@ class ScalingRLSource:
         history = self.history
         eligible = (history.kind <= MIXED) | _again(history.kind, rng)
         eligible[self.recent] = False
-        components = self._components_of(clock.progress)
+        components = self._components_of(progress)
         scores = des.score(components, self.weights)
         if self.select == "fixed" and self.version:
             rows = np.sort(self.active)
         else:
-            keys, size = des.rank(scores, eligible, self.select, clock.progress, rng, share=self.share, cut=self.cut)
+            keys, size = des.rank(scores, eligible, self.select, progress, rng, share=self.share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
             rows = des.choose(keys, size, self._mix(history, eligible, size))
