@@ -90,4 +90,4 @@ class Reset:
         self.inner.load_state_dict(state["inner"])
         self.progress.load_state_dict(state["progress"])
         self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
-        self.turn = state["turn"]
+        self.turn = state.get("turn", 0)
