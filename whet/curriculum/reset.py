@@ -96,4 +96,4 @@ class Reset:
         self.progress.load_state_dict(state["progress"])
         self.hearing.load_state_dict(state.get("hearing", ()))
         self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
-        self.turn = state["turn"]
+        self.turn = state.get("turn", 0)

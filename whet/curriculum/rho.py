@@ -213,7 +213,7 @@ class CuresSource:
                 "curriculum settings, or start a new run."
             )
         self.posterior.load_state_dict(state["posterior"])
-        self.probed = None if state["probed"] is None else Posterior(self.ids)
+        self.probed = None if state.get("probed") is None else Posterior(self.ids)
         if self.probed is not None:
             self.probed.load_state_dict(state["probed"])
         self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]

@@ -236,7 +236,7 @@ class Stages:
         self.inner.load_state_dict(state["inner"])
         for name in ("next_id", "fresh", "step", "asked", "border", "late"):
             setattr(self, name, state[name])
-        self.in_vain = list(state["in_vain"])
+        self.in_vain = list(state.get("in_vain", (0, 0, 0)))
         self._before = dict(state["before"])
         self._tokens = dict(state["tokens"])
         self.progress.load_state_dict(state["progress"])

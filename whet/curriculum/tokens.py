@@ -96,6 +96,6 @@ class TokenBudget:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
-        self.mean, self.count = state["mean"], state["count"]
+        self.mean, self.count = state["mean"], state.get("count")
         groups, tokens = state["last"]
         self.last = (groups, tokens)
