@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scripted import SAMPLING, Listed, answer_all, asks, at, metric, trained
 
-from whet.curriculum.contract import check_contract, play
+from whet.curriculum.contract import LONG_RUN, check_contract, measure_lengths, play
 from whet.curriculum.dapo import Dapo
 from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
+from whet.types import Rollout
 
 ABC = [chr(ord("A") + i) for i in range(26)]
 
@@ -74,3 +76,18 @@ def test_only_groups_with_signal_train(slots: int | None) -> None:
     assert metrics["curriculum/trained"] == 40
     assert metrics["curriculum/rejected_hard"] > metrics["curriculum/rejected_easy"] > 0
     assert 0.1 < metrics["curriculum/acceptance"] == metrics["curriculum/signal_share"] < 0.3
+
+
+def test_a_source_hears_of_long_responses_as_often_as_they_are_written() -> None:
+    """Where an update cuts what runs: what is asked in reserve is finished if it is short, and cut if it is long."""
+    heard: list[float] = []
+
+    class Listening(UniformSource):
+        def observe(self, rollouts: Sequence[Rollout]) -> None:
+            heard.extend(r.length / r.sampling.max_tokens for r in rollouts)
+
+    def build(ids: Sequence[str], seed: int) -> Dapo:
+        return Dapo(Listening(ids, seed), sampling=SAMPLING, rollouts=6, max_age=1)
+
+    _, policy = measure_lengths(build, replace(LONG_RUN, pass_rates=(0.2, 0.8), slots=64, cut=1.0))
+    assert sum(heard) / len(heard) == pytest.approx(policy, rel=0.02)  # it was 12% less
