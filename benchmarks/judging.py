@@ -70,7 +70,8 @@ def main() -> None:
     )
     if args.before:
         earlier = json.loads(args.before.read_text())
-        result["before"] = {key: earlier[key] for key in ("pairs", "commit", "date")}
+        shares = {name: {k: v for k, v in part.items() if k != "false"} for name, part in earlier["pairs"].items()}
+        result["before"] = {"pairs": shares, "commit": earlier["commit"], "date": earlier["date"]}
     if args.data:
         judge_sets(args, result)
     args.out.mkdir(parents=True, exist_ok=True)

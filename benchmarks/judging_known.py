@@ -4,7 +4,7 @@ tests/test_yujianll.py at 056ad625): which answer its authors take for which. Th
 Long model outputs are cut to the part that gives the answer; pairs that only test options of its own (rounding to two
 places, no line breaks in inline mathematics) are left out. A bare answer stands in a box.
 
-DISAGREE holds those where docs/judges.md says otherwise on purpose, with the reason; they are counted apart.
+DISAGREE holds those where docs/judges.md says otherwise on purpose, with the reason; they are not counted.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from whet.tasks.final import ANSWERS, LONGEST, after_thinking, auto, boxed, last
         ("The answer is not 5 but 6.", "6."),
         ("The answer is 6, not 5.", "6"),
         ("The answer is 6, which is even.", "6"),
+        ("The answer is $ax+b$, where $b=1$", "ax+b$, where $b=1$"),
         ("The answer is not 5.", "not 5."),
         ("not 5", "not 5"),
         ("It isn't 5", "n't 5"),

@@ -35,7 +35,7 @@ _DENIED = re.compile(
 )
 _NOT_BUT = re.compile(r"not\s+\S{1,40}\s+but\s+", re.IGNORECASE)
 _NOT_AFTER = re.compile(r",?\s+(?:and\s+)?(?:not|nothing)\b.*", re.IGNORECASE | re.DOTALL)
-_CLAUSE = re.compile(r",?\s+(?:as|since|because|which|so|where|and nothing)\s.*", re.IGNORECASE | re.DOTALL)
+_CLAUSE = re.compile(r",?\s+(?:as|since|because|which|so|where|and nothing)\s[^0-9=$\\]*$", re.IGNORECASE)
 _SENTENCE_IS = re.compile(r"[A-Za-z][^=0-9]*\s(?:is|are|equals)\s+(?=\S)", re.IGNORECASE)
 _LONE_LETTER = re.compile(r"(?:[Oo]ption |[Cc]hoice )?\(?[A-Ja-j]\)?[.:)]?|\(?[A-J][.:)]\s[^\n]{1,80}")
 _LETTER_IN_TEXT = re.compile(r"\([A-J]\)(?![A-Za-z(])|(?<=\bis )[A-J](?=[.,]?\s*$)")

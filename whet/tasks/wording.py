@@ -33,7 +33,7 @@ UNITS = {
 }
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _FILLERS = """about approximately around roughly exactly only just there is are was were be the this that total of in
-    it so therefore thus hence equals equal each every final result value altogether answer we get have has"""
+    it so therefore thus hence equals equal each every final result value altogether answer we get have has per"""
 FILLERS = frozenset(_FILLERS.split())
 _NUMERALS = "zero one two three four five six seven eight nine ten eleven twelve"
 NUMERALS = {word: number for number, word in enumerate(_NUMERALS.split())}
