@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from small_run import small_config
 
 from whet.errors import WhetError
 from whet.experiment import merge, name_arms, replace_run, train_arms
 from whet.recipe import parse_config
+from whet.report.arms import read_arms
 
 
 def test_tables_merge_and_all_else_replaces() -> None:
@@ -48,3 +54,23 @@ def test_an_arm_that_fails_ends_the_experiment_in_its_own_words(tmp_path: Path) 
     arms = {tmp_path / "deep" / "bad": parse_config({"model": {"name": str(tmp_path / "nowhere")}})}
     with pytest.raises(WhetError, match=r"The arm bad failed: .*nowhere"):
         train_arms(arms, Console(file=io.StringIO()))
+
+
+def test_an_arm_that_is_stopped_leaves_the_others_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    long, short = tmp_path / "long", tmp_path / "short"
+    own = {"data.0.reward": "small_run:even_digits", "eval.0.reward": "small_run:even_digits"}
+    sets = [f"{key}={value}" for key, value in own.items()]
+    arms = {long: small_config("steps=100000", *sets), short: small_config("steps=2", *sets)}
+
+    def stop_the_long_one() -> None:
+        while not (long / "metrics.jsonl").is_file():
+            time.sleep(0.05)
+        os.kill(int((long / "lock").read_text()), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_the_long_one)
+    thread.start()
+    train_arms(arms, Console(file=io.StringIO()))
+    thread.join()
+    unfinished = [arm.unfinished for arm in read_arms(list(arms))]
+    assert unfinished[0].startswith("stopped at step ") and unfinished[1] == ""
