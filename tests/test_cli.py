@@ -250,3 +250,13 @@ def test_eval_probe_and_export_as_commands(
     assert (tmp_path / "out" / "README.md").is_file()
     assert call(monkeypatch, "doctor", model) in (0, 1)
     assert "LlamaForCausalLM" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_first_recipe_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rounding of the machine makes of its warm start: 12 of its 40 updates."""
+    words = ["--set=steps=12", "--set=eval.0.every=12", "--set=eval.0.limit=100"]
+    assert call(monkeypatch, "train", "chain", *words, f"--out={tmp_path / 'run'}") == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    start, end = (rows[i]["eval/held_out/accuracy"] for i in (0, -1))
+    assert start < 0.5 and end > start + 0.3, (start, end)
