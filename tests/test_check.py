@@ -6,7 +6,7 @@ from string import printable
 
 import pytest
 from small_run import model_folder, problem_file
-from transformers import LlamaConfig
+from transformers import GPT2Config, LlamaConfig
 
 from whet.check import Checked, check, default_lr, dry_run
 from whet.errors import WhetError
@@ -58,6 +58,19 @@ def test_what_training_refuses_is_refused_before_it(tmp_path: Path) -> None:
         checked(tmp_path, "rollout.context=600")
     with pytest.raises(WhetError, match=r"rollout\.context = 512"):
         checked(tmp_path, f"text.prompt_suffix='{'x' * 600}'")
+
+
+def test_a_drafter_that_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    gpt2 = GPT2Config(vocab_size=102, n_embd=32, n_layer=1, n_head=4, n_positions=64)
+    gpt2.architectures = ["GPT2LMHeadModel"]
+    gpt2.save_pretrained(tmp_path / "gpt2")
+    char_tokenizer(printable).save_pretrained(tmp_path / "gpt2")
+    (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"no weights: none is read")
+    data = problem_file(tmp_path / "data.jsonl", 20)
+    sets = [f"model.name='{tmp_path / 'gpt2'}'", f"data.0.path='{data}'", "rollout.max_tokens=20"]
+    check(load_config(sets=sets))
+    with pytest.raises(WhetError, match="No EAGLE drafter can be made"):
+        check(load_config(sets=[*sets, 'draft.drafters=["eagle"]']))
 
 
 def test_the_learning_rate_is_chosen_by_what_is_trained(tmp_path: Path) -> None:

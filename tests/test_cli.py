@@ -275,3 +275,13 @@ def test_names_with_escape_codes_are_spelled_out(
     assert call(monkeypatch, "data", "look", named) == 0
     shown = capsys.readouterr().out
     assert "\\x1b[2J" in shown and not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
+@pytest.mark.slow
+def test_the_first_recipe_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rounding of the machine makes of its warm start: 12 of its 40 updates."""
+    words = ["--set=steps=12", "--set=eval.0.every=12", "--set=eval.0.limit=100"]
+    assert call(monkeypatch, "train", "chain", *words, f"--out={tmp_path / 'run'}") == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    start, end = (rows[i]["eval/held_out/accuracy"] for i in (0, -1))
+    assert start < 0.5 and end > start + 0.3, (start, end)

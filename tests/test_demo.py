@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,7 @@ from whet.demo import arm_recipes, conclude, describe_mix, read_demo, run_demo, 
 from whet.experiment import make_base
 from whet.recipe import dump_config, parse_config
 from whet.report.arms import Arm, RunLog
+from whet.run import is_in_use
 
 SMALL_BASE: dict[str, Any] = {
     "steps": 0,
@@ -99,3 +105,26 @@ def test_arms_that_did_not_finish_are_not_judged(tmp_path: Path) -> None:
     assert "Not judged, since it did not finish: speed_16 stopped at step 3 of 9." in said
     assert "speed_16: " not in said and "speed_16: " in describe_mix({"1": 1.0}, [arms[0], arm("speed_16", "speed", 3)])
     assert conclude({"few": arms[1:]}) == "No arm came to its end, so there is nothing to conclude."
+
+
+def test_a_demo_that_is_stopped_stops_its_arms(tmp_path: Path) -> None:
+    """On SIGTERM, too, which would else leave them to run on without it."""
+    arm = {"steps": 100_000, "data": SMALL_BASE["data"], "eval": SMALL_BASE["eval"], "rollout": SMALL_BASE["rollout"]}
+    tree = {
+        "base": SMALL_BASE | {"warm_start": []},
+        "arm": arm,
+        "arms": {"endless": {"curriculum": {"name": "uniform", "groups": 2, "rollouts": 2}}},
+        "mixes": {"few": {"mix": {"1": 1.0}, "arms": ["endless"]}},
+    }
+    code = f"import whet.demo as d; d.read_demo = lambda: {tree!r}\nfrom whet.cli import main; main()"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "few" / "endless"
+    while not (run / "metrics.jsonl").is_file():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 143 and "The demo stopped" in said
+    assert not is_in_use(run), "the arm has left, too"

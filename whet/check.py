@@ -60,6 +60,10 @@ def check(settings: config.Config, reward: JudgeFunction | None = None, *, train
     from whet.model.lora import is_peft_folder
 
     network = check_model(settings.model)
+    if network is not None and "eagle" in settings.draft.drafters:
+        from whet.draft.eagle import refuse_undraftable
+
+        refuse_undraftable(network)
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     problems, dropped = _without_long(problems, codec, settings.text.max_prompt)
     notes = [*problems.notes, *check_answers(settings, problems)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -335,4 +336,12 @@ def demo(
     """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
     from whet.demo import run_demo
 
-    run_demo(out, seed, out_console)
+    def stop(number: int, _: object) -> None:
+        raise Stopped(number)  # so that its arms are stopped, too
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        run_demo(out, seed, out_console)
+    except Stopped as error:
+        say(f"The demo stopped; the runs so far are in {out}.")
+        raise typer.Exit(128 + error.number) from None

@@ -279,8 +279,7 @@ def eagle_head(
 
     `draft_ids`: the tokens it may propose (`draft_vocabulary`), all of them where None.
     """
-    if reason := undraftable(model):
-        raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
+    refuse_undraftable(model)
     config = model.config
     shape = Shape(
         hidden=config.hidden_size,
@@ -303,6 +302,11 @@ def undraftable(model: Any) -> str | None:
         return f"{name} is not one of {', '.join(sorted(FAMILIES))}"
     activation = model.config.hidden_act
     return None if activation in ("silu", "swish") else f"its activation is {activation}, not silu"
+
+
+def refuse_undraftable(model: Any) -> None:
+    if reason := undraftable(model):
+        raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
 
 
 def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int] = ()) -> Tensor | None:
