@@ -279,7 +279,7 @@ def test_names_with_escape_codes_are_spelled_out(
 
 @pytest.mark.slow
 def test_the_first_recipe_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the rounding of the machine makes of its warm start: 12 of its 40 updates."""
+    """Whatever the rounding of the machine makes of its warm start: 12 of its 24 updates."""
     words = ["--set=steps=12", "--set=eval.0.every=12", "--set=eval.0.limit=100"]
     assert call(monkeypatch, "train", "chain", *words, f"--out={tmp_path / 'run'}") == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
