@@ -50,6 +50,7 @@ from whet.model.storage import share_storage
 from whet.model.tiny import char_tokenizer
 from whet.parts import Parts, build_parts
 from whet.recipe import load_config, read_toml
+from whet.types import Rollout
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzLW0123456789+-*=?!.,'{}\\ "
@@ -271,7 +272,8 @@ def stage3_step(parts: Parts) -> dict[str, Any]:
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     watch = Stopwatch()
-    batch, seen = loop.gather(parts, watch)
+    seen: list[Rollout] = []
+    batch = loop.gather(parts, watch, seen)
     generating = used_gib(cuda)
     report = loop.learn(parts, batch, watch)
     metrics = rollout_metrics(seen) | loop.step_metrics(parts, batch, seen, report, watch) | watch.metrics()

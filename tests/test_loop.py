@@ -141,7 +141,7 @@ def test_an_update_frees_the_traces_that_no_group_needs(sets: tuple[str, ...]) -
     parts = build_parts(settings, load_problems(settings, even_digits))
     try:
         for _ in range(4):
-            batch, _ = loop.gather(parts, Stopwatch())
+            batch = loop.gather(parts, Stopwatch(), [])
             assert parts.store.tokens >= sum(group.tokens for group in batch.groups) > 0
             loop.learn(parts, batch, Stopwatch())
             groups = set(parts.store.arrays()["keys"][:, 0].tolist())

@@ -66,7 +66,7 @@ def write_run(folder: Path, name: str, fit: Fit = TRUTH, **data: Any) -> Path:
     curriculum = {"name": name, "groups": 16, "rollouts": 16}
     tree = {
         "curriculum": curriculum,
-        "learn": {"warmup": 0},
+        "learn": {"warmup": 0, "lr": 2e-4},
         "rollout": {"max_tokens": 400},
         "data": [{"task": "chain", **data}],
         "eval": [{"task": "chain", "name": "held_out", "every": 2}],
@@ -115,7 +115,7 @@ def test_what_cannot_be_calibrated_is_refused(runs: dict[str, Path], tmp_path: P
         calibrate([runs["uniform"], write_run(tmp_path / "dapo", "dapo", limit=5)])
     with pytest.raises(WhetError, match="letters"):
         likeness_bench(tmp_path, list(runs.values()), "../few")
-    with pytest.raises(WhetError, match="no metrics"):
+    with pytest.raises(WhetError, match="is not a run folder"):
         calibrate([tmp_path])
     old = tmp_path / "uniform"
     old.mkdir()

@@ -60,7 +60,9 @@ def test_every_file_that_speaks_of_the_mark_is_found() -> None:
 
 def test_make_without_a_venv_asks_the_interpreter_at_hand() -> None:
     def asked(*given: str) -> str:
-        return subprocess.run(["make", "-n", "test-gpu", *given], cwd=ROOT, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["make", "-n", "--no-print-directory", "test-gpu", *given], cwd=ROOT, capture_output=True, text=True
+        ).stdout
 
     assert asked("VENV=none", f"PYTHON={sys.executable}") == f"{sys.executable} -m benchmarks.gpu_tests\n"
     assert asked().splitlines()[-1] == ".venv/bin/python -m benchmarks.gpu_tests"

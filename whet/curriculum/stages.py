@@ -127,7 +127,8 @@ class Stages:
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
-        self._leave_if_hopeless(self._clock(clock).groups)
+        if not self.inner.holds():
+            self._leave_if_hopeless(self._clock(clock).groups)
         requests = self.inner.plan(self._clock(clock))
         for request in requests:
             self.next_id = max(self.next_id, request.group_id + 1)
@@ -148,7 +149,10 @@ class Stages:
         try:
             batch = self.inner.emit(self._clock(clock))
         except Starved as error:
-            raise Starved(f"{error} {self._about_limit()}".strip()) from None
+            sentence = f"{error} {self._about_limit()}".strip()
+            if self._leave_if_hopeless(self._clock(clock).groups):
+                return None
+            raise Starved(sentence) from None
         if batch is None:
             return None
         self.hearing.emitted(clock)
@@ -274,17 +278,18 @@ class Stages:
             found = (rollout.index == 0, 1, rollout.finish == "length")
             self.in_vain = [old + new for old, new in zip(self.in_vain, found, strict=True)]
 
-    def _leave_if_hopeless(self, batch: int) -> None:
+    def _leave_if_hopeless(self, batch: int) -> bool:
         """Nothing right in a batch of groups, and nearly all of it truncated: on to the next stage, one at a time, as
-        long as a wider limit is to come."""
+        long as a wider limit is to come. Asked where no group is held or a batch starves, so that nothing is lost."""
         groups, responses, truncated = self.in_vain
         limit, later = self.limits[self.number], self.limits[self.number + 1 :]
         enough = groups >= batch and responses >= FEWEST and truncated > HOPELESS * responses
         if not enough or max(later, default=0) <= limit:
-            return
+            return False
         why = f"Stage {self.number} ends early: {self._about_limit()} None was right in {groups} groups."
         self._advance()
         warnings.warn(f"{why} Stage {self.number} begins; give such a stage a wider limit, or none.", stacklevel=3)
+        return True
 
     def _about_limit(self) -> str:
         """A sentence where the limit may be why nothing trains."""
