@@ -41,6 +41,7 @@ WORLDS = (
     World(prompts=3, slots=16, cut=0.5, seed=6),
     World(groups=1, prompts=5, updates=16, slots=30, seed=7),
     World(slots=64, order="shortest", seed=8),
+    World(slots=24, cut=0.9, order="shortest", seed=9),
 )
 
 LONG_RUN = World(prompts=96, pass_rates=(), skew=3, groups=8, updates=60, order="shortest")
