@@ -114,10 +114,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3, choices=sorted(T95))
+    parser.add_argument("--cases", default="", help='those with this in their names alone: "speed, cut"')
     args = parser.parse_args()
     torch.set_num_threads(1)
     cases: dict[str, Any] = {}
     for name, on_update in CASES:
+        if args.cases not in f"{name}, {on_update}":
+            continue
         found = summary([play(name, on_update, seed, args.updates) for seed in range(args.seeds)])
         cases[f"{name}, {on_update}"] = found
         off, low, high = (found[key] for key in ("trained_against_policy_percent", "low", "high"))
