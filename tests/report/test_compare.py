@@ -110,15 +110,15 @@ def test_a_run_that_was_stopped_is_marked(save_run: Callable[..., Path]) -> None
     part = save_run("part-seed0", rows((0, 0.2), (100, 0.4)), steps=2)
     spent = save_run("part-seed1", rows((0, 0.2), (100, 0.4)), steps=2, token_budget=90_000)
     result = compare(read_arms([whole, part, spent]))
-    assert [end["state"].value for end in result.ends] == ["finished", "seed0 stopped at step 1 of 2"]
-    assert "stopped at step 1 of 2" in to_markdown([part])
-    assert "state" not in compare(read_arms([whole, spent])).ends[0]
+    assert result.unfinished == ["part seed0 stopped at step 1 of 2"]
+    assert "Not at its end: part stopped at step 1 of 2." in to_markdown([part])
+    assert compare(read_arms([whole, spent])).unfinished == []
 
 
 def test_a_run_without_a_row_does_not_hide_the_others(save_run: Callable[..., Path]) -> None:
     whole, empty = save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1), save_run("empty", [], steps=3)
     result = compare(read_arms([empty, whole]))
-    assert (result.evaluation, result.ends[0]["state"].value) == ("held_out", "stopped at step 0 of 3")
+    assert (result.evaluation, result.unfinished) == ("held_out", ["empty stopped at step 0 of 3"])
 
 
 def test_a_run_that_goes_on_or_collapsed_did_not_stop(save_run: Callable[..., Path]) -> None:

@@ -52,10 +52,13 @@ class Comparison:
     """By axis: a row for each arm, a cell for each level."""
     ends: list[dict[str, Cell]]
     """For each arm: column -> cell of the table of how the runs ended."""
+    unfinished: list[str]
+    """Arms whose numbers are those of a part, and where they stand."""
 
     @property
     def notes(self) -> list[str]:
-        notes = [RULE, f"Final accuracy is the mean of the last {LAST} evaluations."]
+        notes = [f"Not at its end: {words}." for words in self.unfinished]
+        notes += [RULE, f"Final accuracy is the mean of the last {LAST} evaluations."]
         if max(self.seeds) > 1:
             notes.append("With several seeds: the median, and below it the range.")
         if len(self.arms) > 1:
@@ -72,7 +75,8 @@ def compare(arms: Sequence[Arm], evaluation: str | None = None) -> Comparison:
         arms=[arm.name for arm in arms],
         seeds=[len(arm.runs) for arm in arms],
         costs={axis: _cost_rows(arms, evaluation, levels, axis) for axis in AXES},
-        ends=_with_state([_ends(arm, evaluation) for arm in arms], [arm.unfinished for arm in arms]),
+        ends=[_ends(arm, evaluation) for arm in arms],
+        unfinished=[f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished],
     )
 
 
@@ -135,13 +139,6 @@ def _ends(arm: Arm, evaluation: str | None) -> dict[str, Cell]:
         "time": _spread([number(row, "time_s") for row in last], formats.duration),
         "signal": _spread([fmean(values) if values else None for values in signal], formats.share),
     }
-
-
-def _with_state(ends: list[dict[str, Cell]], unfinished: Sequence[str]) -> list[dict[str, Cell]]:
-    """A column more where a run has not come to its end: its numbers are those of a part."""
-    if not any(unfinished):
-        return ends
-    return [end | {"state": Cell(words or "finished")} for end, words in zip(ends, unfinished, strict=True)]
 
 
 def _quotient(part: float | None, whole: float | None) -> float | None:

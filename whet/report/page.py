@@ -121,7 +121,7 @@ def _what(arms: Sequence[Arm], result: Comparison) -> str:
         error = _standard_error(arms[0], result.evaluation)
         if error:
             words.append(f"standard error of one evaluation about {error:.3f}")
-    words += [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
+    words += result.unfinished
     return "; ".join(words) + "."
 
 
