@@ -336,7 +336,7 @@ def test_a_judge_that_forks_answers_once() -> None:
 
 
 def test_a_judge_that_always_kills_its_process_ends() -> None:
-    with make(lambda prompt, response: os._exit(1), workers=2, timeout_s=10.0) as judge:  # a busy machine is slow to fork
+    with make(lambda prompt, response: os._exit(1), workers=2, timeout_s=10.0) as judge:  # forks may be slow
         judge.send(rollouts(*"abcdefghijklmnop"))
         assert {r.verdict for r in judge.receive(wait=True)} == {"unjudged"}
         assert judge.stats()["judge/crashes"] == 16
