@@ -24,9 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.bench.circumstances import circumstances
-from whet.model.kernels.attention import Tile, plan_splits, plan_tile, reference
-from whet.model.kernels.attention_triton import launch
+from whet.fast.kernels.attention import Tile, plan_splits, plan_tile, reference
+from whet.fast.kernels.attention_triton import launch
+from whet.tools.bench.stand import circumstances
 
 PAGE = 64
 HEADS = ["9/3/64", "12/2/128", "14/2/64", "28/4/128"]

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from whet import config
-from whet.bench.circumstances import circumstances
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.simulator import Simulator, World
+from whet.testing.simulator import Simulator, World
+from whet.tools.bench.stand import circumstances
 from whet.types import Batch, Clock, Report, Sampling
 
 PROMPTS, ROLLOUTS = 1536, 8

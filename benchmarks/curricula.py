@@ -21,13 +21,13 @@ from typing import Any
 
 from rich.console import Console
 
-from whet.bench.circumstances import circumstances
-from whet.experiment import make_base, merge, train_arms
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
-from whet.report.levels import final_accuracy
+from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
+from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import make_base, merge, train_arms
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},

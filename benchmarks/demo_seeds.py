@@ -13,11 +13,11 @@ from pathlib import Path
 from curricula import curves, write_json
 from rich.console import Console
 
-from whet.bench.circumstances import circumstances
-from whet.demo import conclude, describe_mix, read_demo, run_demo
 from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
 from whet.run import read_metrics
+from whet.tools.bench.stand import circumstances
+from whet.tools.demo import conclude, describe_mix, read_demo, run_demo
 
 
 def main() -> None:

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from draft_watch import Fixed, Step, Watch, WatchedSpeculation, accept_length
 
 from whet import files
-from whet.bench.circumstances import circumstances
-from whet.bench.shapes import SHAPES, shape_model
-from whet.bench.watch import Fixed, Step, Watch, WatchedSpeculation, accept_length
 from whet.draft.base import OFF, Arm, RowView
-from whet.model.attention import PAGE
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
+from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
+from whet.tools.bench.peers import SHAPES, shape_model
+from whet.tools.bench.stand import circumstances
 from whet.types import Request, Sampling
 
 HEAT = 100.0

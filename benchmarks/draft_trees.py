@@ -19,8 +19,8 @@ import numpy as np
 from tail_model import MODULI, encode, problem, solution
 
 from whet import files
-from whet.bench.circumstances import circumstances
-from whet.model.kernels.lookup import LONGEST, SHORTEST
+from whet.fast.kernels.decode import LONGEST, SHORTEST
+from whet.tools.bench.stand import circumstances
 
 SHAPES = ((1, 8), (2, 4), (1, 16), (2, 8), (4, 4), (1, 32), (2, 16), (4, 8))
 """Branches and the depth of each."""

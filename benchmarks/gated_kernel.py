@@ -18,8 +18,8 @@ import torch
 from sampler_kernel import captured
 from torch import Tensor
 
-from whet.bench.circumstances import circumstances
-from whet.model.kernels.gated import gated, reference
+from whet.fast.kernels.layer import gated, gated_reference
+from whet.tools.bench.stand import circumstances
 
 SHAPES = {"1.5b": (28, 8960, 1536), "135m": (30, 1536, 576), "7b": (28, 18944, 3584)}
 """Layers, inner width, width."""
@@ -54,7 +54,7 @@ def measure(name: str, tokens: int, forms: dict[str, Form], repeats: int, bandwi
         middle = statistics.median(taken)
         share = 4 * n * k / bandwidth / middle * 1e6
         row[form] = {"us": round(middle, 2), "range": [round(min(taken), 2), round(max(taken), 2)], "share": share}
-    gap = (gated(x, weights[0]).double() - reference(x.double(), weights[0].double())).abs().max()
+    gap = (gated(x, weights[0]).double() - gated_reference(x.double(), weights[0].double())).abs().max()
     return {**row, "off_by": float(gap)}
 
 
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--bandwidth", type=float, default=4.68e12, help="bytes a second of a plain read")
     options = parser.parse_args()
-    forms: dict[str, Form] = {"compiled": torch.compile(reference, dynamic=True), "kernel": gated}
+    forms: dict[str, Form] = {"compiled": torch.compile(gated_reference, dynamic=True), "kernel": gated}
     result = {**circumstances(), "bandwidth": options.bandwidth, "repeats": options.repeats, "rows": []}
     with torch.no_grad():
         for name in SHAPES:

@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from whet.bench.circumstances import circumstances
 from whet.run import best_checkpoint, read_metrics
+from whet.tools.bench.stand import circumstances
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k.toml"
 WHET = (sys.executable, "-m", "whet", "train")

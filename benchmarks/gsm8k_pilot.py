@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from whet import config
-from whet.bench.circumstances import circumstances
-from whet.doctor import examine
 from whet.recipe import load_config
 from whet.run import read_metrics
+from whet.tools.bench.stand import circumstances
+from whet.tools.doctor import examine
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k.toml"
 WHET = (sys.executable, "-m", "whet")

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from whet.bench.circumstances import circumstances
-from whet.rollout.arena import Arena
+from whet.rollout.pages import Arena
+from whet.tools.bench.stand import circumstances
 
 LAYERS = 28
 """Pieces: keys and values of so many layers."""

@@ -28,14 +28,14 @@ import torch
 from torch._C._autograd import DeviceType
 from torch._dynamo.utils import counters
 
-from whet.bench.circumstances import circumstances
-from whet.bench.shapes import shape_model
 from whet.config import Config, Learn
 from whet.config import Rollout as RolloutSettings
+from whet.fast.compiled import FORMS
+from whet.fast.graphed import Graphed
 from whet.learn.learner import Learner
-from whet.model.compiled import FORMS
-from whet.model.graphed import Graphed
 from whet.model.memory import measure, plan
+from whet.tools.bench.peers import shape_model
+from whet.tools.bench.stand import circumstances
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 PEAK = 790e12

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import whet
 from whet import config
-from whet.bench.circumstances import circumstances
 from whet.check import check
 from whet.recipe import load_config
+from whet.tools.bench.stand import circumstances
 
 SETTINGS = {
     "steps": 2,

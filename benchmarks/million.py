@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 
 from whet import config
-from whet.bench.circumstances import circumstances
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.kimi import KimiSource
+from whet.curriculum.source import KimiSource
+from whet.tools.bench.stand import circumstances
 from whet.types import Clock, Report, Request, Rollout, Sampling
 
 SAMPLING = Sampling(max_tokens=512)

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from whet.report import formats
 from whet.report.arms import arm_name
 from whet.report.curves import Curve, Point, at, median_curve
-from whet.report.levels import Reach, median_reach, reach
+from whet.report.formats import Reach, median_reach, reach
 
 MIXES = ("few", "many")
 MAIN = ("uniform_16", "uniform_48", "dapo_16", "speed_16", "cures_16")

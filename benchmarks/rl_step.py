@@ -41,16 +41,15 @@ import update_latency as latency
 from transformers.utils import logging as hf_logging
 
 from whet import api, loop
-from whet.bench.circumstances import circumstances
-from whet.bench.shapes import shape_model
-from whet.bench.stand import covered
+from whet.assembly import Parts, build_parts
 from whet.check import check
-from whet.metrics import Stopwatch, rollout_metrics
-from whet.model.storage import share_storage
-from whet.model.tiny import char_tokenizer
-from whet.parts import Parts, build_parts
+from whet.fast.fused import share_storage
+from whet.model.load import char_tokenizer
 from whet.recipe import load_config, read_toml
+from whet.tools.bench.peers import shape_model
+from whet.tools.bench.stand import circumstances, covered
 from whet.types import Rollout
+from whet.watch import Stopwatch, rollout_metrics
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzLW0123456789+-*=?!.,'{}\\ "

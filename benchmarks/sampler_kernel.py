@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.bench.circumstances import circumstances
-from whet.model.kernels import race_triton
-from whet.model.kernels.race import race, reference
+from whet.fast.kernels import decode_triton as race_triton
+from whet.fast.kernels.decode import race, race_reference
 from whet.model.noise import MUL1, MUL2, STEP, TOKEN, row_key
+from whet.tools.bench.stand import circumstances
 
 BATCHES = (1, 8, 64, 256)
 VOCABULARIES = (49_152, 151_936)
@@ -103,7 +103,7 @@ def agree(batch: int, vocab: int, compiled: Draw) -> dict[str, float]:
     """Rows whose token is not that of both others, and how far the kernel's log-probs are from float64."""
     logits, *rest = inputs(batch, vocab)
     token, log_prob = race(logits[0], *rest)
-    want, _ = reference(logits[0], *rest)
+    want, _ = race_reference(logits[0], *rest)
     others = (token != want) | (token != compiled(logits[0], *rest)[0])
     exact = torch.log_softmax(logits[0].double(), -1).gather(1, token[:, None])[:, 0]
     return {"tokens_that_differ": int(others.sum()), "log_prob_error": float((log_prob - exact).abs().max())}
@@ -112,7 +112,7 @@ def agree(batch: int, vocab: int, compiled: Draw) -> dict[str, float]:
 def cell(batch: int, vocab: int, compiled: Draw, read: float, sweep: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"batch": batch, "vocab": vocab, "read_us": round(batch * vocab * 2 / read * 1e6, 2)}
     row |= {"kernel": measure(race, batch, vocab), "compiled": measure(compiled, batch, vocab)}
-    row |= {"eager": measure(reference, batch, vocab), **agree(batch, vocab, compiled)}
+    row |= {"eager": measure(race_reference, batch, vocab), **agree(batch, vocab, compiled)}
     if sweep:
         kept = race_triton.CHUNK, race_triton.WARPS
         row["sweep"] = {}

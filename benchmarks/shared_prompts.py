@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from learner import CUDA, batch_of, timed
 
-from whet.bench.circumstances import circumstances
-from whet.bench.shapes import shape_model
 from whet.config import Learn
 from whet.learn.learner import Learner
 from whet.model.packing import make_packs
+from whet.tools.bench.peers import shape_model
+from whet.tools.bench.stand import circumstances
 from whet.types import Batch, Group
 
 ROUNDS = 5

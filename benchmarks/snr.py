@@ -27,18 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from learner_scores import explicit_gram, score_gram
+from snr_score import bernoulli_snr, bound, choose_spread, jackknife, moments
 
 from whet import files
-from whet.bench.circumstances import circumstances
-from whet.bench.scores import explicit_gram, score_gram
-from whet.bench.snr import bernoulli_snr, bound, choose_spread, jackknife, moments
+from whet.assembly import Actor, build_actor, training_sampling
 from whet.check import check
 from whet.errors import WhetError
-from whet.intervals import Z95, wilson
-from whet.measure import weights_of
-from whet.model.tiny import tiny_model
-from whet.parts import Actor, build_actor, training_sampling
+from whet.eval import Z95, wilson
+from whet.model.load import tiny_model
 from whet.recipe import load_config, read_toml
+from whet.tools.bench.stand import circumstances
+from whet.tools.measure import weights_of
 from whet.types import Prompt, Request, Rollout
 
 TOLERANCE = 1e-5
@@ -151,13 +151,13 @@ def roll_out(actor: Actor, prompts: Sequence[Prompt], n: int, first: int, begun:
     ]
     total, heard = n * len(prompts), 0
 
-    def told(done: int) -> None:
+    def on_progress(done: int) -> None:
         nonlocal heard
         if done * 10 // total > heard:
             heard = done * 10 // total
             say(begun, f"  {done}/{total} rollouts")
 
-    judged = actor.judge.judge(actor.engine.generate(requests, told))
+    judged = actor.judge.judge(actor.engine.generate(requests, on_progress))
     groups: list[list[Rollout]] = [[] for _ in prompts]
     for rollout in judged:
         groups[rollout.group_id - first].append(rollout)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from whet.bench.circumstances import circumstances
-from whet.curriculum.split import short_by_characters
+from whet.curriculum.stages import short_by_characters
+from whet.tools.bench.stand import circumstances
 
 
 def split(path: Path, column: str) -> dict[str, Any]:

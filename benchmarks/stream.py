@@ -33,13 +33,13 @@ import torch
 from transformers import PreTrainedModel
 
 from whet import config
-from whet.bench.circumstances import circumstances
-from whet.bench.shapes import shape_model
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
+from whet.fast.fused import share_storage
 from whet.learn.learner import Learner
-from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
+from whet.tools.bench.peers import shape_model
+from whet.tools.bench.stand import circumstances
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 ROLLOUTS = 8

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 
 from whet import config
-from whet.bench.circumstances import circumstances
 from whet.curriculum.build import Facts, build_curriculum
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
+from whet.tools.bench.stand import circumstances
 from whet.types import Clock, Key, Report, Request, Rollout, Sampling
 
 GROUPS, ROLLOUTS, SLOTS, VOCAB, LIMIT = 8, 6, 64, 64, 96

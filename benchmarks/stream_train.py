@@ -22,17 +22,17 @@ import numpy as np
 from rich.console import Console
 
 from whet import config
-from whet.bench.circumstances import circumstances
+from whet.assembly import Parts, build_engine, build_parts, prompt_encoder
 from whet.check import check
-from whet.demo import read_demo, with_mix
 from whet.eval import evaluate
-from whet.experiment import make_base, merge
 from whet.loop import gather, learn
-from whet.metrics import Stopwatch
-from whet.parts import Parts, build_engine, build_parts, prompt_encoder
 from whet.recipe import parse_config
 from whet.rollout.base import Engine
+from whet.tools.bench.stand import circumstances
+from whet.tools.demo import read_demo, with_mix
+from whet.tools.experiment import make_base, merge
 from whet.types import Rollout
+from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from stream import Arm

@@ -10,7 +10,7 @@ this response or in a sibling's), not the numbers drawn nor the words around the
 
 Model. Character tokens, 16 layers of 320, 5 heads on 1 of keys and values, tied embeddings: 17 million parameters,
 34 MB as bfloat16; rather deep than wide, since it is the layers that make a step take time. Training.
-`whet.learn.warm_start` on packed responses: 800 updates of 128 problems, 50 million tokens in all, learning rate 1e-3
+`whet.learn.learner` on packed responses: 800 updates of 128 problems, 50 million tokens in all, learning rate 1e-3
 falling to a tenth, all drawn from one seed. Then 256 of its own samples are measured. Written: DIR/model (a Hugging
 Face folder, with prompts.jsonl) and DIR/tail_model.json.
 """
@@ -31,14 +31,13 @@ import numpy as np
 import torch
 
 from whet import files
-from whet.bench.circumstances import circumstances
-from whet.learn.warm_start import warm_start
-from whet.model.attention import PAGE
-from whet.model.load import load_weights
+from whet.fast.fused import share_storage
+from whet.learn.learner import warm_start
+from whet.model.load import SPECIAL, char_tokenizer, load_weights, tiny_model
 from whet.model.packing import Pair
-from whet.model.storage import share_storage
-from whet.model.tiny import SPECIAL, char_tokenizer, tiny_model
+from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
+from whet.tools.bench.stand import circumstances
 from whet.types import Request, Rollout, Sampling
 
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz0123456789*=,:"
@@ -149,13 +148,13 @@ def train(options: argparse.Namespace, losses: list[float]) -> Any:
         seed=options.seed,
     ).to(options.device)
 
-    def told(step: int, loss: float) -> None:
+    def on_progress(step: int, loss: float) -> None:
         losses.append(loss)
         if step % 50 == 0:
             print(f"update {step}: loss {loss:.3f}", flush=True)
 
     data = batches(options.seed, options.batch, options.cap)
-    warm_start(model, data, steps=options.steps, lr=options.lr, pack_tokens=options.pack, on_step=told)
+    warm_start(model, data, steps=options.steps, lr=options.lr, pack_tokens=options.pack, on_step=on_progress)
     return model
 
 

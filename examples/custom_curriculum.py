@@ -4,9 +4,9 @@ python examples/custom_curriculum.py
 """
 
 from whet.curriculum.build import CURRICULA, over_uniform
-from whet.curriculum.contract import check_contract
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.source import UniformSource
+from whet.testing.contract import check_contract
 from whet.types import Group, Sampling
 
 

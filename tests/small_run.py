@@ -127,7 +127,7 @@ def model_folder(path: Path, *, chat: bool = False) -> str:
     """A tiny random model that reads and writes printable ASCII, saved as a Hugging Face folder."""
     from string import printable
 
-    from whet.model.tiny import char_tokenizer, tiny_model
+    from whet.model.load import char_tokenizer, tiny_model
 
     tokenizer = char_tokenizer(printable)
     if chat:

@@ -10,7 +10,7 @@ from transformers import GPT2Config, LlamaConfig
 
 from whet.check import Checked, check, default_lr, dry_run
 from whet.errors import WhetError
-from whet.model.tiny import char_tokenizer
+from whet.model.load import char_tokenizer
 from whet.recipe import load_config
 
 

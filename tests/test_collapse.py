@@ -6,10 +6,10 @@ import pytest
 from small_run import Silent, small_config
 
 from whet import api
-from whet.collapse import Guard
 from whet.errors import Collapsed
-from whet.intervals import wilson
+from whet.eval import wilson
 from whet.run import Run, has_collapsed, read_metrics
+from whet.watch import CollapseGuard
 
 
 def of(name: str, right: int, prompts: int) -> dict[str, float]:
@@ -22,7 +22,7 @@ def of(name: str, right: int, prompts: int) -> dict[str, float]:
 
 
 def judged(*evaluations: dict[str, float]) -> list[bool]:
-    guard = Guard()
+    guard = CollapseGuard()
     return [bool(guard.check(10 * i, metrics)) for i, metrics in enumerate(evaluations)]
 
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from whet.demo import arm_recipes, conclude, describe_mix, read_demo, run_demo, with_mix
-from whet.experiment import make_base
 from whet.recipe import dump_config, parse_config
 from whet.report.arms import Arm, RunLog
 from whet.run import is_in_use
+from whet.tools.demo import arm_recipes, conclude, describe_mix, read_demo, run_demo, with_mix
+from whet.tools.experiment import make_base
 
 SMALL_BASE: dict[str, Any] = {
     "steps": 0,
@@ -116,7 +116,7 @@ def test_a_demo_that_is_stopped_stops_its_arms(tmp_path: Path) -> None:
         "arms": {"endless": {"curriculum": {"name": "uniform", "groups": 2, "rollouts": 2}}},
         "mixes": {"few": {"mix": {"1": 1.0}, "arms": ["endless"]}},
     }
-    code = f"import whet.demo as d; d.read_demo = lambda: {tree!r}\nfrom whet.cli import main; main()"
+    code = f"import whet.tools.demo as d; d.read_demo = lambda: {tree!r}\nfrom whet.cli import main; main()"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, "demo", "--out", str(tmp_path)]
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)

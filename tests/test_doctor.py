@@ -20,16 +20,17 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from whet import config, doctor
-from whet.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines, room_within
+from whet import config
 from whet.errors import WhetError
-from whet.model.attention import PAGE
-from whet.model.kernels import attention
-from whet.model.kernels.attention import kernel_lacks
+from whet.fast.kernels import attention
+from whet.fast.kernels.attention import kernel_lacks
+from whet.fast.network import graphs_lack
 from whet.model.load import check_model
-from whet.model.memory import SPARE, Plan, Room, Shape, cache_shapes, lay_out, least
-from whet.model.network import graphs_lack
+from whet.model.memory import SPARE, MemoryPlan, ModelShape, Room, cache_shapes, lay_out, least
+from whet.model.twin import PAGE
 from whet.recipe import load_config
+from whet.tools import doctor
+from whet.tools.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines, room_within
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -95,7 +96,7 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
 
 def test_a_run_says_how_the_card_is_divided() -> None:
     gib = 2**30
-    plan = Plan(
+    plan = MemoryPlan(
         weights=3 * gib,
         masters=6 * gib,
         moments=12 * gib,
@@ -117,9 +118,9 @@ def test_a_run_says_how_the_card_is_divided() -> None:
     assert third.startswith("The KV pool is 99 pages")
 
 
-def billion(*sets: str) -> tuple[Shape, config.Config]:
+def billion(*sets: str) -> tuple[ModelShape, config.Config]:
     """1.5 billion parameters in 28 layers, by graphs."""
-    shape = Shape(
+    shape = ModelShape(
         parameters=1_540_000_000,
         adapted=1_000_000,
         layers=28,
@@ -309,8 +310,8 @@ def test_tiny_and_its_wrong_shape() -> None:
 
 def test_paths() -> None:
     shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
-    plain, capped = (Shape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True))
-    odd = Shape(**shape, vocab=8, softcap=False, flash=False)
+    plain, capped = (ModelShape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True))
+    odd = ModelShape(**shape, vocab=8, softcap=False, flash=False)
     cuda, settings = torch.device("cuda"), config.Config()
     assert "on a CPU" in path_of(plain, settings, torch.device("cpu"))
     assert "soft-capped" in path_of(capped, settings, cuda)
@@ -320,11 +321,11 @@ def test_paths() -> None:
 
 @pytest.mark.gpu
 def test_fast_path_is_what_packing_does() -> None:
-    from whet.model.packed import can_varlen
+    from whet.model.packing import can_varlen
 
     shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
     half = load_config(sets=['model.dtype="bfloat16"'])
-    said = path_of(Shape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
+    said = path_of(ModelShape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
     x = torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cuda")
     assert said.startswith("fast") == can_varlen(x, x, None)
 

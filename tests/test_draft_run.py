@@ -10,9 +10,8 @@ from safetensors.torch import load_file
 from small_run import Restless, Silent, Stop, even_digits, newest_weights, small_config
 
 from whet.api import run_recipe
-from whet.draft.adaptive import AdaptiveDrafter
 from whet.draft.speculation import Speculation
-from whet.draft.training import DrafterTrainer
+from whet.draft.training import AdaptiveDrafter, DrafterTrainer
 
 STEPS = 30
 BUDGETS = ('draft.drafters=["suffix"]', "draft.budgets=true")
@@ -48,7 +47,7 @@ def plain(
 def test_thirty_steps_are_the_same(
     tmp_path: Path, plain: tuple[str, list[dict[str, float]]], drafters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whet.draft.build.Controller", Restless)
+    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     mode, expected = plain
     drafted = rows(tmp_path / "drafted", even_digits, f"draft.drafters={drafters}", mode)
     assert len(drafted) == STEPS + 1
@@ -65,7 +64,7 @@ def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fewer slots than rollouts, so that rows of one batch are not all as far from their end."""
-    monkeypatch.setattr("whet.draft.build.Controller", Restless)
+    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     wishes: list[Any] = []
     made = Speculation.budgets
 
@@ -96,7 +95,7 @@ def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
 def test_a_lesson_that_fails_is_the_last_and_the_run_goes_on(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("whet.draft.build.Controller", Restless)
+    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     lessons: list[int] = []
     right = DrafterTrainer._update
 

@@ -15,13 +15,13 @@ from whet.api import run_recipe
 from whet.draft.export import check_layout
 from whet.draft.training import DrafterTrainer
 from whet.errors import WhetError
-from whet.export import export_model
 from whet.learn.checkpoint import PICKLES, verify_checkpoint
-from whet.measure import eval_entries, evaluate_model
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import char_tokenizer, tiny_model
 from whet.problems import load_problems
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
+from whet.tools.export import export_model
+from whet.tools.measure import eval_entries, evaluate_model
 from whet.types import Rollout
 
 EAGLE = ('draft.drafters=["suffix", "eagle"]', "steps=4", "save.every=2")
@@ -30,7 +30,7 @@ EAGLE = ('draft.drafters=["suffix", "eagle"]', "steps=4", "save.every=2")
 @pytest.fixture(autouse=True)
 def _restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made whatever a clock would say of them."""
-    monkeypatch.setattr("whet.draft.build.Controller", Restless)
+    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
 
 
 @pytest.fixture(scope="module")

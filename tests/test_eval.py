@@ -4,8 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from whet.eval import EvalSet, eval_metrics, evaluate
-from whet.intervals import mean_interval
+from whet.eval import EvalSet, eval_metrics, evaluate, mean_interval
 from whet.types import Prompt, Request, Rollout, Sampling, Trace
 
 SAMPLING = Sampling(max_tokens=8)
@@ -104,9 +103,9 @@ class Scripted:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def generate(self, requests: Sequence[Request], told: Callable[[int], None]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None]) -> list[Rollout]:
         self.asked.append(sum(r.n for r in requests))
-        told(self.asked[-1])
+        on_progress(self.asked[-1])
         ids = np.arange(4, dtype=np.int32)
         trace = Trace(ids=ids, log_probs=ids.astype(np.float32), versions=ids)
         return [replace(rollout(r.group_id, i, "unjudged"), trace=trace) for r in requests for i in range(r.n)]
@@ -119,7 +118,7 @@ def test_evaluate_goes_in_slices_and_tells() -> None:
     eval_set, world = a_set(2000, 4), Scripted()
     told: list[tuple[int, int]] = []
     seen: list[Rollout] = []
-    metrics = evaluate(eval_set, world, world, seen.extend, told=lambda *news: told.append(news), full=True)  # type: ignore[arg-type]
+    metrics = evaluate(eval_set, world, world, seen.extend, on_progress=lambda *news: told.append(news), full=True)  # type: ignore[arg-type]
     assert world.asked == [2048, 2048, 2048, 1856] and told == [(n, 8000) for n in (2048, 4096, 6144, 8000)]
     assert len(seen) == 8000 and all(r.trace is not None for r in seen)
     assert metrics["eval/s/accuracy"] == 0.5

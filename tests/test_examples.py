@@ -23,7 +23,7 @@ def test_custom_curriculum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_custom_reward_and_train_from_python(tmp_path: Path) -> None:
     """The example's judge and problems, on a small model folder made on the spot: `whet.train` end to end."""
-    from whet.model.tiny import char_tokenizer, tiny_model
+    from whet.model.load import char_tokenizer, tiny_model
 
     example = runpy.run_path(str(EXAMPLES / "custom_reward.py"))
     alphabet = "".join(sorted({c for text, answer in example["PROBLEMS"] for c in text + answer}))

@@ -12,9 +12,9 @@ from rich.console import Console
 from small_run import small_config
 
 from whet.errors import WhetError
-from whet.experiment import merge, name_arms, replace_run, train_arms
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
+from whet.tools.experiment import merge, name_arms, replace_run, train_arms
 
 
 def test_tables_merge_and_all_else_replaces() -> None:

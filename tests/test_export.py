@@ -11,14 +11,14 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from whet import card, config
-from whet.card import Facts, license_of, model_card, public_recipe
+from whet import config
 from whet.errors import WhetError
-from whet.export import export_model
 from whet.learn.checkpoint import save_checkpoint
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import char_tokenizer, tiny_model
 from whet.recipe import dump_config, load_config, parse_config
 from whet.run import Run, checkpoint_path
+from whet.tools import export as card
+from whet.tools.export import CardFacts, export_model, license_of, model_card, public_recipe
 
 ALPHABET = "0123456789+-=# "
 IDS = torch.tensor([[2, 5, 7, 3, 4]])
@@ -147,7 +147,7 @@ def test_hostile_names_stay_text() -> None:
         }
     )
     rows = [{"step": 1, "tokens_generated": "many", f"eval/{HOSTILE.replace('/', '')}/accuracy": 0.5}]
-    facts = Facts(
+    facts = CardFacts(
         title=HOSTILE,
         adapter=False,
         chat=True,
@@ -314,7 +314,7 @@ def test_push_without_network_keeps_the_export(tmp_path: Path, monkeypatch: pyte
 def test_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import errno
 
-    from whet import export
+    from whet.tools import export
 
     run = make_run(tmp_path / "run")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from whet import findings
 from whet.report.arms import Arm, RunLog
-from whet.report.levels import Reach
+from whet.report.formats import Reach
+from whet.tools import findings
 
 
 def run_of(name: str, curve: dict[int, float], signal: list[float], curriculum: str, **settings: Any) -> RunLog:

@@ -95,8 +95,8 @@ def test_no_torch_above_the_model() -> None:
 def test_light_parts_load_without_torch() -> None:
     """Also through what they import: one process, so that nothing was loaded before."""
     code = (
-        "import sys, whet, whet.cli, whet.check, whet.measure, whet.problems, whet.run\n"
-        "import whet.curriculum.build, whet.probe, whet.report.page, whet.tasks.summary\n"
+        "import sys, whet, whet.cli, whet.check, whet.tools.measure, whet.problems, whet.run\n"
+        "import whet.curriculum.build, whet.tools.probe, whet.report.page, whet.tasks.golds\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

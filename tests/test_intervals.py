@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from whet.intervals import Z95, mean_interval, wilson
+from whet.eval import Z95, mean_interval, wilson
 
 
 def test_wilson_by_hand() -> None:

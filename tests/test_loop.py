@@ -9,14 +9,14 @@ import pytest
 from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
 
 from whet import api, loop
+from whet.assembly import build_parts
 from whet.errors import Starved
-from whet.metrics import Stopwatch
-from whet.parts import build_parts
 from whet.problems import load_problems
 from whet.rollout.engine import LocalEngine
 from whet.run import read_metrics, read_rollouts
 from whet.tasks.judge import Judge
 from whet.types import Rollout
+from whet.watch import Stopwatch
 
 
 def run(folder: Path, *sets: str, reward=even_digits, silent: Silent | None = None) -> Silent:

@@ -12,10 +12,10 @@ from small_run import Silent, even_digits, small_config, timeless
 
 from whet import api, files
 from whet.errors import WhetError
-from whet.measure import evaluate_model
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import char_tokenizer, tiny_model
 from whet.problems import load_problems
 from whet.run import read_metrics
+from whet.tools.measure import evaluate_model
 
 LORA = ("model.lora.rank=4", "model.lora.alpha=16", "learn.kl_coef=0.1", "learn.lr=1e-2")
 KINDS = {

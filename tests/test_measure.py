@@ -9,9 +9,9 @@ from small_run import SMALL, Silent, model_folder, problem_file
 
 from whet.api import run_recipe
 from whet.errors import WhetError
-from whet.measure import eval_entries, evaluate_model, probe_model
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
+from whet.tools.measure import eval_entries, evaluate_model, probe_model
 
 ANY_DIGIT = "measured_judge:any_digit"
 
@@ -37,7 +37,7 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         entries=entries,
         sets=[f"eval.0.reward='{ANY_DIGIT}'"],
         out=tmp_path / "out",
-        told=lambda *progress: heard.append(progress),
+        on_progress=lambda *progress: heard.append(progress),
         say=said.append,
     )
     assert "Slow today." in said

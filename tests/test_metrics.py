@@ -1,8 +1,7 @@
 import dataclasses
 
-from whet.advice import PATIENCE, SIGNS, Advice
-from whet.metrics import PASS_RATES, Stopwatch, group_metrics, rollout_metrics
 from whet.types import Group, Rollout, Sampling
+from whet.watch import PASS_RATES, PATIENCE, SIGNS, Advice, Stopwatch, group_metrics, rollout_metrics
 
 BASE = Rollout(
     prompt_id="a", group_id=0, index=0, phase="train", sampling=Sampling(max_tokens=8), length=4, finish="stop",

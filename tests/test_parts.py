@@ -8,8 +8,8 @@ import pytest
 import torch
 from small_run import even_digits, small_config
 
+from whet.assembly import Progress, build_parts, refuse_unmet, solution_batches
 from whet.errors import WhetError
-from whet.parts import Tally, build_parts, refuse_unmet, solution_batches
 from whet.problems import load_problems
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
@@ -40,9 +40,9 @@ def test_a_card_that_is_too_small_is_told_before_weights_are_loaded(monkeypatch:
     def loaded(*args: object, **kwargs: object) -> None:
         raise AssertionError("weights were loaded")
 
-    for module in ("whet.model.load", "whet.parts"):
+    for module in ("whet.model.load", "whet.assembly"):
         monkeypatch.setattr(f"{module}.pick_device", lambda model: torch.device("cuda"))
-    monkeypatch.setattr("whet.parts.load_model", loaded)
+    monkeypatch.setattr("whet.assembly.load_model", loaded)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 2**30))
     with pytest.raises(WhetError, match=r"^This training does not fit on the card: it takes .* more than the 0\.0 MiB"):
         parts()
@@ -117,6 +117,6 @@ def test_a_tally_counts_cut_rollouts_in_full_and_a_continuation_as_no_new_visit(
         )
         for index, (length, finish) in enumerate(((5, "stop"), (8, "length"), (3, "cut"), (0, "cut")))
     ]
-    tally = Tally()
+    tally = Progress()
     tally.count(asked, finished)
     assert (tally.prompts_seen, tally.rollouts, tally.tokens_generated) == (2, 4, 5 + 8 + 3)

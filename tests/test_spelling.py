@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from whet.model.tiny import char_tokenizer
-from whet.spelling import byte_table, spell, without
-from whet.text import Codec
+from whet.model.load import char_tokenizer
+from whet.text import Codec, byte_table, spell, without
 
 MADE = {name: family_tokenizer(name) for name in FAMILIES}
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from whet import budget
-from whet.bench.roofline import MEASURED, QWEN25_15B, SMOLLM2_135M
-from whet.budget import (
+from whet import estimate as budget
+from whet.estimate import (
+    MEASURED,
+    QWEN25_15B,
+    SMOLLM2_135M,
     Machine,
-    Work,
+    Workload,
     budget_lines,
     card_of,
     cost,
@@ -23,7 +25,7 @@ from whet.budget import (
 
 H200 = Machine(name="NVIDIA H200", card=MEASURED)
 CPU = Machine(name="a CPU, 2 threads", threads=2)
-WORK = Work(
+WORK = Workload(
     steps=100,
     prompts=64,
     generated=512,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from whet.errors import WhetError
-from whet.model.tiny import char_tokenizer
+from whet.model.load import char_tokenizer
 from whet.tasks.chain import ChainTask
 from whet.text import Codec, printable
 from whet.types import Prompt

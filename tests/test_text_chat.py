@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from whet.config import Text
 from whet.errors import WhetError
-from whet.learn.warm_start import warm_start
+from whet.learn.learner import warm_start
 from whet.text import Codec
 from whet.types import Prompt
 

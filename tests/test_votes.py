@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from whet.votes import maj_at_k, pass_at_k
+from whet.eval import maj_at_k, pass_at_k
 
 
 @pytest.mark.parametrize(("n", "right", "k"), [(4, 1, 2), (5, 2, 3), (6, 0, 4), (6, 6, 1), (5, 4, 2)])

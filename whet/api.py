@@ -23,8 +23,8 @@ from whet.run import Run, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
+    from whet.assembly import Parts
     from whet.loop import Watcher
-    from whet.parts import Parts
 
 
 STOPPING = "Finishing this step and saving; Ctrl-C again stops at once."
@@ -122,8 +122,8 @@ def run_recipe(
 
 def start(run: Run, settings: config.Config, problems: Problems, watcher: Watcher) -> Parts:
     """The parts where the run left off, or warm-started at its beginning."""
+    from whet.assembly import build_parts, restore_parts, run_warm_start
     from whet.learn.checkpoint import load_checkpoint
-    from whet.parts import build_parts, restore_parts, run_warm_start
 
     folder = run.newest_checkpoint(watcher.message)
     parts = build_parts(settings, problems, weights=folder)
@@ -182,12 +182,12 @@ def _toml_value(value: Any) -> str:
 
 
 def _tell_warm_start(run: Run, watcher: Watcher) -> Callable[[str, int, int, float], None]:
-    def told(name: str, step: int, steps: int, loss: float) -> None:
+    def on_progress(name: str, step: int, steps: int, loss: float) -> None:
         if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again
             raise Stopped(run.signal)
         watcher.warm_start(name, step, steps, loss)
 
-    return told
+    return on_progress
 
 
 def _write_page(folder: Path) -> None:

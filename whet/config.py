@@ -283,7 +283,7 @@ class Curriculum(Section):
     stages: tuple[Stage, ...] = ()
     """Around whatever `name` says; none is one stage of everything."""
 
-    def but(self, own: Mapping[str, Any]) -> Curriculum:
+    def override(self, own: Mapping[str, Any]) -> Curriculum:
         """The same with other settings where `own` has them, put to the same tests."""
         return Curriculum.model_validate(merged(self.model_dump(), own))
 

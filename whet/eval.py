@@ -8,23 +8,145 @@ is to say (`full`).
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import lru_cache
+from math import comb
+from statistics import fmean
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from whet.intervals import mean_interval
 from whet.rollout.base import Engine
 from whet.types import Prompt, Request, Rollout, Sampling
-from whet.votes import maj_at_k, pass_at_k
+
+# ---- intervals
+#
+# Confidence intervals over prompts: how far a share may lie from the truth. Pure maths, for `eval` and `probe`.
+#
+# The prompts are the sample; the rollouts of one prompt resemble each other and count for less than as many prompts
+# would. Nothing here knows what is measured.
+
+
+Z95 = 1.959964
+"""Of the standard normal distribution, 95% lie within so many deviations."""
+
+
+class Interval(NamedTuple):
+    """95%: of a hundred such intervals, about 95 hold the truth."""
+
+    low: float
+    high: float
+
+
+def wilson(share: float, size: float, z: float = Z95) -> Interval:
+    """Wilson's score interval (1927) for a share seen in `size` independent draws.
+
+    centre +- half, centre = (p + z^2/2n) / (1 + z^2/n), half = z/(1 + z^2/n) sqrt(p(1-p)/n + z^2/4n^2). Unlike
+    p +- z sqrt(p(1-p)/n) it stays inside 0..1 and has a width at p = 0 and 1.
+
+    >>> [round(x, 4) for x in wilson(0.0, 30)], [round(x, 4) for x in wilson(0.5, 100)]
+    ([0.0, 0.1135], [0.4038, 0.5962])
+    """
+    shrink = 1.0 + z * z / size
+    centre = (share + z * z / (2.0 * size)) / shrink
+    half = z / shrink * math.sqrt(share * (1.0 - share) / size + z * z / (4.0 * size * size))
+    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+
+
+def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> Interval:
+    """For the mean of one value in 0..1 a prompt, each got from `draws` independent rollouts.
+
+    Wilson's interval at the effective number of draws, as for proportions in cluster samples (Korn and Graubard 1998):
+    n_eff = p(1-p) / (s^2 / P) for P prompts whose values have variance s^2. It lies between P (a prompt's rollouts
+    always agree) and P x draws (prompts do not differ), and is held there. With one draw it is P: plain Wilson.
+
+    OURS: p and s^2 inside n_eff are taken with two more prompts, one all right and one all wrong (compare Agresti and
+    Coull 1998). Few prompts with hardly a right rollout among them cannot show how alike rollouts are, and would pass
+    for independent.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    widened = np.append(values, (0.0, 1.0))
+    share = float(widened.mean())
+    worth = float(share * (1.0 - share) / widened.var(ddof=1))
+    return wilson(float(values.mean()), values.size * min(max(worth, 1.0), draws))
+
+
+# ---- votes
+#
+# What n rollouts of one prompt say of fewer: pass@k and maj@k. Pure maths, exact, for `eval`.
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Unbiased chance that k of n rollouts hold a right one: 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    assert 0 <= right <= n and 1 <= k <= n
+    return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def maj_at_k(finals: Sequence[str], right: Sequence[bool], k: int) -> float:
+    """Chance that the answer most of k rollouts give is right, over all C(n, k) choices of k among these n.
+
+    "" abstains; if all do, the vote is wrong. Tied answers share the win, so half counts for a right and a wrong
+    answer with two votes each. Rollouts that give the same answer are all right or all wrong where the judge reads
+    what is voted on; where not, an answer is worth the share of its rollouts that are right.
+
+    >>> maj_at_k(["7", "7", "9", ""], [True, True, False, False], 4)
+    1.0
+    >>> maj_at_k(["7", "9"], [True, False], 2)
+    0.5
+    """
+    assert len(finals) == len(right) and 1 <= k <= len(finals)
+    votes, hits = Counter(finals), Counter(final for final, good in zip(finals, right, strict=True) if good)
+    abstain = votes.pop("", 0)
+    answers = tuple(sorted((count, hits[final]) for final, count in votes.items()))
+    return _won(answers, abstain, k)
+
+
+@lru_cache(maxsize=4096)
+def _won(answers: tuple[tuple[int, int], ...], abstain: int, k: int) -> float:
+    """`answers`: (rollouts, right ones among them) of each. Prompts with the same counts are the same sum."""
+    if k == sum(count for count, _ in answers) + abstain:
+        most = max((count for count, _ in answers), default=0)
+        return fmean(hits / count for count, hits in answers if count == most) if most else 0.0
+    won = 0.0
+    for i, (count, hits) in enumerate(answers):
+        if hits:
+            rest = [other for j, (other, _) in enumerate(answers) if j != i]
+            ways = sum(comb(count, v) * _beaten(rest, abstain, v, k - v) for v in range(1, min(count, k) + 1))
+            won += hits / count * ways
+    return won / comb(sum(count for count, _ in answers) + abstain, k)
+
+
+def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
+    """Ways to take `left` of the other rollouts such that no other answer has more than `votes`.
+
+    Each way counts 1 / (1 + answers that tie). Answers with fewer rollouts than `votes` can do no harm and are
+    taken together with the abstentions.
+    """
+    harmless = abstain + sum(count for count in rest if count < votes)
+    ways = {(0, 0): 1}  # (taken, tied) -> number of ways, over the answers that could tie
+    for count in rest:
+        if count >= votes:
+            wider: Counter[tuple[int, int]] = Counter()
+            for (taken, tied), number in ways.items():
+                for more in range(min(votes, left - taken) + 1):
+                    wider[taken + more, tied + (more == votes)] += number * comb(count, more)
+            ways = wider
+    return sum(number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items())
+
 
 SLICE = 2048
 """Rollouts that are generated and judged at once: bounds memory. Each slice waits for its longest response."""
 VOTES = 64
 """maj@k is exact, and its sum grows steeply with the rollouts; of more than so many, only maj@n is given."""
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """Called with (rollouts finished, rollouts in all)."""
 
 
@@ -49,7 +171,7 @@ def evaluate(
     judge: Verdicts,
     seen: Callable[[Sequence[Rollout]], None] | None = None,
     *,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
     full: bool = False,
 ) -> dict[str, float]:
     """`eval_metrics` of the set.
@@ -61,7 +183,7 @@ def evaluate(
         for i, p in enumerate(eval_set.prompts)
     ]
     rollouts: list[Rollout] = []
-    for judged in judged_slices(requests, engine, judge, told):
+    for judged in judged_slices(requests, engine, judge, on_progress):
         if seen is not None:
             seen(judged)
         rollouts += (replace(r, trace=None) for r in judged)
@@ -69,15 +191,15 @@ def evaluate(
 
 
 def judged_slices(
-    requests: Sequence[Request], engine: Engine, judge: Verdicts, told: Told | None = None
+    requests: Sequence[Request], engine: Engine, judge: Verdicts, on_progress: OnProgress | None = None
 ) -> Iterator[list[Rollout]]:
     """The requests' rollouts, generated and judged some at a time, in order."""
     total, done = sum(r.n for r in requests), 0
     size = max(1, SLICE // max((r.n for r in requests), default=1))
 
     def finished(count: int) -> None:
-        if told is not None:
-            told(done + count, total)
+        if on_progress is not None:
+            on_progress(done + count, total)
 
     for start in range(0, len(requests), size):
         judged = judge.judge(engine.generate(requests[start : start + size], finished))

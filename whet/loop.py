@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from whet.advice import Advice
-from whet.collapse import Guard
+from whet.assembly import Parts, save_parts
 from whet.config import HELD_OUT
-from whet.curriculum.progress import Hearing
+from whet.curriculum.base import Hearing
 from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
-from whet.metrics import Stopwatch, gpu_idle, group_metrics, rollout_metrics
-from whet.parts import Parts, save_parts
 from whet.run import Run
 from whet.types import Batch, Report, Request, Rollout
+from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_idle, group_metrics, rollout_metrics
 
 DRAFTER_SHARE = 0.03
 """Of the steps' time, for training the drafter."""
@@ -38,8 +36,8 @@ class Watcher(Protocol):
 
 def train(run: Run, parts: Parts, watcher: Watcher) -> None:
     """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
-    advice, guard = Advice(), Guard()
-    parts.judge.told = watcher.message
+    advice, guard = Advice(), CollapseGuard()
+    parts.judge.on_message = watcher.message
     watch = Stopwatch()
     if parts.fresh:
         metrics = evaluate_due(run, parts, watch)

@@ -20,9 +20,8 @@ from whet.config import HELD_OUT
 from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks.base import Task
-from whet.tasks.build import TaskNames, build_task, load_judge
+from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
 from whet.tasks.prompts import PromptTable, problem_key
-from whet.tasks.rewards import Grader, Rewards
 from whet.tasks.text import TextTask
 from whet.types import Prompt
 

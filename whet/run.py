@@ -175,7 +175,7 @@ class Run:
         return best_checkpoint(self.folder)
 
     @contextlib.contextmanager
-    def stop_signals(self, told: Callable[[], None] = lambda: None) -> Iterator[None]:
+    def stop_signals(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
         """SIGINT and SIGTERM set `signal` and call `told`; a further SIGINT is a KeyboardInterrupt.
 
         Only in the main thread.
@@ -188,7 +188,7 @@ class Run:
             if self.stopping and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signal = self.signal or number
-            told()
+            on_progress()
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -278,7 +278,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def has_collapsed(folder: Path) -> bool:
-    """Whether a run was stopped by the guard against collapse (`whet.collapse`): that is how it went, no failure."""
+    """Whether a run was stopped by the guard against collapse (`whet.watch`): that is how it went, no failure."""
     rows = read_metrics(folder) if (folder / METRICS).is_file() else []
     return bool(rows) and bool(rows[-1].get("collapsed"))
 

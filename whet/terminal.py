@@ -46,9 +46,9 @@ def counting() -> Iterator[Callable[[str, int, int], None]]:
     with Progress(*columns, console=err_console, transient=True, disable=not err_console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def told(what: str, done: int, total: int) -> None:
+        def on_progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bar.add_task(escape(printable(what, one_line=True)), total=total)
             bar.update(tasks[what], completed=done)
 
-        yield told
+        yield on_progress

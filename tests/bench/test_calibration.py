@@ -1,8 +1,6 @@
 import numpy as np
 import pytest
-
-from whet import config
-from whet.bench.calibration import (
+from curriculum_bench import (
     GRID,
     Fit,
     Twin,
@@ -11,12 +9,14 @@ from whet.bench.calibration import (
     groups_seen,
     least,
     mixture,
+    play,
     quantiles,
     uniform_path,
 )
-from whet.bench.curriculum import play
+
+from whet import config
 from whet.errors import WhetError
-from whet.metrics import PASS_RATES
+from whet.watch import PASS_RATES
 
 
 def at(logit: float) -> np.ndarray:

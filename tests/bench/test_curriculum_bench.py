@@ -3,16 +3,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from curriculum_bench import MIXES, RATE, Toy, curriculum_bench, play, rollouts_to
 
 from whet import config
-from whet.bench.curriculum import MIXES, RATE, Toy, curriculum_bench, play, rollouts_to
 from whet.curriculum.build import CURRICULA
 from whet.types import Batch, Group, Request, Sampling
 
 
 def group(toy: Toy, prompt: str, verdicts: list[bool]) -> Group:
     request = Request(prompt_id=prompt, group_id=0, n=len(verdicts), sampling=Sampling(max_tokens=400))
-    from whet.bench.curriculum import _rollout
+    from curriculum_bench import _rollout
 
     return Group(
         prompt_id=prompt, group_id=0, rollouts=tuple(_rollout(request, i, v, 9, 0) for i, v in enumerate(verdicts))

@@ -14,22 +14,20 @@ from rich.console import Console
 from torch._C._autograd import DeviceType
 from typer.testing import CliRunner
 
-from whet import cli_bench
-from whet.bench import decode
-from whet.bench.decode import CELLS, TINY, Cell, decode_bench, ratios, stand_of
-from whet.bench.gap import log_prob_gap
-from whet.bench.peers import LIMITS, PEERS, Whet, missing
-from whet.bench.roofline import QWEN25_15B, SMOLLM2_135M, attainable_rate, dims_of
-from whet.bench.shapes import shape_config
-from whet.bench.stand import Apart, Here, PeerFailed, Taken, _serve
 from whet.cli import app
 from whet.errors import WhetError
+from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_rate, dims_of
+from whet.tools.bench import commands as cli_bench
+from whet.tools.bench import rollout as decode
+from whet.tools.bench.peers import LIMITS, PEERS, Whet, missing, shape_config
+from whet.tools.bench.rollout import CELLS, TINY, DecodeCell, decode_bench, log_prob_gap, ratios, stand_of
+from whet.tools.bench.stand import Apart, Here, PeerFailed, Taken, _serve
 
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     out, lines = tmp_path_factory.mktemp("grid"), list[str]()
-    return out, decode_bench(out, device="cpu", shapes=["tiny"], repeats=2, told=lines.append), lines
+    return out, decode_bench(out, device="cpu", shapes=["tiny"], repeats=2, on_progress=lines.append), lines
 
 
 def test_all_peers_run_the_grid(grid: tuple[Path, dict[str, Any], list[str]]) -> None:
@@ -77,7 +75,7 @@ def test_a_later_run_adds_cells_and_replaces_those_measured_again(tmp_path: Path
 def test_what_time_was_not_left_for_is_said(tmp_path: Path) -> None:
     lines: list[str] = []
     result = decode_bench(
-        tmp_path, device="cpu", shapes=["tiny"], peers=["whet"], seconds=0, told=lines.append, cells=["tail"]
+        tmp_path, device="cpu", shapes=["tiny"], peers=["whet"], seconds=0, on_progress=lines.append, cells=["tail"]
     )
     assert result["shapes"]["tiny"]["skipped"] == ["tail"] and result["shapes"]["tiny"]["cells"] == {}
     assert lines == ["tiny: no time was left for tail."]
@@ -247,7 +245,7 @@ def test_the_command_shows_a_table(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*given, "--repeats", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "b4_p8" in done.output and "x)" in done.output and "KL" in done.output
-    assert isinstance(TINY["b4_p8"], Cell) and (tmp_path / "rollout_grid_cpu.json").is_file()
+    assert isinstance(TINY["b4_p8"], DecodeCell) and (tmp_path / "rollout_grid_cpu.json").is_file()
 
 
 @pytest.mark.gpu

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from draft_bench import Bench, Rung, draft_bench, graph_plan, ladder, plans, verdict
+from draft_lessons import CandidateAsked, lessons_for, prepared
+from draft_split import HOST
+from draft_watch import Fixed, Step, Watch, arm_shares, by_batch, chances
+from tail_work import model_work, read_texts, shape_work
 from typer.testing import CliRunner
 
-from whet.bench.candidate import Asked, lessons_for, prepared
-from whet.bench.draft import Bench, draft_bench, verdict
-from whet.bench.draft_ladder import Rung, graph_plan, ladder, plans
-from whet.bench.draft_split import HOST
-from whet.bench.tail import model_work, read_texts, shape_work
-from whet.bench.watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from whet.cli import app
-from whet.cli_bench import naive_plan, show_ladder
 from whet.draft.base import OFF, Arm
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import char_tokenizer, tiny_model
+from whet.tools.bench.commands import naive_plan, show_ladder
 
 ALPHABET = "0123456789+="
 
@@ -44,11 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def result(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     out, lines = tmp_path_factory.mktemp("draft"), list[str]()
-    asked = Asked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, train=1)
+    asked = CandidateAsked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, train=1)
     model, work, head, notes = prepared(asked, out, lines.append)
     assert head is not None
     how: dict[str, Any] = {"head": head, "lessons": lessons_for(asked, model, work, head, lines.append), "notes": notes}
-    found = draft_bench(out, model, work, **how, repeats=2, fixed=False, told=lines.append)
+    found = draft_bench(out, model, work, **how, repeats=2, fixed=False, on_progress=lines.append)
     return out, found, lines
 
 
@@ -105,7 +104,7 @@ def test_what_is_not_known_is_shown_so(
 def test_a_drafter_that_was_written_is_read_again(
     folder: Path, result: tuple[Path, dict[str, Any], list[str]], tmp_path: Path
 ) -> None:
-    asked = Asked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, drafter=result[0] / "drafter")
+    asked = CandidateAsked(model=folder, device="cpu", rollouts=6, siblings=3, cap=60, drafter=result[0] / "drafter")
     _, _, head, notes = prepared(asked, tmp_path, lambda line: None)
     assert head is not None and notes["drafter"] == str(result[0] / "drafter")
 
@@ -130,7 +129,7 @@ def test_from_scratch_there_need_be_no_drafter(folder: Path, tmp_path: Path) -> 
 
 def test_without_other_prompts_there_are_no_lessons(folder: Path, tmp_path: Path) -> None:
     (few := tmp_path / "few.jsonl").write_text('{"text": "1+2="}\n')
-    asked = Asked(model=folder, prompts=few, device="cpu", rollouts=3, siblings=3, cap=24)
+    asked = CandidateAsked(model=folder, prompts=few, device="cpu", rollouts=3, siblings=3, cap=24)
     model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
     lines: list[str] = []
     head = eagle_head(model)
@@ -155,18 +154,18 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (Asked(device="cpu"), "--model with a folder, or --shape"),
-        (Asked(shape="tiny", device="cpu", drafter=Path("x"), train=2), "give one of them"),
-        (Asked(shape="tiny", device="cpu", from_scratch=True), "--from-scratch wants --model"),
-        (Asked(model=Path("x"), device="cpu", from_scratch=True, lessons=False), "--no-lessons leaves it out"),
-        (Asked(shape="tiny", device="cpu", rollouts=7, siblings=2), "cannot be groups of 2"),
-        (Asked(shape="tiny", device="tpu"), "no device"),
-        (Asked(shape="tiny", device="cpu", dtype="int4"), "no dtype"),
-        (Asked(shape="huge", device="cpu"), "no shape"),
-        (Asked(shape="tiny", device="cpu", naive=True), "there are none on a CPU"),
+        (CandidateAsked(device="cpu"), "--model with a folder, or --shape"),
+        (CandidateAsked(shape="tiny", device="cpu", drafter=Path("x"), train=2), "give one of them"),
+        (CandidateAsked(shape="tiny", device="cpu", from_scratch=True), "--from-scratch wants --model"),
+        (CandidateAsked(model=Path("x"), device="cpu", from_scratch=True, lessons=False), "--no-lessons leaves it out"),
+        (CandidateAsked(shape="tiny", device="cpu", rollouts=7, siblings=2), "cannot be groups of 2"),
+        (CandidateAsked(shape="tiny", device="tpu"), "no device"),
+        (CandidateAsked(shape="tiny", device="cpu", dtype="int4"), "no dtype"),
+        (CandidateAsked(shape="huge", device="cpu"), "no shape"),
+        (CandidateAsked(shape="tiny", device="cpu", naive=True), "there are none on a CPU"),
     ],
 )
-def test_what_cannot_be_measured_is_said(asked: Asked, sentence: str, tmp_path: Path) -> None:
+def test_what_cannot_be_measured_is_said(asked: CandidateAsked, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=sentence):
         prepared(asked, tmp_path, lambda line: None)
 
@@ -261,7 +260,7 @@ def test_the_memory_of_both_plans_is_told() -> None:
 
 @pytest.mark.gpu
 def test_the_memory_of_both_plans_is_measured(tmp_path: Path) -> None:
-    asked = Asked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=16, naive=True)
+    asked = CandidateAsked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=16, naive=True)
     model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
     found = draft_bench(tmp_path, model, work, repeats=1, fixed=False, naive=True)["graphs"]
     assert 0 < found["plan"]["bytes"] <= found["plan"]["bytes_naive"]
@@ -271,7 +270,7 @@ def test_the_memory_of_both_plans_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_drafts_on_the_device_are_timed(tmp_path: Path) -> None:
-    asked = Asked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=64)
+    asked = CandidateAsked(shape="tiny", device="cuda", rollouts=32, siblings=4, cap=64)
     model, work, _, _ = prepared(asked, tmp_path, lambda line: None)
     found = draft_bench(tmp_path, model, work, head=eagle_head(model), repeats=1, fixed=False)
     assert "split_missing" not in found

@@ -4,23 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from draft_bench import Bench, Rung
+from draft_lessons import Lessons, renamed
+from draft_watch import Fixed
+from tail_work import TailWork, shape_work
 
-from whet.bench.draft import Bench
-from whet.bench.draft_ladder import Rung
-from whet.bench.draft_lessons import Lessons, renamed
-from whet.bench.tail import Work, shape_work
-from whet.bench.watch import Fixed
-from whet.draft.adaptive import AdaptiveDrafter
 from whet.draft.base import Arm
 from whet.draft.eagle import eagle_head
-from whet.draft.training import SHARE
-from whet.model.tiny import tiny_model
+from whet.draft.training import SHARE, AdaptiveDrafter
+from whet.model.load import tiny_model
 
 ARM = Arm("eagle", 2)
 RUNG = Rung("training", ("ngram", "eagle"), lambda: Fixed(ARM), (ARM,), learning=True)
 
 
-def small_work(seed: int) -> Work:
+def small_work(seed: int) -> TailWork:
     """Prompts of four tokens: a fifth of the tokens would else be none of a response."""
     work = shape_work(20, rollouts=4, siblings=2, cap=160, seed=seed)
     return replace(work, prompts={name: ids[:4] for name, ids in work.prompts.items()})

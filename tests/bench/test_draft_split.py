@@ -4,20 +4,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from draft_bench import Bench, DraftTaken, Rung, split_apart
+from draft_lessons import Lessons
+from draft_split import APART, HOST, Wanted, drafting_seconds, split, timed_share
+from draft_watch import REPLAYS, Fixed, Step, WatchedCaptures
+from tail_work import shape_work
 
-from whet.bench.draft import Bench, Taken, split_apart
-from whet.bench.draft_ladder import Rung
-from whet.bench.draft_lessons import Lessons
-from whet.bench.draft_split import APART, HOST, Wanted, drafting_seconds, split, timed_share
-from whet.bench.tail import shape_work
-from whet.bench.watch import REPLAYS, Fixed, Step, WatchedCaptures
 from whet.draft.base import OFF, Arm
 from whet.draft.eagle import eagle_head
-from whet.model.storage import share_storage
-from whet.model.tiny import tiny_model
-from whet.rollout.captures import Captures, Key
+from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunner
+from whet.fast.pool import Captures, Key
+from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.rollout.graphs import GraphRunner
 
 NGRAM, EAGLE = Arm("ngram", 2), Arm("eagle", 2)
 RUNGS = [
@@ -44,7 +43,7 @@ def graphed(lessons: bool = False) -> Graphed:
     return Graphed(model, work, head, 0, others)
 
 
-def measured(bench: Bench, rungs: list[Rung]) -> tuple[dict[str, list[Taken]], dict[str, Any]]:
+def measured(bench: Bench, rungs: list[Rung]) -> tuple[dict[str, list[DraftTaken]], dict[str, Any]]:
     taken = {rung.name: [bench.run(rung)] for rung in rungs}
     return taken, {"rungs": {rung.name: {} for rung in rungs}}
 

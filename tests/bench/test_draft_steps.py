@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from draft_steps import steps_bench
 from small_run import SMALL, even_digits, small_config
 from typer.testing import CliRunner
 
-from whet.bench.draft_steps import steps_bench
 from whet.cli import app
 from whet.errors import WhetError
 
@@ -17,7 +17,7 @@ SETS = ("steps=4", "rollout.max_tokens=12")
 def test_a_frozen_drafter_beside_one_that_learns(tmp_path: Path) -> None:
     lines: list[str] = []
     found = steps_bench(
-        small_config(*SETS), freeze=2, depth=2, out=tmp_path / "new", reward=even_digits, told=lines.append
+        small_config(*SETS), freeze=2, depth=2, out=tmp_path / "new", reward=even_digits, on_progress=lines.append
     )
     trained, frozen = found["arms"]["trained"], found["arms"]["frozen"]
     assert [row["step"] for row in trained] == [row["step"] for row in frozen] == [0, 1, 2, 3, 4]

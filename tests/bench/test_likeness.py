@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from curriculum_bench import GRID, Fit, Twin, calibrate, evaluation_gap, likeness_bench, play, quantities, sentences
 from typer.testing import CliRunner
 
-from whet.bench.calibration import GRID, Fit, Twin
-from whet.bench.curriculum import play
-from whet.bench.likeness import calibrate, evaluation_gap, likeness_bench, quantities, sentences
 from whet.cli import app
 from whet.errors import WhetError
-from whet.metrics import group_metrics, rollout_metrics
 from whet.recipe import dump_config, parse_config
 from whet.report.curves import Point
 from whet.types import Batch, Request, Rollout
+from whet.watch import group_metrics, rollout_metrics
 
 UPDATES = 30
 

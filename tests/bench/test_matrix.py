@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.bench.matrix import differing, inline, read_plan, told_settings
 from whet.errors import WhetError
 from whet.recipe import load_config
+from whet.tools.bench.matrix import differing, inline, read_plan, told_settings
 
 RECIPE = """
 steps = 7

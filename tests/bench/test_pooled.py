@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_results import cell
 
-from whet.bench.pooled import DRAWS, crossing, gain_costs, gain_shares, pooled_costs, pooled_shares, rising
+from whet.tools.bench.results import DRAWS, crossing, gain_costs, gain_shares, pooled_costs, pooled_shares, rising
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from whet.bench.document import document, fill, read_arms, share_table, short_table
-from whet.bench.figure import Line, figure
-from whet.bench.outcome import read_outcome, rows_of, write_outcome
-from whet.bench.results import (
+from whet.errors import WhetError
+from whet.report import formats
+from whet.report.formats import Reach, median_reach
+from whet.tools.bench.document import FigureLine, document, figure, fill, read_arms, share_table, short_table
+from whet.tools.bench.results import (
     at_equal_seconds,
     cost_text,
     drift,
@@ -26,9 +27,7 @@ from whet.bench.results import (
     target_level,
     usable,
 )
-from whet.errors import WhetError
-from whet.report import formats
-from whet.report.levels import Reach, median_reach
+from whet.tools.bench.start import read_outcome, rows_of, write_outcome
 
 COLUMNS = ["step", "tokens", "rollouts", "seconds", "signal", "entropy", "length", "accuracy"]
 
@@ -226,9 +225,9 @@ def test_files_that_are_no_cells(tmp_path: Path) -> None:
 
 def test_a_figure_stands_alone_and_repeats() -> None:
     lines = [
-        Line("uniform", [[(0, 0.1), (10, 0.2)], [(0, 0.1), (8, 0.3)]]),
-        Line("<speed>", [[(0, 0.1), (5, 0.4)]]),
-        Line("empty", []),
+        FigureLine("uniform", [[(0, 0.1), (10, 0.2)], [(0, 0.1), (8, 0.3)]]),
+        FigureLine("<speed>", [[(0, 0.1), (5, 0.4)]]),
+        FigureLine("empty", []),
     ]
     text = figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
     assert text == figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
@@ -237,11 +236,11 @@ def test_a_figure_stands_alone_and_repeats() -> None:
     assert {"uniform (2)", "<speed> (1)", "tokens", "0.40"} <= set(words) and "empty (0)" not in words
     bands = [path for path in tree.iter("{http://www.w3.org/2000/svg}path") if path.get("opacity")]
     assert len(bands) == 1, "one seed has no range"
-    assert figure([Line("empty", [])], title="", x_label="", x_show=formats.count) == ""
+    assert figure([FigureLine("empty", [])], title="", x_label="", x_show=formats.count) == ""
 
 
 def test_no_two_lines_of_a_figure_look_alike() -> None:
-    lines = [Line(f"arm {i}", [[(0, 0.1), (10, 0.2)]]) for i in range(24)]
+    lines = [FigureLine(f"arm {i}", [[(0, 0.1), (10, 0.2)]]) for i in range(24)]
     tree = ElementTree.fromstring(figure(lines, title="", x_label="", x_show=formats.count))
     paths = tree.iter("{http://www.w3.org/2000/svg}path")
     strokes = [path.attrib for path in paths if path.get("stroke-width") == "1.8"]

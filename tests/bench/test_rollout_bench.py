@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.bench import circumstances, rollout
+from whet.tools.bench import rollout
+from whet.tools.bench import stand as circumstances
 
 
 def test_writes_what_it_returns(
@@ -33,7 +34,7 @@ def test_the_work_is_log_normal_and_the_same_for_a_seed() -> None:
 def test_generate_counts_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts, _ = rollout._work(0)
     lengths = [1 + i % 5 for i in range(64)]
-    from whet.model.tiny import tiny_model
+    from whet.model.load import tiny_model
 
     assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, lengths, 16) == sum(lengths)
 

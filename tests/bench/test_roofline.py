@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig
 
-from whet.bench.roofline import (
+from whet.estimate import (
     MEASURED,
     QWEN25_15B,
     SMOLLM2_135M,

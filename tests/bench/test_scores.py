@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from learner_scores import explicit_gram, score_gram
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from whet.bench.scores import explicit_gram, score_gram
 from whet.errors import WhetError
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 
 VOCAB = 23
 PROMPT = [4, 0, 9, 4, 2]

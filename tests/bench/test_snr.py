@@ -2,8 +2,8 @@ import itertools
 
 import numpy as np
 import pytest
+from snr_score import GradientMoments, bernoulli_snr, bound, choose_spread, jackknife, moments
 
-from whet.bench.snr import Moments, bernoulli_snr, bound, choose_spread, jackknife, moments
 from whet.errors import WhetError
 from whet.learn.advantages import rloo
 
@@ -59,7 +59,7 @@ def test_moments_give_the_noise_of_any_group(n: int) -> None:
 
     mean = sum(x[0] * y[0] * h(x, y) for x in VECTORS for y in VECTORS)
     halves = [sum(y[0] * h(x, y) for y in VECTORS) for x in VECTORS]
-    found = Moments(
+    found = GradientMoments(
         apart=float(mean @ mean),
         one=sum(x[0] * float(half @ half) for x, half in zip(VECTORS, halves, strict=True)),
         both=sum(x[0] * y[0] * float(h(x, y) @ h(x, y)) for x in VECTORS for y in VECTORS),

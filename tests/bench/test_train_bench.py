@@ -16,19 +16,27 @@ from small_run import even_digits, small_config
 from typer.testing import CliRunner
 
 from whet import config
-from whet.bench.circumstances import circumstances
-from whet.bench.document import document
-from whet.bench.matrix import Cell, Plan, read_plan
-from whet.bench.outcome import COLUMNS, hash_weights, read_outcome
-from whet.bench.start import Start, make_pool, make_start, merged, store_adapter, without
-from whet.bench.train import Going, Places, Work, cell_settings, planned
 from whet.cli import app
 from whet.errors import WhetError
-from whet.model.load import load_weights
+from whet.model.load import char_tokenizer, load_weights, tiny_model
 from whet.model.lora import add_lora, save_lora
-from whet.model.tiny import char_tokenizer, tiny_model
 from whet.problems import load_problems
 from whet.recipe import dump_config
+from whet.tools.bench.document import document
+from whet.tools.bench.matrix import MatrixCell, MatrixPlan, read_plan
+from whet.tools.bench.stand import circumstances
+from whet.tools.bench.start import (
+    COLUMNS,
+    Start,
+    hash_weights,
+    make_pool,
+    make_start,
+    merged,
+    read_outcome,
+    store_adapter,
+    without,
+)
+from whet.tools.bench.train import CellWork, Going, Places, cell_settings, planned
 
 KILLED = "uniform-seed0"
 MATRIX = """
@@ -69,7 +77,7 @@ class Done:
     """What two calls left and said; the first lost a process."""
 
     folder: Path
-    plan: Plan
+    plan: MatrixPlan
     start: Start
     first: list[str]
     second: list[str]
@@ -92,17 +100,19 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
         patch.setenv("OMP_NUM_THREADS", "1")
         start = make_start(plan, folder / "runs", lambda line: None)
         first, second = list[str](), list[str]()
-        work = Work(places=places, start=start, beside=2, told=first.append, about=circumstances())
+        work = CellWork(places=places, start=start, beside=2, on_progress=first.append, about=circumstances())
         threading.Thread(target=kill_after_a_checkpoint, args=(work, KILLED), daemon=True).start()
         with pytest.raises(WhetError, match=f"The cell {KILLED} failed"):
             work.run(seconds=1e9)
         results = folder / "out" / "train" / "small"
         before = {path.name: path.read_bytes() for path in results.iterdir()}
-        Work(places=places, start=start, beside=1, told=second.append, about=circumstances()).run(seconds=1e9)
+        CellWork(places=places, start=start, beside=1, on_progress=second.append, about=circumstances()).run(
+            seconds=1e9
+        )
     return Done(folder=folder, plan=plan, start=start, first=first, second=second, before=before)
 
 
-def kill_after_a_checkpoint(work: Work, name: str) -> None:
+def kill_after_a_checkpoint(work: CellWork, name: str) -> None:
     while not (work.places.runs / name / "checkpoints" / "step_00000005").is_dir():
         time.sleep(0.01)
     work.going[name].process.kill()
@@ -184,17 +194,17 @@ def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path)
 def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) -> None:
     places = Places(plan=done.plan, runs=tmp_path / "runs", out=tmp_path / "out")
     told: list[str] = []
-    work = Work(places=places, start=done.start, beside=1, told=told.append, about={})
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={})
     assert work.run(seconds=299.0) == 4 and told == []
 
 
-def unwritten(done: Done, folder: Path) -> tuple[Cell, Places, Work, list[str]]:
+def unwritten(done: Done, folder: Path) -> tuple[MatrixCell, Places, CellWork, list[str]]:
     """A cell whose run has ended and whose JSON was never written, and what is told of it."""
     shutil.copytree(done.folder / "runs", folder / "runs")
     plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
     told: list[str] = []
-    work = Work(places=places, start=done.start, beside=1, told=told.append, about=circumstances())
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about=circumstances())
     return plan.cells[0], places, work, told
 
 
@@ -213,7 +223,7 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
     shutil.rmtree(places.run(cell))
     places.result(cell).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
-        Work(places=places, start=done.start, beside=1, told=told.append, about={}).run(seconds=10.0)
+        CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={}).run(seconds=10.0)
 
 
 def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(done: Done, tmp_path: Path) -> None:
@@ -257,7 +267,7 @@ def test_other_settings_and_another_start_are_refused(done: Done) -> None:
     other = Start(folder=done.start.folder, hashes={"weights": "0" * 64})
     places = Places(plan=done.plan, runs=done.folder / "runs", out=done.folder / "out")
     with pytest.raises(WhetError, match="began from other weights"):
-        Work(places=places, start=other, beside=1, told=print, about={}).run(seconds=1.0)
+        CellWork(places=places, start=other, beside=1, on_progress=print, about={}).run(seconds=1.0)
 
 
 def test_a_cell_is_asked_to_stop_when_its_time_is_up(done: Done) -> None:

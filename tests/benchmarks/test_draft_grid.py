@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draft_grid import Forced, expected_length, main, seconds_a_step, table
+from draft_watch import Step
 
-from whet.bench.watch import Step
 from whet.draft.base import OFF, RowView
 
 

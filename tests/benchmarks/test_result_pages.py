@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from whet.bench.document import document, marks, read_arms, short_table, write_report
-from whet.bench.matrix import Plan, read_plan
-from whet.bench.results import Arms, target_level
 from whet.report.curves import Point
-from whet.report.levels import first_crossing
+from whet.report.formats import first_crossing
+from whet.tools.bench.document import document, marks, read_arms, short_table, write_report
+from whet.tools.bench.matrix import MatrixPlan, read_plan
+from whet.tools.bench.results import Arms, target_level
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MATRICES = ("gsm8k_matrix", "stack_matrix")
 
 
-def stored(matrix: str) -> tuple[Plan, Arms]:
+def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
     plan = read_plan(ROOT / "benchmarks" / f"{matrix}.toml")
     return plan, read_arms(RESULTS / "train" / matrix, [arm.name for arm in plan.matrix.arm])
 

@@ -11,8 +11,8 @@ import torch
 import update_latency as latency
 from gaps import Span, Trace
 
-from whet.bench.shapes import shape_model
 from whet.recipe import load_config
+from whet.tools.bench.peers import shape_model
 
 
 def run(part: str, out: Path, *words: str) -> dict[str, Any]:

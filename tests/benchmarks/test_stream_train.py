@@ -10,8 +10,8 @@ import torch
 from stream import ARMS, WARM_UP, WORK, Arm, make_learner, measure
 from stream_train import compare, demo_recipe
 
-from whet.bench.shapes import shape_model
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
+from whet.tools.bench.peers import shape_model
 
 TREE: dict[str, Any] = {
     "base": {

@@ -20,7 +20,7 @@ from tail_model import (
     worked,
 )
 
-from whet.model.tiny import char_tokenizer
+from whet.model.load import char_tokenizer
 
 
 def test_every_worked_line_is_true() -> None:

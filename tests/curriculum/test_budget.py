@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.budget import largest_remainder
+from whet.curriculum.allocation import largest_remainder
 from whet.errors import WhetError
 
 SIGMA = [0.5, 0.433013, 0.433013, 0.3, 0.0]

@@ -9,20 +9,16 @@ from scripted import SAMPLING, at
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import CURRICULA, Facts, build_curriculum, check_curriculum
-from whet.curriculum.contract import check_contract, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.kimi import KimiSource
-from whet.curriculum.reset import Reset
+from whet.curriculum.build import CURRICULA, Facts, Reset, build_curriculum, check_curriculum
+from whet.curriculum.gate import Dapo, TokenBudget, Uniform
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.simulator import World
-from whet.curriculum.solved import Unsolved
+from whet.curriculum.source import KimiSource, Unsolved
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
-from whet.curriculum.tokens import TokenBudget
-from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
+from whet.testing.contract import check_contract, play
+from whet.testing.simulator import World
 
 
 def test_every_name_builds_and_asks() -> None:

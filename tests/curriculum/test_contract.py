@@ -14,13 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, Screening
 
-from whet.curriculum.contract import check_contract, check_cost, check_world, measure_update, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.gate import Admission, Gate
+from whet.curriculum.gate import Admission, Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook, Visit
-from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
-from whet.curriculum.uniform import Uniform
+from whet.testing.contract import check_contract, check_cost, check_world, measure_update, play
+from whet.testing.simulator import World
 from whet.types import Batch, Clock, Group, Report, Request, Rollout
 
 GATES: dict[str, Any] = {

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whet.curriculum.counts import Counts, Share
+from whet.curriculum.groups import Counts, Share
 
 
 def test_a_share_fades_and_takes_a_prior() -> None:

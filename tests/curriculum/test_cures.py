@@ -13,16 +13,15 @@ from test_contract import KNOBS, WORLDS
 
 from whet import config
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.contract import WORLDS as ALL_WORLDS
-from whet.curriculum.contract import check_contract, check_cost, check_world, play
-from whet.curriculum.cures import Cures, neyman_continuations
+from whet.curriculum.cures import Cures, neyman_continuations, rate_sigmas
 from whet.curriculum.gate import Gate
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.sigma import rate_sigmas
-from whet.curriculum.simulator import World
 from whet.curriculum.speed import Speed
 from whet.errors import WhetError
+from whet.testing.contract import WORLDS as ALL_WORLDS
+from whet.testing.contract import check_contract, check_cost, check_world, play
+from whet.testing.simulator import World
 from whet.types import Group, Report, Request
 
 IDS = [f"p{i}" for i in range(4)]

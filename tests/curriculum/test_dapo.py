@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from scripted import SAMPLING, Listed, answer_all, asks, at, metric, trained
 
-from whet.curriculum.contract import LONG_RUN, check_contract, measure_lengths, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.simulator import World
+from whet.curriculum.gate import Dapo
 from whet.curriculum.source import UniformSource
+from whet.testing.contract import LONG_RUN, check_contract, measure_lengths, play
+from whet.testing.simulator import World
 from whet.types import Rollout
 
 ABC = [chr(ord("A") + i) for i in range(26)]

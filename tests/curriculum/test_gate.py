@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 from scripted import SAMPLING, Listed, Once, Screening, answer_all, answers, asks, at, cut, metric, trained
 
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.gate import Admission, Gate
-from whet.curriculum.uniform import Uniform
+from whet.curriculum.gate import Admission, Dapo, Gate, Uniform
 from whet.errors import Starved
 from whet.types import Group, Report
 

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, answers, at
 
-from whet.curriculum.contract import check_contract, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.kimi import KimiSource, weight
-from whet.curriculum.simulator import World
-from whet.curriculum.uniform import Uniform
+from whet.curriculum.gate import Dapo, Uniform
+from whet.curriculum.source import KimiSource, weight
 from whet.errors import WhetError
+from whet.testing.contract import check_contract, check_world, play
+from whet.testing.simulator import World
 from whet.types import Request
 
 

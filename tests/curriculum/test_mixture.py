@@ -14,18 +14,15 @@ from scripted import SAMPLING, Listed, Once, answers, asks, at, metric
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.contract import WORLDS as CONTRACT_WORLDS
-from whet.curriculum.contract import check_contract, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.gate import Gate
+from whet.curriculum.build import Facts, Reset, build_curriculum
+from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.mixture import Member, Mixture, batch_from_json, batch_to_json, join, next_groups
-from whet.curriculum.reset import Reset
-from whet.curriculum.simulator import World
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
-from whet.curriculum.uniform import Uniform
 from whet.errors import Starved, WhetError
+from whet.testing.contract import WORLDS as CONTRACT_WORLDS
+from whet.testing.contract import check_contract, check_world, play
+from whet.testing.simulator import World
 from whet.types import Batch, Group, Report, Request
 
 DONE = Report(metrics={})

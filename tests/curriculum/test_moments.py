@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from whet.curriculum.moments import COMMON_RATE, Moments, moments_of
+from whet.curriculum.allocation import COMMON_RATE, Moments, moments_of
 
 RIGHT = np.array([[1.0, 0.0], [3.0, 0.0]])  # mean (2, 0), mean square 5, variance 2
 WRONG = np.array([[0.0, 1.0], [0.0, 3.0], [0.0, 5.0]])  # mean (0, 3), mean square 35 / 3, variance 4

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, answers
 
 from whet.curriculum.ids import Ids
-from whet.curriculum.posterior import Posterior
+from whet.curriculum.rho import Posterior
 from whet.errors import WhetError
 from whet.types import Request
 

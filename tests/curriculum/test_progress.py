@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from scripted import SAMPLING, at, rollout
 
-from whet.curriculum.progress import Hearing, Progress, smoothed
+from whet.curriculum.base import Hearing, Progress, smoothed
 from whet.types import Request
 
 ONE = Request(prompt_id="A", group_id=0, n=8, sampling=SAMPLING)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from scripted import SAMPLING, answer_all, at
 
-from whet.curriculum.contract import check_contract, check_world
-from whet.curriculum.reset import Reset
-from whet.curriculum.simulator import World
+from whet.curriculum.build import Reset
+from whet.curriculum.gate import Uniform
 from whet.curriculum.source import UniformSource
-from whet.curriculum.uniform import Uniform
+from whet.testing.contract import check_contract, check_world
+from whet.testing.simulator import World
 from whet.types import Report
 
 

@@ -4,7 +4,7 @@ import json
 
 from scripted import SAMPLING, rollout
 
-from whet.curriculum.lengths import ResponseLengths
+from whet.curriculum.stages import ResponseLengths
 from whet.types import Request
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, answers, at
 
 from whet.curriculum.allocation import sampling_weights
-from whet.curriculum.contract import WORLDS as ALL_WORLDS
-from whet.curriculum.contract import check_contract, check_world
-from whet.curriculum.dapo import Dapo
+from whet.curriculum.gate import Dapo
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.errors import WhetError
+from whet.testing.contract import WORLDS as ALL_WORLDS
+from whet.testing.contract import check_contract, check_world
 from whet.types import Clock, Request, Rollout
 
 IDS = [f"p{i}" for i in range(6)]

@@ -14,18 +14,16 @@ from scripted import SAMPLING, answers, at
 
 from whet import config
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.contract import check_contract, check_world, play
-from whet.curriculum.dapo import Dapo
 from whet.curriculum.des import MODES
-from whet.curriculum.gate import Gate
+from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
-from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
+from whet.testing.contract import check_contract, check_world, play
+from whet.testing.simulator import World
 from whet.types import Clock, Rollout
 
 IDS = [f"p{i}" for i in range(100)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.screening import (
+from whet.curriculum.speed import (
     accept_probability,
     gate_objective,
     implicit_weight,

@@ -19,9 +19,9 @@ from scripted import SAMPLING, answers, at
 from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import CURRICULA, Facts, build_curriculum
-from whet.curriculum.contract import play
-from whet.curriculum.simulator import World
 from whet.errors import Starved, WhetError
+from whet.testing.contract import play
+from whet.testing.simulator import World
 from whet.types import Rollout
 
 SOURCES = ("", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl")

@@ -15,16 +15,14 @@ from test_contract import WORLDS
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.contract import WORLDS as ALL_WORLDS
-from whet.curriculum.contract import check_contract, check_cost, check_world, play
-from whet.curriculum.cures import Cures
-from whet.curriculum.reset import Reset
+from whet.curriculum.build import Facts, Reset, build_curriculum
+from whet.curriculum.cures import Cures, GradientSigmas, Scored
+from whet.curriculum.gate import TokenBudget
 from whet.curriculum.rho import CuresSource
-from whet.curriculum.sigma import GradientSigmas, Scored
-from whet.curriculum.simulator import World
 from whet.curriculum.stages import Stages
-from whet.curriculum.tokens import TokenBudget
+from whet.testing.contract import WORLDS as ALL_WORLDS
+from whet.testing.contract import check_contract, check_cost, check_world, play
+from whet.testing.simulator import World
 from whet.types import Report
 
 IDS = [f"p{i}" for i in range(4)]

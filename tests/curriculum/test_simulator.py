@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from scripted import SAMPLING
 
-from whet.curriculum.simulator import SealedRollout, Simulator, World
+from whet.testing.simulator import SealedRollout, Simulator, World
 from whet.types import Request, Rollout
 
 

@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, answers, at
 
-from whet.curriculum.contract import check_contract, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.simulator import World
-from whet.curriculum.solved import Unsolved
-from whet.curriculum.source import UniformSource
-from whet.curriculum.uniform import Uniform
+from whet.curriculum.gate import Dapo, Uniform
+from whet.curriculum.source import UniformSource, Unsolved
+from whet.testing.contract import check_contract, check_world, play
+from whet.testing.simulator import World
 from whet.types import Request
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import SAMPLING, at
 
-from whet.curriculum.contract import check_contract
+from whet.curriculum.gate import Uniform
 from whet.curriculum.source import MixedSource, UniformSource, build_source
-from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
+from whet.testing.contract import check_contract
 
 IDS = [f"p{i}" for i in range(7)]
 

@@ -11,14 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, answer_all, answers, asks, at, cut, metric, trained
 
-from whet.curriculum.budget import largest_remainder
-from whet.curriculum.contract import WORLDS, check_contract, check_cost, check_starvation, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.screening import accept_probability, implicit_weight
-from whet.curriculum.simulator import World
+from whet.curriculum.allocation import largest_remainder
+from whet.curriculum.gate import Dapo
 from whet.curriculum.source import UniformSource
-from whet.curriculum.speed import Speed
+from whet.curriculum.speed import Speed, accept_probability, implicit_weight
 from whet.errors import Starved, WhetError
+from whet.testing.contract import WORLDS, check_contract, check_cost, check_starvation, check_world, play
+from whet.testing.simulator import World
 from whet.types import Clock, Group, Report, Request
 
 ABC = [chr(ord("A") + i) for i in range(26)]

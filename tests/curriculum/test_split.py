@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.split import of_tasks, short_by_characters, short_by_responses
+from whet.curriculum.stages import of_tasks, short_by_characters, short_by_responses
 
 
 def test_up_to_the_floor_of_the_mean_is_short() -> None:

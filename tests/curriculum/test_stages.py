@@ -15,16 +15,14 @@ from scripted import SAMPLING, Screening, answers, asks, at, cut, rollout, train
 from whet import config
 from whet.config import Stage
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.contract import check_contract, check_cost, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.gate import Gate
+from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook
-from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
-from whet.curriculum.uniform import Uniform
 from whet.errors import Starved, WhetError
 from whet.recipe import load_config
+from whet.testing.contract import check_contract, check_cost, check_world, play
+from whet.testing.simulator import World
 from whet.types import Batch, Report, Request
 
 LETTERS = list("ABCDEF")

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, asks, at, rollout, trained
 
-from whet.curriculum.contract import check_contract, check_world, play
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.simulator import World
+from whet.curriculum.gate import Dapo, TokenBudget, Uniform, groups_within
 from whet.curriculum.source import UniformSource
-from whet.curriculum.tokens import TokenBudget, groups_within
-from whet.curriculum.uniform import Uniform
 from whet.errors import Starved
+from whet.testing.contract import check_contract, check_world, play
+from whet.testing.simulator import World
 from whet.types import Report, Request
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from scripted import SAMPLING
 
-from whet.curriculum.contract import check_contract, play
+from whet.curriculum.gate import Uniform
 from whet.curriculum.groups import GroupBook
-from whet.curriculum.simulator import World
 from whet.curriculum.source import UniformSource
-from whet.curriculum.uniform import Uniform
+from whet.testing.contract import check_contract, play
+from whet.testing.simulator import World
 from whet.types import Group
 
 
@@ -66,8 +66,8 @@ def test_taking_groups_as_they_complete_would_prefer_short_ones(monkeypatch: Any
         gate.book = EagerBook()
         return gate
 
-    monkeypatch.setattr("whet.curriculum.ledger.Ledger._check_batch", lambda *args, **kw: None)
-    monkeypatch.setattr("whet.curriculum.ledger.Ledger.updated", lambda *args: None)
+    monkeypatch.setattr("whet.testing.ledger.Ledger._check_batch", lambda *args, **kw: None)
+    monkeypatch.setattr("whet.testing.ledger.Ledger.updated", lambda *args: None)
     assert mean_length(trained_prompts(LONG_AND_SHORT, eager)) < 0.9 * sum(LONG_AND_SHORT.lengths) / 5
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.weighted import WeightedRows
+from whet.curriculum.source import WeightedRows
 
 
 def filled(weights: list[float]) -> WeightedRows:

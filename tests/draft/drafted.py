@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from whet.draft.buffer import DataBuffer
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 
 VOCABULARY = 23
 

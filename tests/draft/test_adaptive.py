@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from small_run import Restless, Silent, even_digits, small_config
 
 from whet.api import run_recipe
-from whet.draft import adaptive
-from whet.draft.adaptive import AdaptiveDrafter
+from whet.draft import training as adaptive
+from whet.draft.training import AdaptiveDrafter
 
 WORDS = VOCABULARY // 3
 
@@ -87,7 +87,7 @@ def test_a_checkpoint_has_them(few: None) -> None:
 
 
 def test_a_run_with_few_words_is_the_run_without(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whet.draft.build.Controller", Restless)
+    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     monkeypatch.setattr(adaptive, "WORDS", 6)
     watched = []
     for name, sets in (("plain", ()), ("drafted", ('draft.drafters=["eagle"]',))):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from whet.draft.base import OFF, Arm
-from whet.draft.build import DEPTHS, serves
 from whet.draft.controller import Ages, Controller, age_of
+from whet.draft.speculation import DEPTHS, serves
 
 SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 ARMS = [Arm(drafter, depth) for drafter in ("suffix", "eagle") for depth in DEPTHS]

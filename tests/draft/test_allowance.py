@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.draft.adaptive import AdaptiveDrafter
-from whet.draft.allowance import Allowance
-from whet.model.tiny import tiny_model
+from whet.draft.training import AdaptiveDrafter, Allowance
+from whet.model.load import tiny_model
 
 
 def test_by_hand() -> None:

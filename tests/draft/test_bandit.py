@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from whet import config
-from whet.draft.bandit import Bandit
 from whet.draft.base import OFF, Arm
-from whet.draft.build import DEPTHS, build_speculation
+from whet.draft.controller import Bandit
+from whet.draft.speculation import DEPTHS, build_speculation
 
 SHIPPED = [Arm("eagle", 8, 4, v) for v in (48, 32, 16, 8)]
 

@@ -20,14 +20,12 @@ from adversaries import adversaries
 from torch import Tensor
 
 from whet.draft.base import OFF, Arm, Drafter
-from whet.draft.ngram import NGram
-from whet.draft.suffix import Suffix
+from whet.draft.lookup import NGram, Suffix
+from whet.model.load import tiny_model
 from whet.model.noise import GOLDEN64, row_key
-from whet.model.tiny import tiny_model
 from whet.rollout import runner as runner_module
-from whet.rollout.rows import Rows
+from whet.rollout.rows import Rows, sample
 from whet.rollout.runner import Drawn, EagerRunner
-from whet.rollout.sampling import sample
 from whet.types import Request
 
 sys.path.append(str(Path(__file__).parent.parent / "rollout"))

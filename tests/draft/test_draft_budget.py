@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from whet.draft.budget import best_forwards, budgets, draft_tokens, makespan, remaining
+from whet.draft.speculation import best_forwards, budgets, draft_tokens, makespan, remaining
 
 MODEL = {"alpha": 1.0, "accept": 0.8}
 

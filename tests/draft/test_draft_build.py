@@ -2,7 +2,7 @@
 
 from whet import config
 from whet.draft.base import Arm
-from whet.draft.build import DEPTHS, MOST_VERIFIED, build_speculation, serves
+from whet.draft.speculation import DEPTHS, MOST_VERIFIED, build_speculation, serves
 
 
 def made(*names: str, sizes: tuple[int, ...] = (2, 16, 64)):

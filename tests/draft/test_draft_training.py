@@ -13,7 +13,7 @@ from whet.draft.buffer import DataBuffer, Window
 from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.training import DrafterTrainer, losses, pair_up, with_guesses
 from whet.errors import WhetError
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 
 # ---- what is paired with what
 

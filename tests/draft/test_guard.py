@@ -5,7 +5,7 @@ import pytest
 from adversaries import Crashing, Empty, Oracle, TooLong, adversaries
 
 from whet.draft.base import RowView
-from whet.draft.guard import PATIENCE, Guard, tidy
+from whet.draft.speculation import PATIENCE, DraftGuard, tidy
 
 VOCAB = 11
 PLAIN = {(0, i): np.arange(i, i + 9, dtype=np.int32) % VOCAB for i in range(4)}
@@ -17,7 +17,7 @@ def rows(written: int = 2) -> list[RowView]:
 
 @pytest.mark.parametrize("drafter", adversaries(VOCAB, 3, PLAIN), ids=lambda d: d.name)
 def test_what_comes_out_is_in_form(drafter: Empty) -> None:
-    guard = Guard(drafter, VOCAB)
+    guard = DraftGuard(drafter, VOCAB)
     for row in rows():
         guard.begin(row)
     for most in (np.array([3, 0, 1, 5]), np.zeros(4, int), np.array([1, 1, 1, 1])):
@@ -33,13 +33,13 @@ def test_what_comes_out_is_in_form(drafter: Empty) -> None:
 
 
 def test_a_good_draft_passes_unchanged() -> None:
-    tokens, counts = Guard(Oracle(PLAIN), VOCAB).propose(rows(), np.array([3, 2, 1, 0]))
+    tokens, counts = DraftGuard(Oracle(PLAIN), VOCAB).propose(rows(), np.array([3, 2, 1, 0]))
     assert counts.tolist() == [3, 2, 1, 0]
     assert [tokens[i, :n].tolist() for i, n in enumerate(counts)] == [[2, 3, 4], [3, 4], [4], []]
 
 
 def test_crashes_are_counted_and_retire_it() -> None:
-    guard = Guard(Crashing(), VOCAB)
+    guard = DraftGuard(Crashing(), VOCAB)
     for _ in range(PATIENCE + 4):
         assert guard.propose(rows(), np.full(4, 2))[1].tolist() == [0, 0, 0, 0]
     assert guard.retired and guard.failures == PATIENCE and guard.error == "ZeroDivisionError: propose"
@@ -50,7 +50,7 @@ def test_crashes_are_counted_and_retire_it() -> None:
 
 
 def test_work_in_its_stead_that_fails_retires_it_at_once() -> None:
-    guard, done = Guard(Empty(), VOCAB), list[int]()
+    guard, done = DraftGuard(Empty(), VOCAB), list[int]()
     assert guard.hold(done.append, 1) and done == [1] and not guard.retired
     assert not guard.hold(lambda: 1 / 0)
     assert guard.retired and guard.failures == 1 and guard.error.startswith("ZeroDivisionError")

@@ -3,7 +3,7 @@
 import pytest
 
 from whet.draft.base import OFF, Arm
-from whet.draft.latency import Latency, cell_of
+from whet.draft.controller import Latency, cell_of
 
 ARMS = [OFF, Arm("ngram", 4), Arm("ngram", 8)]
 

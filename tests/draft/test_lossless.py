@@ -7,13 +7,11 @@ import pytest
 import torch
 from adversaries import adversaries
 
-from whet.draft.base import Drafter, RowView
-from whet.draft.guard import Guard
-from whet.draft.ngram import NGram
-from whet.draft.suffix import Suffix
-from whet.draft.verify import truncate, walk
+from whet.draft.base import Drafter, RowView, truncate, walk
+from whet.draft.lookup import NGram, Suffix
+from whet.draft.speculation import DraftGuard
 from whet.model.noise import row_key
-from whet.rollout.sampling import Draws, sample
+from whet.rollout.rows import Draws, sample
 
 VOCAB, EOS, LIMIT = 9, 0, 60
 GROUPS, SIZE = 3, 5
@@ -49,7 +47,7 @@ PLAIN = plain()
 
 def speculative(drafter: Drafter, seed: int) -> tuple[dict[tuple[int, int], np.ndarray], int]:
     """A step: draft within random budgets, draw at every place, walk, cut at the end. What was written, in how many."""
-    rng, guard = np.random.default_rng(seed), Guard(drafter, VOCAB)
+    rng, guard = np.random.default_rng(seed), DraftGuard(drafter, VOCAB)
     written = np.zeros((GROUPS * SIZE, LIMIT), np.int32)
     views = [RowView(r, f"p{r // SIZE}", r // SIZE, r % SIZE, PROMPTS[r // SIZE], written[r, :0]) for r in range(15)]
     for view in views:

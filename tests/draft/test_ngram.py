@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.draft.base import LONGEST, RowView
-from whet.draft.index import NEWEST, Index
-from whet.draft.ngram import NGram
+from whet.draft.lookup import NEWEST, Index, NGram
 
 
 def ints(*tokens: int) -> np.ndarray:

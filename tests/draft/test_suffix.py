@@ -3,7 +3,7 @@
 import numpy as np
 
 from whet.draft.base import RowView
-from whet.draft.suffix import Suffix
+from whet.draft.lookup import Suffix
 
 PROMPT = np.array([90, 91, 92], np.int32)
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from whet.draft.verify import truncate, walk, walk_tree
+from whet.draft.base import truncate, walk, walk_tree
 
 V, DEPTH = 3, 3
 Tree = tuple[np.ndarray, np.ndarray]

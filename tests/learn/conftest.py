@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 VOCAB = 19

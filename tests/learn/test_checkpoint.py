@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 from whet.errors import WhetError
 from whet.learn.checkpoint import FORMAT, load_checkpoint, load_weights_into, save_checkpoint, verify_checkpoint
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import char_tokenizer, tiny_model
 
 TOKENIZER = char_tokenizer("0123456789+-*=")
 

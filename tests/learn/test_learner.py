@@ -11,8 +11,8 @@ import torch
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
+from whet.fast.compiled import compiled_layers
 from whet.learn.learner import Learner
-from whet.model.compiled import compiled_layers
 from whet.types import Batch, Sampling
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]

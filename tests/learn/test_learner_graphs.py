@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from whet.config import Learn
+from whet.fast.graphed import Graphed
 from whet.learn.learner import Learner
-from whet.model.graphed import Graphed
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]
 

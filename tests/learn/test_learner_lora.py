@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from whet.config import Learn, Lora
-from whet.learn.learner import Learner
-from whet.learn.warm_start import warm_start
+from whet.learn.learner import Learner, warm_start
 from whet.model.lora import add_lora
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]

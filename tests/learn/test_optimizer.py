@@ -8,7 +8,7 @@ from torch import nn
 
 from whet.errors import WhetError
 from whet.learn.optimizer import AdamW, learning_rate
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 
 
 def test_learning_rate_by_hand():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whet.errors import Diverged, WhetError
-from whet.learn.warm_start import warm_start
+from whet.learn.learner import warm_start
 
 PAIRS = [([2, 3], [4, 5, 6, 1]), ([7], [8, 1]), ([9, 10, 11], [12, 13, 1])]
 

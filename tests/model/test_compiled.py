@@ -11,12 +11,13 @@ from families import FAMILIES, small, some_pairs
 from torch._dynamo.utils import counters
 
 from whet.config import Lora
-from whet.model import packed, packing
-from whet.model.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
+from whet.fast.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
+from whet.model import packing
+from whet.model import packing as packed
 from whet.model.head import Head, gradient_chunk, head_of, log_probs, score_chunk
+from whet.model.load import tiny_model
 from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
-from whet.model.tiny import tiny_model
 from whet.model.twin import rollout_twin
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's compiler looks there

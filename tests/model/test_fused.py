@@ -19,8 +19,7 @@ from transformers import (
 )
 
 from whet import config
-from whet.model.fused import FusedStack, fused_stack, unfusable, unfused
-from whet.model.storage import share_storage
+from whet.fast.fused import FusedStack, fused_stack, share_storage, unfusable, unfused
 from whet.model.twin import kv_shapes, rollout_twin
 
 PAGE = 4

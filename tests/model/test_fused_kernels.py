@@ -8,8 +8,8 @@ from families import small
 from kernel_env import interpreted
 from test_fused import Rows, fuse
 
-from whet.model.kernels import gated as module
-from whet.model.kernels.gated import gated
+from whet.fast.kernels import layer as module
+from whet.fast.kernels.layer import gated
 
 
 @pytest.mark.skipif(not interpreted, reason="needs TRITON_INTERPRET=1")
@@ -34,6 +34,6 @@ def test_the_stack_is_compared_with_the_model_rounding_by_rounding(monkeypatch: 
     """Not by the kernel, as right but not the same: where logits are ill-conditioned, that looks like a mistake."""
     monkeypatch.setattr(module, "gated", lambda *given: pytest.fail("the kernel was asked"))
     stack = fuse(small("qwen2", torch.float16))
-    assert stack._gate_few is module.reference
+    assert stack._gate_few is module.gated_reference
     stack.compile(backend="eager")
     assert stack._gate_few is module.gated

@@ -12,14 +12,15 @@ from test_compiled import flash_backward, flash_forward
 from torch._dynamo.utils import counters
 
 from whet.config import Lora
-from whet.model import graphed as module
-from whet.model import packed, packing
-from whet.model.compiled import compiled_layers
-from whet.model.graphed import Buffers, Graphed, Size, host_bound, size_of, worth_graphs
+from whet.fast import graphed as module
+from whet.fast.compiled import compiled_layers
+from whet.fast.graphed import Buffers, Graphed, Size, host_bound, size_of, worth_graphs
+from whet.model import packing
+from whet.model import packing as packed
 from whet.model.head import head_of, log_probs
+from whet.model.load import tiny_model
 from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
-from whet.model.tiny import tiny_model
 
 BUDGET = 160
 PACKS = ((0, 7), (0, 7), (1, 12), (1, 12), (2, 7), (3, 12), (4, 9), (0, 7))

@@ -20,7 +20,7 @@ from transformers import (
 
 from whet.errors import WhetError
 from whet.model.head import Head, head_of, log_probs, score_sums
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 
 SHAPE = {
     "vocab_size": 37,

@@ -16,8 +16,16 @@ from transformers import BloomConfig, Gemma3Config, PreTrainedModel
 
 from whet.config import Model
 from whet.errors import WhetError
-from whet.model.load import check_model, eos_of, load_model, load_tokenizer, locate_model, resolve_model
-from whet.model.tiny import char_tokenizer, tiny_model
+from whet.model.load import (
+    char_tokenizer,
+    check_model,
+    eos_of,
+    load_model,
+    load_tokenizer,
+    locate_model,
+    resolve_model,
+    tiny_model,
+)
 
 TOKENIZER = char_tokenizer("0123456789+-*=")
 SHA = "0123456789abcdef0123456789abcdef01234567"

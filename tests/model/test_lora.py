@@ -18,10 +18,9 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
 from whet.model.head import head_of, log_probs
-from whet.model.load import check_model, load_model, load_tokenizer, locate_model
+from whet.model.load import char_tokenizer, check_model, load_model, load_tokenizer, locate_model, tiny_model
 from whet.model.lora import add_lora, base_name, is_lora, load_lora, merge_lora
 from whet.model.packing import check_packing, hidden_states, make_packs, packed_attention
-from whet.model.tiny import char_tokenizer, tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Sampling
 

@@ -12,13 +12,13 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3C
 from whet import config
 from whet.learn.optimizer import AdamW
 from whet.model import memory
-from whet.model.memory import Plan, Shape, activation_bytes, cache_bytes, lay_out, measure, plan, ways_to_fit
+from whet.model.load import tiny_model
+from whet.model.memory import MemoryPlan, ModelShape, activation_bytes, cache_bytes, lay_out, measure, plan, ways_to_fit
 from whet.model.packing import hidden_states, make_packs, packed_attention
-from whet.model.tiny import tiny_model
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
 
-SHAPE = Shape(
+SHAPE = ModelShape(
     parameters=1000,
     adapted=50,
     layers=2,
@@ -46,7 +46,7 @@ def meta(settings: Any) -> Any:
 
 def test_by_hand_in_fp32() -> None:
     got = plan(SHAPE, recipe("learn.pack_tokens=64"), flash=False)
-    assert got == Plan(
+    assert got == MemoryPlan(
         weights=4000,
         masters=0,
         moments=8000,
@@ -94,9 +94,9 @@ def test_long_sequences_and_checkpoints() -> None:
 
 def test_peak_is_the_larger_of_learning_and_decoding() -> None:
     sizes = {"masters": 0, "moments": 0, "reference": 0, "cache": 5, "gradients": 1, "activations": 2, "logits": 3}
-    assert Plan(weights=10, decoding=4, **sizes).total == 21
-    assert Plan(weights=10, decoding=9, **sizes).total == 24
-    assert Plan(weights=10, decoding=9, **sizes).parts() == [("weights", 10), ("decoding", 9), ("cache", 5)]
+    assert MemoryPlan(weights=10, decoding=4, **sizes).total == 21
+    assert MemoryPlan(weights=10, decoding=9, **sizes).total == 24
+    assert MemoryPlan(weights=10, decoding=9, **sizes).parts() == [("weights", 10), ("decoding", 9), ("cache", 5)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

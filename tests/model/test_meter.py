@@ -5,11 +5,11 @@ import time
 import pytest
 import torch
 
-from whet.model.meter import FOLD, Meter
+from whet.fast.pool import FOLD, DeviceMeter
 
 
 def test_off_cuda_there_is_nothing_to_say() -> None:
-    meter = Meter(torch.device("cpu"))
+    meter = DeviceMeter(torch.device("cpu"))
     with meter.span():
         pass
     assert meter.seconds() is None
@@ -17,7 +17,7 @@ def test_off_cuda_there_is_nothing_to_say() -> None:
 
 @pytest.mark.gpu
 def test_work_is_counted_and_waiting_is_not() -> None:
-    meter = Meter(torch.device("cuda"))
+    meter = DeviceMeter(torch.device("cuda"))
     a = torch.randn(4096, 4096, device="cuda")
     (a @ a).sum().item()
     begun = time.perf_counter()
@@ -35,7 +35,7 @@ def test_work_is_counted_and_waiting_is_not() -> None:
 
 @pytest.mark.gpu
 def test_many_spans_are_summed_up_on_the_way() -> None:
-    meter = Meter(torch.device("cuda"))
+    meter = DeviceMeter(torch.device("cuda"))
     a = torch.zeros(8, device="cuda")
     for _ in range(2 * FOLD + 3):
         with meter.span():

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from whet.errors import WhetError
-from whet.model import packed
+from whet.model import packing as packed
 from whet.model.head import head_of, log_probs
 from whet.model.packing import check_packing, divide, hidden_states, make_packs, packed_attention
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.model.pool import driver_bytes, pool_bytes, total_size
+from whet.fast.pool import driver_bytes, pool_bytes, total_size
 
 
 def segment(pool: tuple[int, int], size: int) -> dict[str, object]:

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from whet.errors import WhetError
-from whet.model import smollm2
-from whet.model.smollm2 import check_file, fetch_smollm2, read_model, read_tokenizer, write_model
+from whet.tools import smollm2
+from whet.tools.smollm2 import check_file, fetch_smollm2, read_model, read_tokenizer, write_model
 
 gguf = pytest.importorskip("gguf")
 

@@ -12,9 +12,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from whet import config
+from whet.fast.fused import is_shared, joined, layers_of, share_storage, unshareable
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
-from whet.model.storage import is_shared, joined, layers_of, share_storage, unshareable
 from whet.model.twin import rollout_twin, sharing_copy
 
 LLAMA_LIKE = ("llama", "smollm2", "mistral", "qwen2", "qwen3")

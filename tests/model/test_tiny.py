@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.model.tiny import byte_tokenizer, char_tokenizer
+from whet.model.load import byte_tokenizer, char_tokenizer
 
 
 @given(st.text(st.characters(codec="utf-8")))

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from whet.errors import WhetError
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 from whet.model.twin import KVShape, Probe, kv_shapes, refuse_unsupported, rollout_twin
 
 SIZES = {

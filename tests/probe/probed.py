@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from whet.probe import ProbeReport, probe_report
+from whet.tools.probe import ProbeReport, probe_report
 from whet.types import Prompt, Rollout, Sampling
 
 

@@ -1,7 +1,7 @@
 import pytest
 from probed import probed
 
-from whet.probe.lengths import enough, length_rows, limit_row, limit_rows
+from whet.tools.forecast import enough, length_rows, limit_row, limit_rows
 
 
 def test_lengths_apart() -> None:

@@ -7,8 +7,7 @@ import pytest
 from probed import probed, report_of
 
 from whet.errors import WhetError
-from whet.probe import probe_report, run_probe
-from whet.probe.report import histogram
+from whet.tools.probe import histogram, probe_report, run_probe
 from whet.types import Request, Rollout, Sampling
 
 
@@ -71,9 +70,9 @@ class Echo:
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    def generate(self, requests: Sequence[Request], told: Callable[[int], None]) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None]) -> list[Rollout]:
         self.requests += requests
-        told(sum(r.n for r in requests))
+        on_progress(sum(r.n for r in requests))
         return [
             Rollout(
                 prompt_id=r.prompt_id, group_id=r.group_id, index=i, phase=r.phase, sampling=r.sampling, length=3,
@@ -91,7 +90,7 @@ def test_run_probe_asks_n_of_every_prompt() -> None:
     prompts, _ = probed([0] * 100, 4)
     world, told = Echo(), list[tuple[int, int]]()
     sampling = Sampling(max_tokens=512)
-    rollouts = run_probe(prompts, world, world, n=4, sampling=sampling, told=lambda *news: told.append(news))  # type: ignore[arg-type]
+    rollouts = run_probe(prompts, world, world, n=4, sampling=sampling, on_progress=lambda *news: told.append(news))  # type: ignore[arg-type]
     assert [(r.prompt_id, r.group_id, r.n, r.phase) for r in world.requests[:2]] == [
         ("p0", 0, 4, "probe"),
         ("p1", 1, 4, "probe"),

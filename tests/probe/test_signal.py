@@ -4,7 +4,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from whet.probe.signal import Beta, SignalCurve, countable, fit_beta, mixed
+from whet.tools.forecast import Beta, SignalCurve, countable, fit_beta, mixed
 
 ONCE = np.ones((1, 5))
 

@@ -4,8 +4,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from whet.probe.signal import SignalCurve
-from whet.probe.spending import Spending, cheapest, resamples, spendings
+from whet.tools.forecast import SignalCurve, Spending, cheapest, resamples, spendings
 
 RIGHT, JUDGED, LENGTHS = np.array([0, 0, 2, 2]), np.full(4, 4), np.array([100.0, 100.0, 50.0, 50.0])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from whet.report.arms import read_arms
-from whet.report.compare import Cell, compare, compare_table, to_markdown
+from whet.report.compare import TableCell, compare, compare_table, to_markdown
 from whet.run import Run
 
 
@@ -42,15 +42,15 @@ def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
     assert (result.arms, result.seeds, result.evaluation) == (["uniform", "speed", "lazy"], [2, 2, 1], "held_out")
     at_half = [row[2] for row in result.costs["tokens"]]
     assert at_half == [
-        Cell("150k", "", "100k–200k"),
-        Cell("50k", "3.0×", "50k–50k"),
-        Cell("never", "<0.38×", "by 400k"),  # 150 / 400 at most
+        TableCell("150k", "", "100k–200k"),
+        TableCell("50k", "3.0×", "50k–50k"),
+        TableCell("never", "<0.38×", "by 400k"),  # 150 / 400 at most
     ]
     at_most = [row[4] for row in result.costs["seconds"]]
     assert at_most == [
-        Cell(">35s", "", "30s–never"),  # the median of 30 and more than 40
-        Cell("10s", ">3.3×", "10s–11s"),
-        Cell("never", "", "by 40s"),  # neither is known, so no ratio
+        TableCell(">35s", "", "30s–never"),  # the median of 30 and more than 40
+        TableCell("10s", ">3.3×", "10s–11s"),
+        TableCell("never", "", "by 40s"),  # neither is known, so no ratio
     ]
 
 
@@ -59,15 +59,15 @@ def test_a_seed_that_ended_early_is_no_lower_end_of_the_range(save_run: Callable
     short = save_run("a-seed1", rows((0, 0.2), (100, 0.4)))
     result = compare(read_arms([long, short]))
     assert result.levels[-1] == 0.6
-    assert result.costs["tokens"][0][-1] == Cell(">200k", "", "300k–never")  # the median of 300 and more than 100
+    assert result.costs["tokens"][0][-1] == TableCell(">200k", "", "300k–never")  # the median of 300 and more than 100
 
 
 def test_ends_by_hand(save_run: Callable[..., Path]) -> None:
     ends = compare(read_arms(three_arms(save_run))).ends[0]
-    assert ends["accuracy"] == Cell("0.533", "", "0.500–0.567")  # (0.5 + 0.6 + 0.6) / 3 and 0.5
-    assert ends["tokens"] == Cell("400k")
-    assert ends["trained on"] == Cell("25%")
-    assert ends["signal"] == Cell("50%")  # the mean of 0.2, 0.4, 0.6, 0.8
+    assert ends["accuracy"] == TableCell("0.533", "", "0.500–0.567")  # (0.5 + 0.6 + 0.6) / 3 and 0.5
+    assert ends["tokens"] == TableCell("400k")
+    assert ends["trained on"] == TableCell("25%")
+    assert ends["signal"] == TableCell("50%")  # the mean of 0.2, 0.4, 0.6, 0.8
 
 
 def test_the_terminal_shows_all_arms_at_80_columns(save_run: Callable[..., Path]) -> None:
@@ -102,7 +102,11 @@ def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
 
 def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:
     result = compare(read_arms([save_run("bare", [{"step": 3, "tokens_generated": 10}]), save_run("empty", [])]))
-    assert result.levels == [] and result.ends[0]["accuracy"] == Cell("–") and result.ends[1]["steps"] == Cell("–")
+    assert (
+        result.levels == []
+        and result.ends[0]["accuracy"] == TableCell("–")
+        and result.ends[1]["steps"] == TableCell("–")
+    )
 
 
 def test_a_run_that_was_stopped_is_marked(save_run: Callable[..., Path]) -> None:

@@ -3,7 +3,7 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-from whet.report.evaluation import eval_table, set_names
+from whet.report.compare import eval_table, set_names
 
 FULL = {
     "eval/gsm8k/accuracy": 0.4375,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from whet.report.arms import read_arms
-from whet.report.excerpts import pick_excerpts, read_excerpt, rollout_steps, shorten
+from whet.report.view import pick_excerpts, read_excerpt, rollout_steps, shorten
 
 
 def test_shorten_keeps_both_ends() -> None:

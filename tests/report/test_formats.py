@@ -3,7 +3,7 @@ from __future__ import annotations
 import math
 
 from whet.report import formats
-from whet.report.levels import Reach
+from whet.report.formats import Reach
 
 
 def test_what_was_not_measured_is_a_dash() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.report.curves import Point
-from whet.report.levels import Reach, final_accuracy, first_crossing, median_reach, pick_levels, reach, saving
+from whet.report.formats import Reach, final_accuracy, first_crossing, median_reach, pick_levels, reach, saving
 
 
 def curve(*pairs: tuple[float, float]) -> list[Point]:

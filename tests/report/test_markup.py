@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from whet.report.markup import Html, escape, tag
+from whet.report.chart import Html, escape, tag
 
 
 def test_text_cannot_leave_its_element() -> None:

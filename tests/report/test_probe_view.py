@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from whet.probe import ProbeReport, probe_report
-from whet.report.probe import probe_view
+from whet.tools.probe import ProbeReport, probe_report, probe_view
 from whet.types import Prompt, Rollout, Sampling
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from whet.report.status import Pace, Status, plain_line, time_split
+from whet.report.live import Pace, Status, plain_line, time_split
 
 
 def test_progress_is_the_larger_share_of_steps_and_tokens() -> None:

@@ -12,9 +12,9 @@ import numpy as np
 from slow_engine import PROMPTS, decode
 
 from whet.draft.base import OFF, Arm
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.rollout.flight import Chunk, Flight
+from whet.rollout.rows import Chunk, Flight
 from whet.rollout.runner import Drawn, fork_rows, single
 from whet.types import Request, Sampling
 

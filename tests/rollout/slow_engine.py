@@ -10,7 +10,7 @@ import torch
 from plain_noise import reference_bits
 from transformers import PreTrainedModel
 
-from whet.model.tiny import tiny_model
+from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
 

@@ -9,10 +9,9 @@ import torch
 from slow_engine import ask, by_key, make_engine, sharp_model
 
 from whet.errors import WhetError
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
 from whet.model.twin import KVShape
-from whet.rollout.arena import ALIGN, Access, Arena, Location, Properties, layout
-from whet.rollout.pages import PagedCache, make_cache, pool_lines
+from whet.rollout.pages import ALIGN, Access, Arena, Location, PagedCache, Properties, layout, make_cache, pool_lines
 
 CPU = torch.device("cpu")
 PIECES = [((5, 2, 16, 8), torch.bfloat16), ((3, 7), torch.float32), ((1,), torch.float64)]

@@ -10,13 +10,13 @@ from slow_engine import VOCAB, ask, make_engine, sharp_model
 from test_speculation import Whim
 
 from whet.draft.base import OFF, Arm
+from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
-from whet.draft.suffix import Suffix
-from whet.model.storage import share_storage
-from whet.rollout import graphs
-from whet.rollout.captures import Captures
+from whet.fast import graphs
+from whet.fast.fused import share_storage
+from whet.fast.graphs import PROMPTS, SIZES
+from whet.fast.pool import Captures
 from whet.rollout.engine import LocalEngine
-from whet.rollout.prefill import PROMPTS, SIZES
 from whet.rollout.runner import burst
 from whet.types import Request, Rollout
 
@@ -66,10 +66,10 @@ def story(how: str, seed: int) -> tuple[list[tuple[Any, ...]], LocalEngine]:
     return [(r.phase, r.key, r.finish, r.trace.ids.tolist(), r.trace.log_probs) for r in done if r.trace], engine
 
 
-def assert_same(told: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]) -> None:
+def assert_same(on_progress: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]) -> None:
     """Every token, and log-probs but for the rounding of sums that are taken in another order."""
-    assert [rollout[:-1] for rollout in told] == [rollout[:-1] for rollout in plain]
-    for mine, other in zip(told, plain, strict=True):
+    assert [rollout[:-1] for rollout in on_progress] == [rollout[:-1] for rollout in plain]
+    for mine, other in zip(on_progress, plain, strict=True):
         np.testing.assert_allclose(mine[-1], other[-1], rtol=0, atol=1e-5)
 
 

@@ -5,8 +5,9 @@ import pytest
 import torch
 from slow_engine import ask, make_engine, sharp_model
 
-from whet.model.storage import share_storage
-from whet.rollout.device_rows import (
+from whet.fast.fused import share_storage
+from whet.fast.graphs import BURST, GraphRunner
+from whet.fast.lanes import (
     COUNT,
     LENGTH,
     LIMIT,
@@ -17,7 +18,6 @@ from whet.rollout.device_rows import (
     fed_with_drafts,
 )
 from whet.rollout.engine import LocalEngine
-from whet.rollout.graphs import BURST, GraphRunner
 from whet.types import Request, Rollout
 
 

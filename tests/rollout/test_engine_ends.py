@@ -122,13 +122,13 @@ def test_finished_rollouts_are_told_early_in_order_and_once(mode: str) -> None:
     early: list[Rollout] = []
     running: list[int] = []
 
-    def told(new: list[Rollout]) -> None:
+    def on_progress(new: list[Rollout]) -> None:
         running.extend([engine.rows.size] * len(new))
         early.extend(new)
 
     collected: list[Rollout] = []
     while not engine.idle:
-        collected += engine.collect(told)
+        collected += engine.collect(on_progress)
         assert early == collected  # the very same objects, in the same order
     assert len(collected) == 5 and running[0] == 2 and running[-1] == 0, "told while others run, and at the end"
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from slow_engine import ask, by_key, make_engine, sharp_model
 
-from whet.model.kernels import attention
-from whet.model.network import graphs_lack
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
+from whet.fast.kernels import attention
+from whet.fast.network import graphs_lack
 from whet.rollout import engine as module
 from whet.rollout.runner import EagerRunner
 

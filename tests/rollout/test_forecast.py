@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from scripted_lengths import scripted, want
 from slow_engine import ask, make_engine, sharp_model
 
-from whet.rollout import forecast as module
+from whet.rollout import scheduler as module
 from whet.rollout.engine import LocalEngine
-from whet.rollout.flight import Flight
-from whet.rollout.forecast import Lengths, peak_pages
+from whet.rollout.rows import Flight
+from whet.rollout.scheduler import Lengths, peak_pages
 
 Script = dict[tuple[str, int], int]
 
@@ -120,7 +120,7 @@ def test_no_pool_deadlocks_and_everything_finishes(
     assert stats["rollout/preempted"] <= 2 * len(lengths)
 
 
-def one_page_each(self: module.Room, flight: Flight, forked: bool) -> bool:
+def one_page_each(self: module.CacheRoom, flight: Flight, forked: bool) -> bool:
     """The rule before: one page stays free for each row that will run."""
     assert self.cache is not None
     now = self.now + self.cache.need(flight.known, forked)
@@ -136,7 +136,7 @@ def test_forecasts_save_preemptions(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: dict[str, list[float]] = {"forecast": [], "before": []}
     for rule, found in counts.items():
         if rule == "before":
-            monkeypatch.setattr(module.Room, "__call__", one_page_each)
+            monkeypatch.setattr(module.CacheRoom, "__call__", one_page_each)
         for seed in range(3):
             lengths = tail(seed)
             engine = scripted(lambda f, ls=lengths: ls[f.request.prompt_id, f.index], slots=32, page=8, pages=192)

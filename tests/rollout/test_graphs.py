@@ -9,12 +9,11 @@ from slow_engine import ask, make_engine, sharp_model, sharpen
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from whet.config import Lora
-from whet.model.fused import FusedStack
+from whet.fast.fused import FusedStack, share_storage
+from whet.fast.graphs import GraphRunner, buckets
+from whet.fast.network import PlainNetwork
 from whet.model.lora import add_lora
-from whet.model.network import PlainNetwork
-from whet.model.storage import share_storage
 from whet.rollout.engine import LocalEngine
-from whet.rollout.graphs import GraphRunner, buckets
 from whet.types import Request, Rollout
 
 

@@ -12,8 +12,8 @@ from test_graphs import REQUESTS, adapted, gemma, llama, same
 from transformers import PreTrainedModel
 
 from whet.api import run_recipe
-from whet.model.storage import share_storage
-from whet.rollout.graphs import GraphRunner
+from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunner
 from whet.run import best_checkpoint
 
 pytestmark = pytest.mark.gpu

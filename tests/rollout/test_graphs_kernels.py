@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from whet.draft.base import Arm
 from whet.draft.eagle import eagle_head
 from whet.draft.speculation import Speculation
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
 
 from adversaries import adversaries  # isort: skip
 

@@ -17,10 +17,10 @@ from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.speculation import Speculation
 from whet.draft.training import DrafterTrainer
-from whet.model.storage import share_storage
-from whet.rollout.device_rows import LANE, LENGTH
+from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunner
+from whet.fast.lanes import LANE, LENGTH
 from whet.rollout.engine import LocalEngine
-from whet.rollout.graphs import GraphRunner
 from whet.rollout.guesser import Guesser
 
 FORMS: list[dict[str, Any]] = [

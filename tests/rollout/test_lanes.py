@@ -13,15 +13,13 @@ from test_speculation import EOS, Whim, each_updated_after, requests, run, same,
 from whet.draft.base import OFF, Arm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import eagle_head
-from whet.draft.ngram import NGram
+from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
-from whet.draft.suffix import Suffix
 from whet.draft.training import DrafterTrainer
-from whet.model.storage import share_storage
-from whet.rollout.device_rows import LANE, LENGTH, TOKEN
+from whet.fast.fused import share_storage
+from whet.fast.lanes import LANE, LENGTH, SIBLINGS, TOKEN, Lanes
 from whet.rollout.engine import LocalEngine
 from whet.rollout.guesser import Guesser
-from whet.rollout.lanes import KIN, Lanes
 
 ARMS = {
     "ngram": [OFF, Arm("ngram", 1), Arm("ngram", 4), Arm("ngram", 8)],
@@ -261,5 +259,5 @@ def test_lanes_are_used_again_and_stale_kin_is_none() -> None:
     for lane in range(count):
         prompt = PROMPTS[f"p{(lane if lane >= 3 else lane + count) % 2}"]
         assert lanes.history[lane, : len(prompt)].tolist() == prompt
-        kin = [k for k in lanes.kin[lane].tolist() if k >= 0]
-        assert len(kin) <= KIN and lane not in kin
+        siblings = [k for k in lanes.siblings[lane].tolist() if k >= 0]
+        assert len(siblings) <= SIBLINGS and lane not in siblings

@@ -5,12 +5,11 @@ import pytest
 import torch
 from slow_engine import ask, make_engine, sharp_model
 
-from whet.model.storage import share_storage
-from whet.rollout import prefill
-from whet.rollout.captures import Key
-from whet.rollout.flight import Chunk, Flight, empty_trace
-from whet.rollout.graphs import GraphRunner
-from whet.rollout.prefill import LONGEST, PROMPTS, ROWS, SIZES, Prefill, fed
+from whet.fast import graphs as prefill
+from whet.fast.fused import share_storage
+from whet.fast.graphs import LONGEST, PROMPTS, ROWS, SIZES, GraphRunner, Prefill, fed
+from whet.fast.pool import Key
+from whet.rollout.rows import Chunk, Flight, empty_trace
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

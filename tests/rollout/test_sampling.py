@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from whet.model.noise import row_key
-from whet.rollout.sampling import Draws, _dropped, sample
+from whet.rollout.rows import Draws, _dropped, sample
 
 
 def keys(n: int, group: int = 0) -> torch.Tensor:

@@ -7,11 +7,9 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 
 from whet.model.twin import KVShape
 from whet.rollout import scheduler as module
-from whet.rollout.flight import Flight, empty_trace
-from whet.rollout.forecast import Lengths, Room
 from whet.rollout.pages import Cache, PagedCache, SlotCache
-from whet.rollout.rows import Rows
-from whet.rollout.scheduler import Scheduler
+from whet.rollout.rows import Flight, Rows, empty_trace
+from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler
 from whet.types import Phase, Trace
 
 SHAPES = [KVShape(1, 2, 2, torch.float32)]
@@ -39,7 +37,7 @@ def wave(scheduler: Scheduler, running: int, slots: int, cache: Cache) -> list[t
     rows = Rows(slots, 32, np.dtype(np.float32), torch.device("cpu"))
     for i in range(running):
         rows.add(flight(-1 - i))
-    got = scheduler.next_wave(slots - running, Room(cache, rows, Lengths()))
+    got = scheduler.next_wave(slots - running, CacheRoom(cache, rows, Lengths()))
     assert all(chunk.start == 0 and chunk.last for chunk in got.chunks)
     fed = [chunk.flight.arrival for chunk in got.chunks]
     return sorted([(arrival, arrival) for arrival in fed] + [(f.arrival, fed[leader]) for f, leader in got.forks])
@@ -58,7 +56,7 @@ def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
 def test_few_wait_for_company_while_others_run_but_not_long() -> None:
     """Three together at once; one alone after four turns, or when nobody else runs."""
     scheduler, cache = Scheduler(batch=3), roomy()
-    room = Room(cache, Rows(8, 32, np.dtype(np.float32), torch.device("cpu")), Lengths())
+    room = CacheRoom(cache, Rows(8, 32, np.dtype(np.float32), torch.device("cpu")), Lengths())
 
     def admitted(slots: int, running: bool) -> int:
         return len(scheduler.next_wave(slots, room, running=running).chunks)

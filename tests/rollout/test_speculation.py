@@ -15,10 +15,9 @@ from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
 from whet.draft.base import OFF, Arm
 from whet.draft.controller import Controller
-from whet.draft.ngram import NGram
+from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
-from whet.draft.suffix import Suffix
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import Rows
 from whet.types import Request, Rollout
@@ -215,7 +214,7 @@ def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
             speculation.updated(step)
         chosen.append(speculation.choose(rows, 8))  # type: ignore[arg-type]
         accepted = world.accepted(chosen[-1], 8) if chosen[-1] != OFF else None
-        speculation.told(chosen[-1], rows, 8, world.seconds(chosen[-1], 8), accepted=accepted)  # type: ignore[arg-type]
+        speculation.on_step(chosen[-1], rows, 8, world.seconds(chosen[-1], 8), accepted=accepted)  # type: ignore[arg-type]
     after = [arm.drafter for arm in chosen[300:]]
     assert name not in after and speculation.drafters[name].failures == 1
     assert after[-300:].count(healthy) > 200

@@ -12,13 +12,12 @@ from test_speculation import EOS, Whim, plain_tokens, requests, run, same
 from whet.draft.base import OFF, Arm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import eagle_head
-from whet.draft.ngram import NGram
+from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
-from whet.draft.suffix import Suffix
 from whet.draft.training import DrafterTrainer
-from whet.rollout.graphs import GraphRunner
+from whet.fast.graphs import GraphRunner
+from whet.fast.lanes import Lanes
 from whet.rollout.guesser import Guesser
-from whet.rollout.lanes import Lanes
 
 from adversaries import adversaries  # isort: skip
 

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 
-from whet.rollout.store import RolloutStore
+from whet.rollout.base import RolloutStore
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 SAMPLING = Sampling(max_tokens=8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.rollout.upload import sent
+from whet.fast.lanes import sent
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

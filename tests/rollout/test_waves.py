@@ -14,14 +14,14 @@ from test_speculation import Whim
 
 from whet.draft.base import OFF, Arm
 from whet.draft.eagle import eagle_head
+from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
-from whet.draft.suffix import Suffix
 from whet.errors import WhetError
-from whet.model.storage import share_storage
+from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunner
 from whet.rollout import scheduler
 from whet.rollout.engine import LocalEngine
-from whet.rollout.flight import Chunk
-from whet.rollout.graphs import GraphRunner
+from whet.rollout.rows import Chunk
 from whet.rollout.runner import Drawn
 from whet.rollout.scheduler import Scheduler, Wave
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from whet.errors import WhetError
-from whet.tasks.chain import ChainTask, SolutionOptions, is_held_out, parse_range
+from whet.tasks.chain import ChainSolutions, ChainTask, is_held_out, parse_range
 from whet.types import Prompt
 
 SMALL = {"train_count": 3000, "eval_count": 200}
@@ -125,7 +125,7 @@ def test_levels_of_solutions_decay() -> None:
     levels = Counter(p.meta["level"] for p, _ in ChainTask().solutions(np.random.default_rng(0), 20_000, max_level=4))
     shares = [levels[k] / 20_000 for k in range(1, 5)]
     assert np.allclose(shares, [0.4512, 0.2476, 0.1359, 0.1653], atol=0.015)
-    assert set(levels) == {1, 2, 3, 4} and SolutionOptions().max_level == 12
+    assert set(levels) == {1, 2, 3, 4} and ChainSolutions().max_level == 12
 
 
 def test_alphabet_covers_everything() -> None:

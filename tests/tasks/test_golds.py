@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from whet.config import Data
-from whet.tasks.golds import FEW, Golds, check_golds
-from whet.tasks.summary import describe_problems
+from whet.tasks.golds import FEW, Golds, check_golds, describe_problems
 from whet.tasks.text import TextTask
 
 

@@ -257,7 +257,7 @@ def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
         return float(prompt.meta["nums"][0])
 
     with make(needy) as judge:
-        judge.told = said.append
+        judge.on_message = said.append
         first, second = judge.judge(rollouts("x", "y"))
     assert said == [
         "The judge of task test failed with KeyError: 'nums' (prompt \"p\"); such a response stays unjudged and trains "
@@ -268,7 +268,7 @@ def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
 
 def test_a_slow_judge_is_no_news_but_leaves_a_note(pool: Judge) -> None:
     said: list[str] = []
-    pool.told = said.append
+    pool.on_message = said.append
     slow, fine = pool.judge(rollouts("hang", "right"))
     assert said == [] and slow.note == "took longer than 0.3 s" and fine.note == ""
 

@@ -5,7 +5,7 @@ import pytest
 
 from whet.config import Data, Eval
 from whet.errors import WhetError
-from whet.tasks.names import NAMES, open_data
+from whet.tasks.text import NAMES, open_data
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from test_judge import TASK, decode, lookup, rollout, rollouts
 from whet.config import Reward
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
+from whet.tasks.build import Rewards
 from whet.tasks.judge import Judge
-from whet.tasks.rewards import Rewards
 from whet.types import Prompt
 
 

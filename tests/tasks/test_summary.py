@@ -1,7 +1,7 @@
 import json
 
 from whet.config import Data, Eval
-from whet.tasks.summary import describe_problems
+from whet.tasks.golds import describe_problems
 
 
 def test_a_file_in_a_few_lines(tmp_path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import WhetError
-from whet.tasks.terms import (
+from whet.tasks.build import (
     REWARDS,
     BoxedOptions,
     FormatOptions,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from whet.tasks.whole import read_json, same_whole
+from whet.tasks.matcher import read_json, same_whole
 
 HOUSES = [{"house": i, "owner": f"Person {i}", "drink": "tea" if i % 2 else "milk {hot}"} for i in range(12)]
 ZEBRA = json.dumps({"header": ["house", "owner"], "rows": HOUSES})

@@ -12,31 +12,114 @@ import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from whet import config
-from whet.curriculum.base import Curriculum, Source
-from whet.curriculum.cures import Cures, neyman_continuations
-from whet.curriculum.dapo import Dapo
-from whet.curriculum.gate import Gate
+from whet.curriculum.base import Curriculum, Hearing, Progress, Source
+from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
+from whet.curriculum.gate import Dapo, Gate, TokenBudget, Uniform
 from whet.curriculum.ids import Ids, Part
-from whet.curriculum.kimi import KimiSource
-from whet.curriculum.mixture import Member, Mixture
-from whet.curriculum.portion import portions_of
-from whet.curriculum.reset import Reset
+from whet.curriculum.mixture import Member, Mixture, portions_of
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
-from whet.curriculum.sigma import GradientSigmas, Scored, Sigmas, rate_sigmas
-from whet.curriculum.solved import Unsolved
-from whet.curriculum.source import build_source
+from whet.curriculum.source import KimiSource, Unsolved, build_source
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
-from whet.curriculum.tokens import TokenBudget
-from whet.curriculum.uniform import Uniform
 from whet.errors import WhetError
-from whet.types import Sampling
+from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
+
+# ---- reset
+#
+# Resets: reference and optimiser start anew every so many updates, on a plateau (ProRL, arXiv 2505.24864), or with
+# each subset of CurES (arXiv 2510.01037), whose subsets are runs of their own from the weights of the one before.
+#
+# Under a KL term the reference holds the policy back once it has moved; making the policy of today the reference lets
+# it go on. Wraps any curriculum and marks a batch now and then; which groups are in it is the inner one's affair. ProRL
+# resets by hand when a validation score stalls; the plateau of the smoothed training reward is OURS.
+
+
+class Subsets(Protocol):
+    @property
+    def turn(self) -> int:
+        """Subsets begun, less one."""
+
+
+class Reset:
+    """every: updates between resets. plateau: updates over which a smoothed reward that gains less than 0.01 makes
+    one. 0 turns either off. Both count from the last reset. subset: the first batch after each but its first makes
+    one, too."""
+
+    def __init__(
+        self,
+        inner: Curriculum,
+        *,
+        every: int = 0,
+        plateau: int = 0,
+        optimizer: bool = True,
+        subset: Subsets | None = None,
+    ):
+        self.inner, self.needs = inner, inner.needs
+        self.every, self.plateau, self.optimizer = every, plateau, optimizer
+        self.progress = Progress(keep=plateau)
+        self.hearing = Hearing()
+        self.since = self.resets = 0
+        self.due = False
+        self.subset, self.turn = subset, 0  # of the last batch
+
+    def plan(self, clock: Clock) -> list[Request]:
+        return self.inner.plan(clock)
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.hearing.rollouts += rollouts
+        self.inner.observe(rollouts)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        batch = self.inner.emit(clock)
+        if batch is not None:
+            self.hearing.emitted(clock)
+        if batch is not None and self.subset is not None:
+            self.due, self.turn = self.due or self.subset.turn > self.turn, max(self.subset.turn, 0)
+        if batch is None or not self.due:
+            return batch
+        self.due = False
+        self.resets += 1
+        return replace(batch, reset_reference=True, reset_optimizer=batch.reset_optimizer or self.optimizer)
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self.inner.updated(clock, report)
+        self.progress.observe(self.hearing.updated(clock, self.inner.holds()))
+        self.progress.update()
+        self.since += 1
+        if 0 < self.every <= self.since or self.progress.stalled(self.plateau):
+            self.due, self.since = True, 0
+            self.progress.forget()
+
+    def holds(self) -> set[int]:
+        return self.inner.holds()
+
+    def metrics(self) -> dict[str, float]:
+        metrics = self.inner.metrics()
+        return {**metrics, "curriculum/resets": metrics.get("curriculum/resets", 0.0) + self.resets}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "inner": self.inner.state_dict(),
+            "progress": self.progress.state_dict(),
+            "hearing": self.hearing.state_dict(),
+            "since": self.since,
+            "resets": self.resets,
+            "due": self.due,
+            "turn": self.turn,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        self.progress.load_state_dict(state["progress"])
+        self.hearing.load_state_dict(state.get("hearing", ()))
+        self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
+        self.turn = state.get("turn", 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +183,7 @@ MakeSource = Callable[[config.Curriculum, Facts, int], Source]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CurriculumPlan:
     """What a name stands for."""
 
     gate: MakeGate
@@ -115,9 +198,9 @@ def common(settings: config.Curriculum, sampling: Sampling) -> dict[str, Any]:
     return {"sampling": sampling, **{name: getattr(settings, name) for name in names}}
 
 
-def over_uniform(gate: type[Gate]) -> Plan:
+def over_uniform(gate: type[Gate]) -> CurriculumPlan:
     """A gate that takes the common knobs alone, over shuffled epochs."""
-    return Plan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)))
+    return CurriculumPlan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)))
 
 
 def _speed(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
@@ -162,14 +245,14 @@ def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> S
     return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
 
 
-CURRICULA: dict[str, Plan] = {
+CURRICULA: dict[str, CurriculumPlan] = {
     "uniform": over_uniform(Uniform),
     "dapo": over_uniform(Dapo),
-    "speed": Plan(_speed),
-    "cures": Plan(_cures, source="cures"),
+    "speed": CurriculumPlan(_speed),
+    "cures": CurriculumPlan(_cures, source="cures"),
     "scalingrl": replace(over_uniform(Uniform), source="scalingrl"),
     "stages": replace(over_uniform(Uniform), staged=True),
-    "all": Plan(_speed, source="cures over scalingrl", staged=True),
+    "all": CurriculumPlan(_speed, source="cures over scalingrl", staged=True),
 }
 
 SOURCES: Mapping[str, MakeSource] = {

@@ -12,14 +12,17 @@ cannot do without, are decided and heard of by the source, and whatever is left 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil
 from typing import Any, Literal
 
-from whet.curriculum.base import Source
-from whet.curriculum.counts import Counts
-from whet.curriculum.groups import GroupBook, Visit
+from whet.curriculum.base import Source, smoothed
+from whet.curriculum.groups import Counts, GroupBook, Visit
 from whet.errors import Starved
 from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
 
@@ -311,3 +314,134 @@ class Gate(ABC):
             f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
             f"{self.counts.why_starved(self.dry, self.knob)}{other}."
         )
+
+
+# ---- tokens
+#
+# A token budget an update, after C3PO (Ring-lite, arXiv 2506.14731): a batch is as many groups as make up the budget.
+#
+# Long responses then make few groups and short ones many, and an update costs the same throughout. C3PO cuts the set of
+# rollouts to exactly the budget; OURS keeps groups whole: in the order of first ask, up to the one that reaches it. The
+# surplus stays for the next batch, as far as `max_age` allows. Wraps any gate, whose `groups` an update no longer
+# count; to weigh every token alike, as C3PO does, set learn.aggregate = "batch_tokens".
+#
+# A group weighs 1 / (groups a batch has of late), not 1 / (groups of this batch): where long responses make a batch of
+# few groups, each of those would weigh more than a short one among many. How many groups reach the budget is a stopping
+# time, so with a weight fixed beforehand groups of any length count alike (Wald's equation: E[sum to G] = E[G] E[one]).
+
+
+def groups_within(tokens: Sequence[int], budget: int) -> int | None:
+    """How many of the groups, from the first on, reach the budget; None if all together do not.
+
+    >>> groups_within([300, 500, 400, 100], 1000), groups_within([300, 500], 1000)
+    (3, None)
+    """
+    return next((i + 1 for i, total in enumerate(accumulate(tokens)) if total >= budget), None)
+
+
+class TokenBudget:
+    def __init__(self, inner: Gate, *, tokens: int):
+        assert tokens > 0, "a budget is at least one token"
+        self.inner, self.needs = inner, inner.needs
+        self.tokens = tokens
+        self.mean: float | None = None
+        """Tokens a trained group has of late."""
+        self.count: float | None = None
+        """Groups a batch has of late, before the next one is known."""
+        self.last = (0, 0)  # groups and tokens of the last batch
+
+    def plan(self, clock: Clock) -> list[Request]:
+        while self.inner.settle(self._clock(clock).groups):  # what is decided may move the end of the batch
+            pass
+        return self.inner.plan(self._clock(clock))
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.inner.observe(rollouts)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        batch = self.inner.emit(self._clock(clock))
+        if batch is None:
+            return None
+        tokens, groups = sum(group.tokens for group in batch.groups), len(batch.groups)
+        weight = 1 / (self.count or groups)
+        self.last = (groups, tokens)
+        self.mean, self.count = smoothed(self.mean, tokens / groups), smoothed(self.count, groups)
+        return replace(batch, groups=tuple(replace(group, weight=weight) for group in batch.groups))
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self.inner.updated(self._clock(clock), report)
+
+    def holds(self) -> set[int]:
+        return self.inner.holds()
+
+    def _clock(self, clock: Clock) -> Clock:
+        """With the groups of the next batch: known once the budget is reached, else by what a group has of late."""
+        tokens = [group.tokens for group in self._in_line(clock)]
+        if (count := groups_within(tokens, self.tokens)) is not None:
+            return replace(clock, groups=count)
+        mean = self.mean or (sum(tokens) / len(tokens) if tokens else 0.0)
+        if not mean:
+            return clock
+        return replace(clock, groups=len(tokens) + max(1, ceil((self.tokens - sum(tokens)) / mean)))
+
+    def _in_line(self, clock: Clock) -> list[Group]:
+        """The ready groups with nothing open before them, without those too old by now."""
+        oldest = clock.version - self.inner.max_age
+        return [g for g in self.inner.book.first_ready(self.inner.book.ready) if g.oldest_version >= oldest]
+
+    def metrics(self) -> dict[str, float]:
+        """`groups` and `batch_tokens` are the last batch's."""
+        groups, tokens = self.last
+        return {
+            **self.inner.metrics(),
+            "curriculum/groups": float(groups),
+            "curriculum/batch_tokens": float(tokens),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "mean": self.mean, "count": self.count, "last": list(self.last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        self.mean, self.count = state["mean"], state.get("count")
+        groups, tokens = state["last"]
+        self.last = (groups, tokens)
+
+
+# ---- uniform
+#
+# Plain groups: every prompt of the source is asked once and trained on, whatever its pass rate.
+#
+# The baseline every other curriculum is measured against. Prompts that are always or never solved take part,
+# cost their rollouts and, under a group baseline, move nothing.
+
+
+class Uniform(Gate):
+    def admit(self, group: Group) -> Admission:
+        return "keep"
+
+
+# ---- dapo
+#
+# DAPO's dynamic sampling (arXiv 2503.14476): groups whose rollouts all agree are left out of the batch.
+#
+# Kept iff 0 < pass rate < 1 over the judged rollouts. Two things are OURS. The published loop asks for a fixed
+# number of prompts a call (three times the batch in its scripts) until the batch is full and throws the surplus
+# away; here the surplus waits for the next batch, as far as `max_age` allows, else its prompts are asked again.
+# And we ask for what the batch lacks divided by the acceptance seen of late, so the surplus is small to begin with.
+
+
+PRIOR, WEIGHT = 0.5, 2.0
+"""Before anything is known every second group is expected to be kept, on the strength of two groups."""
+
+LEAST = 1 / 8
+"""A few bad groups must not set off a flood: never more than eight groups open for one that is lacking."""
+
+
+class Dapo(Gate):
+    def admit(self, group: Group) -> Admission:
+        return "keep" if 0.0 < group.pass_rate < 1.0 else "drop"
+
+    def groups_to_ask(self, clock: Clock) -> int:
+        acceptance = max(LEAST, self.counts.acceptance.value(PRIOR, WEIGHT))
+        return math.ceil((clock.groups - self.book.ready) / acceptance) - self.book.open

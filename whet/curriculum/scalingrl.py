@@ -16,8 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from whet.curriculum import des
-from whet.curriculum.history import ALL_RIGHT, ALL_WRONG, MIXED, History, pack, unpack
-from whet.curriculum.ids import Ids
+from whet.curriculum.ids import ALL_RIGHT, ALL_WRONG, MIXED, History, Ids, pack, unpack
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 

@@ -34,7 +34,7 @@ SCRAP = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BufferEntry:
     """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1].
 
     The last token is never read by the target, so there is often one hidden state less than there are tokens.
@@ -57,7 +57,7 @@ class Entry:
 class Window:
     """Pairs start .. stop - 1 of an entry; pair t is (hidden[t], ids[t + 1]), and its answer hidden[t + 1]."""
 
-    entry: Entry
+    entry: BufferEntry
     start: int
     stop: int
 
@@ -74,7 +74,7 @@ class DataBuffer:
             raise WhetError(f"A buffer of {capacity} tokens holds no pair to train a drafter on; give it at least 2.")
         self.capacity, self.kept, self.share, self.device = capacity, kept, share, torch.device(device)
         self.step = 0
-        self.entries: list[Entry] = []
+        self.entries: list[BufferEntry] = []
         """In the order they came."""
         self.tokens = 0
         """Of all entries: counted as they come and go, since rollouts end while a GPU may wait."""
@@ -115,7 +115,7 @@ class DataBuffer:
         if len(hidden) < 2:
             return
         self._turn(step)
-        self._put(Entry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self._put(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
         while self.tokens > self.capacity:
             self._evict()
 
@@ -163,7 +163,7 @@ class DataBuffer:
         ids = tensors["ids"].split([line[3] for line in described])
         hidden = tensors["hidden"].split([line[4] for line in described])
         for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
-            self._put(Entry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
+            self._put(BufferEntry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
 
     def close(self) -> None:
         """There are no more lessons: it lets go of all it has, and wants nothing."""
@@ -176,7 +176,7 @@ class DataBuffer:
         self.entries, self.tokens = [], 0
         self._held.clear()
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: BufferEntry) -> None:
         self.entries.append(entry)
         self.tokens += len(entry)
         self._held[_class(entry)] += len(entry)
@@ -229,5 +229,5 @@ def among_longest(tokens: int, lengths: Sequence[Sequence[int]], kept: float) ->
     return longer < kept * sum(map(len, lengths))
 
 
-def _class(entry: Entry) -> int:
+def _class(entry: BufferEntry) -> int:
     return len(entry).bit_length()

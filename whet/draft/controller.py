@@ -9,14 +9,119 @@ Decisions change the speed, never a token, and do not repeat from run to run: th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from statistics import median
 from typing import Any
 
 import numpy as np
 
-from whet.draft.base import OFF, Arm
-from whet.draft.latency import Cell, Latency, cell_of
-from whet.draft.tally import Tally
+from whet.draft.base import OFF, AcceptTally, Arm
+
+# ---- latency
+#
+# How long a step takes: measured per arm, batch size and bytes of KV; guessed from its neighbours where it was not.
+#
+# A guess moves the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV),
+# fitted to all that was measured. Times come from the host's clock, a step late or not: nothing waits for the device.
+
+
+PRIOR_COST = 0.02
+"""Of one more token to verify, in plain steps, as long as little was measured: low enough to be tried."""
+ENOUGH = 4
+"""Measured cells from which on the shape is fitted."""
+STEADY = 16
+"""Samples after which a mean becomes an exponential one of this length."""
+
+Cell = tuple[int, int]
+"""Rows a step is padded to, and bin of its KV: 0, or doublings of 64 MiB."""
+
+
+class Latency:
+    def __init__(self, arms: Iterable[Arm]) -> None:
+        self.arms = {arm.name: arm for arm in arms}
+        self.times: dict[str, dict[Cell, tuple[float, float]]] = {name: {} for name in self.arms}
+        """Per arm and cell: seconds a step, samples."""
+        self._shape: np.ndarray | None = None
+        self._guesses: dict[tuple[str, Cell], float] = {}
+        """Kept until a new cell is measured, or for so many records."""
+        self._records = 0
+
+    def record(self, arm: Arm, cell: Cell, seconds: float) -> None:
+        mean, samples = self.times[arm.name].get(cell, (seconds, 0.0))
+        self._records += 1
+        if not samples or self._records % STEADY == 0:
+            self._guesses.clear()
+        if samples >= 3:
+            seconds = min(seconds, 3 * mean)  # a hiccup of the host
+        samples = min(samples + 1, STEADY)
+        self.times[arm.name][cell] = (mean + (seconds - mean) / samples, samples)
+
+    def known(self, arm: Arm, cell: Cell | None = None) -> bool:
+        times = self.times[arm.name]
+        return bool(times) if cell is None else cell in times
+
+    def seconds(self, arm: Arm, cell: Cell) -> float:
+        """As measured, else moved from the arm's nearest cell, else from the nearest of plain steps."""
+        known = self.times[arm.name].get(cell)
+        if known:
+            return known[0]
+        guess = self._guesses.get((arm.name, cell))
+        if guess is None:
+            if not self._guesses:
+                self._fit()
+            guess = self._guesses[arm.name, cell] = self._guess(arm, cell)
+        return guess
+
+    def _guess(self, arm: Arm, cell: Cell) -> float:
+        times, like = self.times[arm.name], arm
+        if not times:
+            times, like = self.times[OFF.name], OFF
+        near = min(times, key=lambda other: (distance(other, cell), other))
+        return times[near][0] * self.shape(arm, cell) / self.shape(like, near)
+
+    def shape(self, arm: Arm, cell: Cell) -> float:
+        """Of the time, up to a factor."""
+        if self._shape is None:
+            return 1 + PRIOR_COST * (arm.tokens - 1)
+        return float(self._shape @ features(arm, cell))
+
+    def state(self) -> dict[str, Any]:
+        return {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.times.items()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Times of arms that still exist."""
+        for name in self.times.keys() & state.keys():
+            self.times[name] = {(int(b), int(k)): (float(t), float(n)) for b, k, t, n in state[name]}
+        self._guesses.clear()
+
+    def _fit(self) -> None:
+        """Least squares of relative errors, no term below 0."""
+        size, self._shape = sum(map(len, self.times.values())), None
+        if size >= ENOUGH:
+            seen = [(self.arms[name], cell, t) for name, cells in self.times.items() for cell, (t, _) in cells.items()]
+            terms = np.array([features(arm, cell) / t for arm, cell, t in seen])
+            found = np.maximum(np.linalg.lstsq(terms, np.ones(size), rcond=None)[0], 0)
+            self._shape = found if found[0] > 0 else None  # a step that costs nothing when empty: not to be believed
+
+
+def features(arm: Arm, cell: Cell) -> np.ndarray:
+    return np.array([1.0, cell[0] * arm.tokens / 100, 2.0 ** cell[1] - 1])
+
+
+def cell_of(rows: int, kv_bytes: float) -> Cell:
+    """
+    >>> cell_of(64, 0), cell_of(64, 2**26), cell_of(64, 2**30)
+    ((64, 0), (64, 1), (64, 4))
+    """
+    return rows, int(math.log2(1 + kv_bytes / 2**26))
+
+
+def distance(a: Cell, b: Cell) -> float:
+    """Between cells: doublings of the rows and of the KV."""
+    return abs(math.log2(a[0] / b[0])) + abs(a[1] - b[1])
+
 
 PRIOR = 0.6
 """Acceptance of a place nobody has tried: high enough to be tried."""
@@ -172,7 +277,7 @@ class Controller:
         self._spent = self._lost = 0.0
         """Seconds in all, and by trials."""
         self._last = OFF
-        self._tally = Tally()
+        self._tally = AcceptTally()
 
     # ---- choosing
 
@@ -282,3 +387,125 @@ class Controller:
         self.latency.load(state["latency"])
         self._spent, self._lost = state["seconds"]
         self.generator.bit_generator.state = state["generator"]
+
+
+# ---- bandit
+#
+# TLT's tuner, to compare ours with: BEG-MAB, a bucketed epsilon-greedy bandit, behind its elastic switch.
+#
+# As published (arXiv 2511.16665): arms are grouped by tokens to verify, and each group serves a range of batch sizes,
+# the larger the fewer rows; within the group the arm with the best median reward over a window, never-tried ones first.
+# Speculation is off above a number of rows, on after ten turns at or below it, and stays on until the step ends. The
+# numbers are those of its released code, and a fifth threshold for a fifth size: halfway from the fourth to the switch.
+# With one arm a group, as shipped, there is nothing to explore: a lookup table. Not copied from the code: a first
+# reward of 0, and a device synchronisation at every step. It implements `Chooser`.
+
+
+class Bandit:
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        *,
+        serves: Callable[[Arm, int], bool] = lambda arm, batch: True,
+        seed: int = 0,
+        epsilon: float = 0.1,
+        window: int = 300,
+        thresholds: Sequence[int] = (1, 2, 5, 21, 27),
+        switch: int = 32,
+        patience: int = 10,
+    ) -> None:
+        """thresholds: the least batch of each group, at least one for each size; switch: rows above which speculation
+        is off; patience: turns."""
+        self.arms = [arm for arm in arms if arm != OFF]
+        self.serves, self.epsilon, self.thresholds = serves, epsilon, tuple(thresholds)
+        self.switch, self.patience = switch, patience
+        self.generator = np.random.default_rng(seed)
+        sizes = sorted({arm.tokens for arm in self.arms}, reverse=True)
+        self.groups = [[arm for arm in self.arms if arm.tokens == size] for size in sizes]
+        """The most tokens to verify first: for the smallest batches."""
+        assert len(self.groups) <= len(self.thresholds), "a size without a threshold would serve no batch"
+        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=window) for arm in self.arms}
+        self.calm = 0
+        """Steps in a row at or below the switch; the patience once it is on."""
+        self._trial: Arm | None = None
+        """What chance chose. It stands for a second turn unless it was in use in the first: the engine may have
+        launched that one before it asked, and EAGLE cannot follow another drafter without a pause."""
+        self._tally = AcceptTally()
+
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+        if not self._on(batch):
+            return OFF
+        arms = [arm for arm in self.group(batch) if self.serves(arm, batch) and arm.drafter not in retired]
+        if not arms:
+            return OFF
+        if len(arms) == 1:
+            return arms[0]
+        held, self._trial = self._trial, None
+        if held in arms:
+            return held
+        if self.generator.random() < self.epsilon:
+            self._trial = arms[int(self.generator.integers(len(arms)))]
+        return self._trial or max(arms, key=self.score)
+
+    def group(self, batch: int) -> list[Arm]:
+        """The arms of a batch size; with fewer groups than thresholds the last serves all larger batches.
+
+        >>> b = Bandit([Arm("eagle", 8, 4, v) for v in (48, 32, 16, 8)])
+        >>> [b.group(n)[0].tokens for n in (1, 2, 4, 5, 20, 21, 99)]
+        [48, 32, 32, 16, 16, 8, 8]
+        >>> b = Bandit([Arm("eagle", depth) for depth in (2, 4, 8, 16, 32)])
+        >>> [b.group(n)[0].depth for n in (1, 2, 4, 5, 20, 21, 26, 27, 32)]
+        [32, 16, 16, 8, 8, 4, 4, 2, 2]
+        """
+        if not self.groups:
+            return []
+        reached = sum(batch >= threshold for threshold in self.thresholds)
+        return self.groups[min(max(reached, 1), len(self.groups)) - 1]
+
+    def score(self, arm: Arm) -> float:
+        """Median reward; +inf for an arm that was never tried."""
+        rewards = self.rewards[arm.name]
+        return median(rewards) if rewards else float("inf")
+
+    def record(
+        self,
+        arm: Arm,
+        batch: int,
+        seconds: float,
+        *,
+        steps: int = 1,
+        accepted: np.ndarray | None = None,
+        most: np.ndarray | None = None,
+        kv_bytes: float = 0.0,
+        typical: bool = True,
+    ) -> None:
+        """Reward r = a * batch / seconds with a = mean accepted + 1, of a step."""
+        self._tally.add(arm, seconds, accepted)
+        if arm == self._trial:
+            self._trial = None
+        if arm.name in self.rewards and accepted is not None and typical:
+            self.rewards[arm.name].append((float(accepted.sum()) / (batch * steps) + 1) * batch * steps / seconds)
+
+    def updated(self) -> None:
+        """The step has ended: off again."""
+        self.calm = 0
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.take()
+
+    def state_dict(self) -> dict[str, Any]:
+        rewards = {name: list(rewards) for name, rewards in self.rewards.items()}
+        return {"rewards": rewards, "calm": self.calm, "generator": self.generator.bit_generator.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, rewards in state["rewards"].items():
+            if name in self.rewards:
+                self.rewards[name].clear()
+                self.rewards[name].extend(rewards)
+        self.calm = state["calm"]
+        self.generator.bit_generator.state = state["generator"]
+
+    def _on(self, batch: int) -> bool:
+        if self.calm < self.patience:
+            self.calm = self.calm + 1 if batch <= self.switch else 0
+        return self.calm >= self.patience

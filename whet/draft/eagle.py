@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from whet.errors import WhetError
-from whet.model.fused import FAMILIES
+from whet.fast.fused import FAMILIES
+from whet.fast.kernels.attention import paged_attention
+from whet.fast.kernels.layer import rope_write
 from whet.model.head import Head, head_of
-from whet.model.kernels.attention import paged_attention
-from whet.model.kernels.rope import rope_write
-from whet.model.packed import Boundaries, attention
+from whet.model.packing import Boundaries, attention
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class EagleShape:
     hidden: int
     inner: int
     heads: int
@@ -61,7 +61,7 @@ class EagleHead(nn.Module):
 
     def __init__(
         self,
-        shape: Shape,
+        shape: EagleShape,
         target: Borrowed,
         *,
         draft_ids: Tensor | None = None,
@@ -281,7 +281,7 @@ def eagle_head(
     """
     refuse_undraftable(model)
     config = model.config
-    shape = Shape(
+    shape = EagleShape(
         hidden=config.hidden_size,
         inner=config.intermediate_size,
         heads=config.num_attention_heads,

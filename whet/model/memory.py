@@ -15,9 +15,8 @@ from typing import Any
 from torch import nn
 
 from whet import config
-from whet.model.attention import GRAPHED, NAME, PAGE, PREFILL
 from whet.model.head import CHUNK
-from whet.model.twin import KVShape, kv_shapes
+from whet.model.twin import GRAPHED, NAME, PAGE, PREFILL, KVShape, kv_shapes
 
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1
@@ -29,7 +28,7 @@ RANK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """What of a network takes memory. Sizes are in elements."""
 
     parameters: int
@@ -53,7 +52,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """Bytes. Rollouts and updates take turns, so of what each needs for itself only the larger counts."""
 
     weights: int
@@ -99,7 +98,7 @@ class Plan:
 class Room:
     """How a plan is laid out on one card."""
 
-    plan: Plan
+    plan: MemoryPlan
     """With the cache as it will be."""
     pages: int
     """Of the pool, as in rollout.pages: fewer than the recipe would have, where those do not fit."""
@@ -113,11 +112,11 @@ class Room:
         return self.plan.lent if self.release else self.plan.total
 
 
-def measure(model: Any, targets: tuple[str, ...] = ()) -> Shape:
+def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
     """Of a Hugging Face causal model, best on the meta device. `targets` as in model.lora.targets."""
     settings, kv = model.config, cache_shapes(model)
     heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
-    return Shape(
+    return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
         adapted=sum(sum(layer.weight.shape) for layer in _adapted(model, targets)),
         layers=len(kv),
@@ -166,7 +165,7 @@ def cache_shapes(model: Any) -> list[KVShape]:
             setattr(model.config, name, value)
 
 
-def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
+def plan(shape: ModelShape, settings: config.Config, *, flash: bool) -> MemoryPlan:
     """`flash`: updates run on the flash kernel, see `whet.model.packing`.
 
     With N parameters of which n are trained (all of them, or adapters), b bytes a weight and w the bytes of its
@@ -181,7 +180,7 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
     adapters = settings.model.lora.rank * shape.adapted
     trained = adapters or shape.parameters
     activations = activation_bytes(shape, settings, flash=flash)
-    return Plan(
+    return MemoryPlan(
         weights=(shape.parameters + adapters) * size,
         masters=trained * wide if half else 0,
         moments=2 * trained * wide,
@@ -197,7 +196,7 @@ def plan(shape: Shape, settings: config.Config, *, flash: bool) -> Plan:
     )
 
 
-def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) -> Room:
+def lay_out(shape: ModelShape, settings: config.Config, room: int, *, flash: bool) -> Room:
     """The plan within `room` bytes, by the first of these that fits (a resident cache costs no time):
 
     all of it at once; the same without graphs of the learner's own; the cache lent to the learner, unless rollouts may
@@ -222,7 +221,7 @@ def lay_out(shape: Shape, settings: config.Config, room: int, *, flash: bool) ->
     return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room, within=room)
 
 
-def least(shape: Shape, settings: config.Config, *, flash: bool) -> int:
+def least(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
     """Bytes that a run cannot do with less of, whatever it makes smaller when the card is full.
 
     One sequence a pack and none of the learner's graphs; a pool of one context, lent if it may be (whole slots stay
@@ -251,7 +250,7 @@ def host_bound(parameters: int, layers: int, tokens: int) -> bool:
     return 6 * parameters * tokens / 3e14 < 4e-3 * layers
 
 
-def _replayed(shape: Shape, learn: config.Learn) -> bool:
+def _replayed(shape: ModelShape, learn: config.Learn) -> bool:
     plain = not learn.compile or learn.checkpoint_activations
     return not plain and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
 
@@ -280,20 +279,20 @@ def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
     return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
 
 
-def cached_numbers(shape: Shape, settings: config.Config) -> int:
+def cached_numbers(shape: ModelShape, settings: config.Config) -> int:
     """What a token leaves in the cache; for an eagle drafter also the hidden state, and one more layer of its own."""
     eagle = "eagle" in settings.draft.drafters
     return shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
 
 
-def drafter_bytes(shape: Shape, size: int) -> int:
+def drafter_bytes(shape: ModelShape, size: int) -> int:
     """Of one layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I: in use (b bytes), and what its trainer
     holds in fp32: weights, two moments, a gradient; and the hidden states that it learns from."""
     h, kv = shape.hidden, shape.cached // shape.layers
     return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
 
 
-def graph_bytes(shape: Shape, rollout: config.Rollout, size: int) -> int:
+def graph_bytes(shape: ModelShape, rollout: config.Rollout, size: int) -> int:
     """An estimate, of one pool for all: 18 bytes a logit of the largest batch (measured: 226 MiB for 256 x 49,152, 686
     for 151,936), or a layer's tensors for the most prompt tokens that go by a graph, if those are more."""
     prompts = decoding_bytes(shape, rollout, size, min(GRAPHED, rollout.slots * rollout.context))
@@ -305,7 +304,7 @@ def pack_tokens(settings: config.Config) -> int:
     return max(settings.learn.pack_tokens, settings.rollout.context)
 
 
-def activation_bytes(shape: Shape, settings: config.Config, *, flash: bool) -> int:
+def activation_bytes(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
     """An estimate: what a pack of T tokens keeps for its backward pass, for a network in the manner of Llama.
 
     A layer keeps, a token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the attention's result
@@ -335,7 +334,7 @@ def logit_bytes(vocab: int, tokens: int, size: int) -> int:
     return 4 * rows * vocab * max(4, size)
 
 
-def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
+def decoding_bytes(shape: ModelShape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
     """An estimate. Plain calls: one layer's keys and values in fp32, the scores twice, six fp32 copies of the logits
     (noise). Graphs: one layer's tensors for the prompts of one prefill, `wave` tokens."""
     if rollout.graphs:
@@ -346,7 +345,7 @@ def decoding_bytes(shape: Shape, rollout: config.Rollout, size: int, wave: int =
 
 
 def ways_to_fit(
-    shape: Shape, settings: config.Config, free: int, *, flash: bool, lend: bool = False
+    shape: ModelShape, settings: config.Config, free: int, *, flash: bool, lend: bool = False
 ) -> list[tuple[str, int]]:
     """(setting, bytes it leaves the plan at): first those that fit by themselves, gentlest first, else by effect.
 

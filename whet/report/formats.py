@@ -3,8 +3,122 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, median
 
-from whet.report.levels import Reach
+from whet.report.curves import Axis, Point
+
+# ---- levels
+#
+# Tokens and seconds to an accuracy level, over several seeds, with "never" kept honest.
+#
+# A run reaches a level at the first of two consecutive evaluations at or above it: one lucky evaluation does
+# not count, and neither does the last one alone. A run that ends before is not thrown away: it is known to
+# need more than it was given, so every quantity here is an interval (`Reach`), and medians and ratios carry the
+# interval through. Pure; `compare` and `page` show the results.
+
+
+TOLERANCE = 1e-6
+"""An accuracy that is 0.7 up to rounding is 0.7; real accuracies differ by more."""
+LAST = 3
+"""The final accuracy is the mean of so many last evaluations: a single one is noisy."""
+
+
+def first_crossing(points: Sequence[Point], level: float) -> Point | None:
+    """The first of two consecutive evaluations at or above the level; None when there are no such two.
+
+    >>> curve = [Point(step=s, tokens=s * 1000, seconds=s, accuracy=a)
+    ...          for s, a in ((0, 0.2), (10, 0.71), (20, 0.6), (30, 0.7), (40, 0.72))]
+    >>> first_crossing(curve, 0.7).step
+    30
+    >>> first_crossing(curve, 0.72) is None
+    True
+    """
+    for here, following in pairwise(points):
+        if min(here.accuracy, following.accuracy) >= level - TOLERANCE:
+            return here
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What a level took, known to lie in low..high: equal when measured, high infinite when never reached.
+
+    >>> Reach(342e3, 342e3).known, Reach(768e3, math.inf).known
+    (True, False)
+    """
+
+    low: float
+    high: float
+
+    @property
+    def known(self) -> bool:
+        return math.isfinite(self.high) and self.low == self.high
+
+
+def reach(points: Sequence[Point], level: float, axis: Axis) -> Reach:
+    """A run that never crosses needs more than it had spent at its last evaluation below the level."""
+    crossing = first_crossing(points, level)
+    if crossing is not None:
+        value = float(getattr(crossing, axis))
+        return Reach(value, value)
+    below = [p for p in points if p.accuracy < level - TOLERANCE]
+    return Reach(float(getattr(below[-1], axis)) if below else 0.0, math.inf)
+
+
+def median_reach(reaches: Sequence[Reach]) -> Reach:
+    """The median of the seeds, as an interval: the median can only rise when a seed's value does.
+
+    >>> median_reach([Reach(3, 3), Reach(5, 5), Reach(9, math.inf)])
+    Reach(low=5, high=5)
+    >>> median_reach([Reach(3, 3), Reach(9, math.inf)])
+    Reach(low=6.0, high=inf)
+    """
+    return Reach(median(r.low for r in reaches), median(r.high for r in reaches))
+
+
+def saving(baseline: Reach, other: Reach) -> Reach:
+    """How many times less than the baseline the other takes: baseline / other, as an interval.
+
+    >>> saving(Reach(600, 600), Reach(300, 300))
+    Reach(low=2.0, high=2.0)
+    >>> saving(Reach(600, math.inf), Reach(300, 300))  # the baseline never got there: at least twice
+    Reach(low=2.0, high=inf)
+    """
+    low = baseline.low / other.high if other.high > 0 else 0.0
+    high = baseline.high / other.low if other.low > 0 else math.inf
+    return Reach(low, high)
+
+
+def final_accuracy(points: Sequence[Point]) -> float | None:
+    """Mean of the last three evaluations (of fewer, when there are fewer)."""
+    return fmean(p.accuracy for p in points[-LAST:]) if points else None
+
+
+def pick_levels(curves: Sequence[Sequence[Point]]) -> list[float]:
+    """Levels worth a column, rising: the highest that some run reaches, and some below, all above every start.
+
+    From the top in steps of 0.05: 0, 1, 2, 4 and 6 down (0.8, 0.75, 0.7, 0.6, 0.5); where the range is too
+    small for two of these, in steps of 0.01.
+    """
+    curves = [c for c in curves if c]
+    if not curves:
+        return []
+    start = max(c[0].accuracy for c in curves)
+    for per_unit in (20, 100):
+        grid = [k / per_unit for k in range(1, per_unit + 1)]
+        reached = [x for x in grid if any(first_crossing(c, x) for c in curves)]
+        if not reached:
+            continue
+        top = round(reached[-1] * per_unit)
+        levels = [(top - down) / per_unit for down in (6, 4, 2, 1, 0)]
+        levels = [x for x in levels if x > start + TOLERANCE]
+        if len(levels) >= 2 or per_unit == 100:
+            return levels
+    return []
+
 
 MISSING = "–"
 

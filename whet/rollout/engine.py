@@ -9,6 +9,7 @@ change in place under it.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,22 +24,142 @@ from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.model.attention import PAGE
-from whet.model.network import graphs_lack, network_of
+from whet.fast.graphs import GraphRunner
+from whet.fast.lanes import Lanes
+from whet.fast.network import graphs_lack, network_of
 from whet.model.noise import row_key
-from whet.model.twin import kv_shapes, rollout_twin
-from whet.rollout.flight import Flight, empty_trace
-from whet.rollout.forecast import Lengths, Room
-from whet.rollout.graphs import GraphRunner
+from whet.model.twin import PAGE, kv_shapes, rollout_twin
 from whet.rollout.guesser import Guesser, extra_shapes
-from whet.rollout.lanes import Lanes
 from whet.rollout.pages import PagedCache, make_cache, pool_lines
-from whet.rollout.rows import Rows
+from whet.rollout.rows import Flight, Rows, empty_trace, request_from_json
 from whet.rollout.runner import Drawn, EagerRunner, Runner
-from whet.rollout.scheduler import Scheduler
-from whet.rollout.snapshot import restore, snapshot
-from whet.rollout.waves import feed
-from whet.types import Finish, Request, Rollout
+from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
+from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
+
+# ---- snapshot
+#
+# An engine's state in a checkpoint: what it was asked for and has not handed out, as JSON and a few flat arrays.
+#
+# Called by `LocalEngine.state_dict` and `load_state_dict`. Running flights are saved as waiting ones: a resumed engine
+# prefills them again and goes on.
+
+
+def snapshot(engine: LocalEngine) -> dict[str, Any]:
+    rows = engine.rows
+    running = sorted(range(rows.size), key=lambda row: rows.flights[row].arrival)
+    flights = [(rows.flights[row], rows.trace(row)) for row in running]
+    flights += [(f, f.trace) for f in engine.scheduler.waiting]
+    assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+    traces = [trace for _, trace in flights] + [r.trace for r in engine.done if r.trace is not None]
+    return {
+        "version": engine.version,
+        "arrivals": engine.arrivals,
+        "begun": np.array(sorted(engine.scheduler.begun), np.int64),
+        "flights": [{**f.to_json(), "tokens": trace.ids.size} for f, trace in flights],
+        "done": [{**rollout_to_json(r), "tokens": r.length} for r in engine.done],
+        "ids": np.concatenate([np.zeros(0, np.int32), *(t.ids for t in traces)]),
+        "log_probs": np.concatenate([np.zeros(0, engine.dtype), *(t.log_probs for t in traces)]),
+        "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
+        **engine.lengths.state_dict(),
+        "draft": engine.speculation.state_dict() if engine.speculation is not None else None,
+    }
+
+
+def restore(engine: LocalEngine, state: Mapping[str, Any]) -> None:
+    assert engine.idle, "state is loaded into an engine that has not begun"
+    engine.version, engine.arrivals = int(state["version"]), int(state["arrivals"])
+    engine.scheduler.begun = set(state["begun"].tolist())
+    engine.lengths.load_state_dict(state)
+    if engine.speculation is not None and state["draft"] is not None:
+        engine.speculation.load_state_dict(state["draft"])
+    at = 0
+
+    def trace(n: int) -> Trace:
+        nonlocal at
+        part, at = slice(at, at + n), at + n
+        return Trace(ids=state["ids"][part], log_probs=state["log_probs"][part], versions=state["versions"][part])
+
+    for data in state["flights"]:
+        flight = engine.flight(request_from_json(data), data["index"], data["arrival"])
+        flight.trace = trace(data["tokens"])
+        engine.scheduler.waiting.append(flight)
+    for data in state["done"]:
+        fields = {k: v for k, v in data.items() if k != "tokens"}
+        engine.done.append(rollout_from_json({**fields, "trace": trace(data["tokens"])}))
+
+
+# ---- waves
+#
+# A step with new flights: a wave gets its rows and is fed, or is as if it had never been where memory is short.
+#
+# Called by `LocalEngine.step`; the scheduler says who is in a wave, a runner computes it. A forward over thousands of
+# prompt tokens is the most that an engine asks of a card at once. When the card is full the wave's flights wait again,
+# waves are smaller from then on, and the next step goes on: tokens depend on a flight's key alone, so they are the
+# same. Where a wave is as small as can be, it waits for a row to end; only where none runs there is no way on.
+
+
+def feed(engine: LocalEngine, running: int, wave: Wave) -> Drawn | None:
+    """What the rows that run and those of the wave draw. None where that did not fit in memory: nobody drew a token."""
+    first, fed = engine.rows.size, engine.rows.fed
+    try:
+        return engine.runner.advance(running, wave.chunks, admit(engine, running, wave))
+    except torch.OutOfMemoryError:
+        pass
+    # Here, after the handler, the traceback no longer keeps the failed forward alive.
+    take_out(engine, running, wave, first, fed)
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+    _shrink(engine, running, wave)
+    return None
+
+
+def admit(engine: LocalEngine, running: int, wave: Wave) -> list[int]:
+    """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
+    rows = engine.rows
+    first = rows.size
+    for chunk in wave.chunks:
+        if chunk.start == 0:
+            engine.cache.open(rows.add(chunk.flight), chunk.flight.known)
+    source = [running + leader for _, leader in wave.forks]
+    for leader, (flight, _) in zip(source, wave.forks, strict=True):
+        rows.shared[[leader, rows.add(flight)]] = flight.known
+    if engine.lanes is not None and first < rows.size:
+        rows.lane[first : rows.size] = engine.lanes.enter(rows.flights[first:])
+    rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
+    return source
+
+
+def take_out(engine: LocalEngine, running: int, wave: Wave, first: int, fed: int) -> None:
+    """Undoes `admit`, where rows from `first` on were new and the one before them had `fed` tokens."""
+    rows = engine.rows
+    for row in reversed(range(first, rows.size)):
+        engine.evict(row)
+    rows.feed(fed)
+    rows.shared[running:first] = 0  # of a row that is half fed: nobody forks from it yet
+    engine.scheduler.put_back(wave)
+    # The rows that run may have been a step further on the device, and a drafter have read that: they take it again.
+    engine.runner.forget()
+    rows.paired[:running] = np.minimum(rows.paired[:running], rows.length[:running])
+
+
+def _shrink(engine: LocalEngine, running: int, wave: Wave) -> None:
+    scheduler, rows = engine.scheduler, engine.rows
+    if not scheduler.shrink(wave):
+        if not running:
+            raise WhetError(
+                f"Not even a prompt of {wave.tokens} tokens can be fed in the memory that is left beside the model and "
+                "its KV cache; lower rollout.pages or rollout.slots, or free memory that others hold."
+            )
+        if rows.fed:  # it would be fed again at once, and nobody get any further
+            scheduler.give_back([engine.evict(rows.size - 1)])
+        scheduler.full = True
+    if scheduler.ooms == 1:
+        warnings.warn(
+            f"There was no memory to feed prompts of {wave.tokens} tokens at once: fewer are fed from now on, fewer "
+            "still each time rollout/oom goes up. Rollouts are the same, but begin later.",
+            stacklevel=2,
+        )
+
 
 EARLY = 8
 """Turns after which judges are looked after though nothing has finished: that takes the host some time."""
@@ -133,27 +254,27 @@ class LocalEngine:
         self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
 
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
-        told = steps = 0
+        shown = steps = 0
         while True:
             over = not self._busy or (self.mode == "stream" and bool(self.done))
-            if early is not None and (over or len(self.done) > told or steps % EARLY == 0):
-                early(self.done[told:])
-                told = len(self.done)
+            if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
+                early(self.done[shown:])
+                shown = len(self.done)
             if over:
                 done, self.done = self.done, []
                 return done
             self.step()
             steps += 1
 
-    def generate(self, requests: Sequence[Request], told: Callable[[int], None] | None = None) -> list[Rollout]:
+    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
         ticket = self.arrivals
         flights = self._flights(requests, ticket)
         found = self._tickets[ticket] = {}
         self.scheduler.add(flights)
         while (before := len(found)) < len(flights):
             self.step()
-            if told is not None and len(found) > before:
-                told(len(found))
+            if on_progress is not None and len(found) > before:
+                on_progress(len(found))
         del self._tickets[ticket]
         return [found[f.arrival] for f in flights]
 
@@ -232,7 +353,7 @@ class LocalEngine:
         self._make_room()
         running = rows.ready
         half = (rows.flights[-1], rows.fed) if rows.fed else None
-        room = Room(self.cache, rows, self.lengths)
+        room = CacheRoom(self.cache, rows, self.lengths)
         wave = self.scheduler.next_wave(self.slots - rows.size, room, half, running > 0)
         if wave.chunks:
             if (first := feed(self, running, wave)) is not None:
@@ -322,7 +443,7 @@ class LocalEngine:
         assert self.speculation is not None
         steps = len(drawn.counted)
         alone = steps == 1 and self.runner.ahead  # before a burst, and waited for at once
-        self.speculation.told(drawn.arm, self.rows, running, seconds, steps, *drafted, typical=not alone)
+        self.speculation.on_step(drawn.arm, self.rows, running, seconds, steps, *drafted, typical=not alone)
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:

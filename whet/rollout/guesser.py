@@ -19,11 +19,11 @@ from torch import Tensor
 from whet.draft.base import RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
-from whet.model.kernels.rope import write_kv
+from whet.fast.kernels.layer import write_kv
+from whet.fast.lanes import sent
 from whet.model.twin import KVShape
 from whet.rollout.pages import PagedCache, SlotCache
 from whet.rollout.rows import Rows
-from whet.rollout.upload import sent
 
 AT_ONCE = 2**13
 """Hidden states that are read together: beside those that are kept they are there for a moment."""

@@ -7,17 +7,186 @@ Used by the engine alone; it knows nothing of the model or of pages.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from whet.draft.verify import truncate
-from whet.rollout.flight import Flight
-from whet.rollout.sampling import Draws
-from whet.types import Finish, Trace
+from whet.draft.base import truncate
+from whet.model.noise import noise_bits, uniform
+from whet.types import Finish, Request, Rollout, Trace, sampling_from_json
+
+# ---- flight
+#
+# A flight: one rollout in the making, from its request to its end.
+#
+# While it runs, its tokens live in the columns of `whet.rollout.rows`; while it waits (not begun, preempted, or
+# after a weight update) the flight holds them itself. The engine makes flights and turns them into Rollouts.
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    request: Request
+    index: int
+    """Of the rollout in its group."""
+    arrival: int
+    """Counts up over the engine's life: the queue is in this order, the youngest is preempted first."""
+    prompt: np.ndarray
+    limit: int
+    """Tokens it may write: max_tokens, cut to what the context leaves."""
+    key: tuple[int, int]
+    """Names its noise."""
+    trace: Trace
+    """What it has written; stale while it runs."""
+    drafted: int = 0
+    accepted: int = 0
+    """Of its tokens, as of its last place in a row; a resumed engine counts from 0."""
+    ticket: int | None = None
+    """The `generate` call that waits for it."""
+
+    @property
+    def known(self) -> int:
+        """Tokens a prefill has to feed."""
+        return self.prompt.size + self.trace.ids.size
+
+    @property
+    def fresh(self) -> bool:
+        return self.trace.ids.size == 0
+
+    def rollout(self, finish: Finish, version: int) -> Rollout:
+        """`version` stands for the tokens of a rollout that was cut before its first."""
+        versions = self.trace.versions
+        return Rollout(
+            prompt_id=self.request.prompt_id,
+            group_id=self.request.group_id,
+            index=self.index,
+            phase=self.request.phase,
+            sampling=self.request.sampling,
+            length=versions.size,
+            finish=finish,
+            first_version=int(versions[0]) if versions.size else version,
+            last_version=int(versions[-1]) if versions.size else version,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            trace=self.trace,
+        )
+
+    def tail(self) -> int:
+        """Tokens that surely hold a stop string that has just been completed.
+
+        A token gives at least one byte, and a few more tokens keep a broken first character out of it.
+        """
+        return max(len(s.encode()) for s in self.request.sampling.stop_strings) + 4
+
+    def stops_in(self, tail: np.ndarray, decode: Callable[[Sequence[int]], str]) -> bool:
+        text = decode(tail.tolist())
+        return any(s in text for s in self.request.sampling.stop_strings)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the trace, the prompt and what follows from the engine's settings."""
+        return {**dataclasses.asdict(self.request), "index": self.index, "arrival": self.arrival}
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Known tokens `start` .. `stop` of a flight, which one step feeds; those before them are cached."""
+
+    flight: Flight
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def last(self) -> bool:
+        """After it the flight draws a token."""
+        return self.stop == self.flight.known
+
+    def ids(self) -> np.ndarray:
+        return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
+
+
+def request_from_json(data: Mapping[str, Any]) -> Request:
+    fields = {f.name: data[f.name] for f in dataclasses.fields(Request)}
+    return Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
+
+
+@functools.cache
+def empty_trace(dtype: np.dtype[Any]) -> Trace:
+    """One for all: nothing can be written to it."""
+    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
+
+
+# ---- sampling
+#
+# Drawing tokens from logits with keyed noise, and the log-prob that training needs.
+#
+# The exponential race: token i arrives at E_i / p_i with E_i = -log1p(-u_i) standard exponential; the first
+# to arrive is distributed as p, exactly. In logs: argmax(log p_i - log E_i). u is never 0, so rounding can lose an
+# unlikely token but never force one. Called by the engine once a forward; pure functions of their arguments.
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """How B rows draw. None stands for "no row asks", so that the common case does no work."""
+
+    keys: Tensor
+    """[2, B] int32, from `row_key`."""
+    temperature: Tensor | None = None
+    """[B, 1], 1 for greedy rows. None: 1 everywhere."""
+    greedy: Tensor | None = None
+    """[B, 1] bool."""
+    all_greedy: bool = False
+    top_k: Tensor | None = None
+    """[B, 1] int64; 0 keeps all."""
+    top_p: Tensor | None = None
+    """[B, 1]."""
+
+
+def sample(logits: Tensor, draws: Draws, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens [B] and log-softmax(logits / T) of them [B], taken before top-k and top-p.
+
+    `position` [B] int32 counts each row's generated tokens. Greedy rows record at T = 1.
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    if draws.temperature is not None:
+        logits = logits / draws.temperature
+    log_probs = torch.log_softmax(logits, -1)
+    race = log_probs
+    if draws.top_k is not None or draws.top_p is not None:
+        race = race.masked_fill(_dropped(race, draws.top_k, draws.top_p), -torch.inf)
+    if not draws.all_greedy:
+        u = uniform(noise_bits(draws.keys, position, logits.shape[-1])).to(race.dtype)
+        log_delay = u.neg_().log1p_().neg_().log_()
+        if draws.greedy is not None:
+            log_delay.masked_fill_(draws.greedy, 0.0)
+        race = race - log_delay
+    token = race.argmax(-1)
+    return token, log_probs.gather(1, token[:, None])[:, 0]
+
+
+def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """True where top-k, then top-p over what top-k left, takes a token out. The likeliest always stays."""
+    ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    out = torch.zeros_like(ordered, dtype=torch.bool)
+    if top_k is not None:
+        out |= (rank >= top_k) & (top_k > 0)
+    if top_p is not None:
+        probs = torch.softmax(ordered.masked_fill(out, -torch.inf), -1)
+        before = probs.cumsum(-1) - probs
+        out |= (before >= top_p) & (top_p < 1) & (rank > 0)  # rounding may sum to more than 1
+    return torch.empty_like(out).scatter_(-1, index, out)
+
 
 Decode = Callable[[Sequence[int]], str]
 ANY = 2**20

@@ -15,13 +15,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, Arm
-from whet.draft.verify import walk
-from whet.rollout.flight import Chunk
+from whet.draft.base import OFF, Arm, walk
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
-from whet.rollout.rows import Rows
-from whet.rollout.sampling import sample
+from whet.rollout.rows import Chunk, Rows, sample
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.options import read_options
+from whet.tasks.base import read_options
 from whet.tasks.prompts import PromptTable
 from whet.types import Prompt
 
@@ -51,7 +51,7 @@ class ChainOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SolutionOptions:
+class ChainSolutions:
     direct: float = 0.0
     """Share that gives the answer without the work."""
     decay: float = 0.6
@@ -103,7 +103,7 @@ class ChainTask:
         """Worked (or direct) solutions of fresh problems outside the held-out part; options as in SolutionOptions."""
         if count == 0:
             return []
-        chosen = read_options(SolutionOptions, options, "The worked solutions of task chain")
+        chosen = read_options(ChainSolutions, options, "The worked solutions of task chain")
         levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
         problems = {int(k): _draw(rng, int((levels == k).sum()), int(k)) for k in np.unique(levels)}
         answers = _scatter(levels, {k: _answers(chains) for k, chains in problems.items()})

@@ -85,7 +85,7 @@ class Judge:
         """Seconds an item takes, lately."""
         self.complaint = ""
         """What the last failure said, for the user to see."""
-        self.told: Callable[[str], None] = lambda sentence: None
+        self.on_message: Callable[[str], None] = lambda sentence: None
         """Called when the judge of a task raises, or ends its process, for the first time."""
         self._blamed: set[str] = set()
         self._workers: list[Worker] = []
@@ -258,7 +258,7 @@ class Judge:
         self.complaint = f'the judge of task {task} {what} (prompt "{item.prompt.id}")'
         if cause != "timeouts" and task not in self._blamed:  # at once: a run may starve before its first warning
             self._blamed.add(task)
-            self.told(f"T{self.complaint[1:]}; such a response stays unjudged and trains nothing.")
+            self.on_message(f"T{self.complaint[1:]}; such a response stays unjudged and trains nothing.")
         self._deliver(item.number, replace(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
 
     def _deliver(self, number: int, rollout: Rollout) -> None:

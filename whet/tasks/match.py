@@ -16,7 +16,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from whet.tasks.wording import CHANGERS, NUMERALS, SCALES, harmless, singular, unit_name
+from whet.tasks.final import CHANGERS, NUMERALS, SCALES, harmless, singular, unit_name
 
 TOLERANCE = Fraction(1, 1_000_000)
 """Relative to the data's answer; only where one of the two is a decimal, and one not a whole number."""

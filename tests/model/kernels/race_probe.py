@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from whet.model.kernels.race_triton import delay, noise_word, uniform_of
+from whet.fast.kernels.decode_triton import delay, noise_word, uniform_of
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_env import device, needs_triton
 from torch import Tensor
 
-from whet.model.kernels.accept import State, Texts, accept, reference
+from whet.fast.kernels.decode import State, Texts, accept, accept_reference
 
 TRITON = pytest.param("triton", marks=needs_triton)
 STOPS = (9, -1)
@@ -48,7 +48,9 @@ def test_what_counts_of_a_verified_draft(
     log_prob = torch.tensor([-1.0, -2.0, -3.0][:new], device=device)
     draft = torch.tensor([drafts], dtype=torch.int32, device=device).view(1, new - 1)
     rows, read = state(row), torch.zeros(2 + 2 * new, 1, dtype=torch.int32, device=device)
-    (accept if path == "triton" else reference)(lines(rows), draft, torch.tensor(drawn, device=device), log_prob, read)
+    (accept if path == "triton" else accept_reference)(
+        lines(rows), draft, torch.tensor(drawn, device=device), log_prob, read
+    )
     assert int(read[0, 0]) == counted and tuple(rows[:3, 0].tolist()) == after
     assert int(read[1, 0]) == sum(draft >= 0 for draft in drafts)
     assert read[2 : 2 + new, 0].tolist() == list(drawn)
@@ -70,7 +72,7 @@ def test_the_kernel_is_the_reference(batch: int, most: int, seed: int) -> None:
     whole[4:] = torch.randint(-1, 11, (2, batch + 3), generator=rng)
     log_prob = torch.randn(batch * (most + 1), generator=rng).to(device)
     found = []
-    for chosen in (reference, accept):
+    for chosen in (accept_reference, accept):
         rows, read = whole.clone().to(device), torch.full((96 + 2, batch + 3), -7, dtype=torch.int32, device=device)
         part = read[: 2 * most + 4, :batch]
         history, written = torch.zeros(batch, 120, dtype=torch.int32), torch.zeros(batch, dtype=torch.int32)

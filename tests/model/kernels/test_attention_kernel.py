@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from kernel_env import device, interpreted, needs_triton
 from torch import Tensor
 
-from whet.model.attention import Block
-from whet.model.kernels.attention import (
+from whet.fast.kernels.attention import (
     Tile,
     kernel_lacks,
     paged_attention,
@@ -21,6 +20,7 @@ from whet.model.kernels.attention import (
     reference,
     visible,
 )
+from whet.model.twin import Block
 
 
 def make(
@@ -197,7 +197,7 @@ def test_one_launch_serves_all_lengths() -> None:
 
 @needs_triton
 def test_tile_does_not_change_the_result() -> None:
-    from whet.model.kernels.attention_triton import launch
+    from whet.fast.kernels.attention_triton import launch
 
     arguments = make([(1, 100), (3, 70)], group=3, page=64)
     expected = reference(**arguments)

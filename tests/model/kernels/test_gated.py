@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from kernel_env import device, interpreted, needs_triton
 from torch import Tensor
 
-from whet.model.kernels.gated import FEW, Tile, gated, plan, reference, takes
+from whet.fast.kernels.layer import FEW, GatedTile, gated, gated_reference, plan, takes
 
 TOKENS = [1, 2, 3, 16, 17, 64, 70]
 HALF = [torch.float16, torch.bfloat16]
@@ -53,10 +53,10 @@ def test_equals_plain_torch(tokens: int, biased: bool, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("columns", [16, 64])
 def test_every_tile_gives_the_same(rows: int, columns: int) -> None:
-    from whet.model.kernels.gated_triton import launch
+    from whet.fast.kernels.layer_triton import launch
 
     given = case(19, 40, 70, torch.float16, True)
-    assert_right(launch(*given, Tile(rows, columns, 32, 2)), *given)
+    assert_right(launch(*given, GatedTile(rows, columns, 32, 2)), *given)
 
 
 @needs_triton
@@ -80,15 +80,15 @@ def test_strided_tokens_and_none_at_all() -> None:
 def test_by_hand() -> None:
     """gate 2, up 3: 2 / (1 + e^-2) * 3 = 5.2848."""
     x, weight = torch.ones(1, 1), torch.tensor([[2.0], [3.0]])
-    torch.testing.assert_close(reference(x, weight), torch.tensor([[5.2848]]), rtol=0, atol=1e-4)
-    torch.testing.assert_close(reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1))
+    torch.testing.assert_close(gated_reference(x, weight), torch.tensor([[5.2848]]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(gated_reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1))
 
 
 def test_who_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(8, 4)
     assert not takes(torch.zeros(3, 4), weight) and not takes(torch.zeros(FEW + 1, 4, dtype=torch.float16), weight)
     assert takes(torch.zeros(FEW, 4, dtype=torch.float16), weight) == interpreted
-    monkeypatch.setattr("whet.model.kernels.gated.LARGE", weight.nbytes - 1)
+    monkeypatch.setattr("whet.fast.kernels.layer.LARGE", weight.nbytes - 1)
     assert not takes(torch.zeros(FEW // 2 + 1, 4, dtype=torch.float16), weight)
     assert takes(torch.zeros(FEW // 2, 4, dtype=torch.float16), weight) == interpreted
 

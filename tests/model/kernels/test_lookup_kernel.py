@@ -12,7 +12,7 @@ from kernel_env import device, needs_triton
 from torch import Tensor
 
 from whet.draft import base
-from whet.model.kernels.lookup import LONGEST, SHORTEST, lookup, reference
+from whet.fast.kernels.decode import LONGEST, SHORTEST, lookup, lookup_reference
 
 paths = pytest.mark.parametrize("path", ["reference", pytest.param("triton", marks=needs_triton)])
 NONE = -1
@@ -29,7 +29,7 @@ def drafted(
     texts: Sequence[Sequence[int]],
     *,
     of: Sequence[int] | None = None,
-    kin: Sequence[Sequence[int]] | None = None,
+    siblings: Sequence[Sequence[int]] | None = None,
     lane: Sequence[int] = (0,),
     most: Sequence[int] | None = None,
     depth: int = 6,
@@ -41,11 +41,11 @@ def drafted(
     context = max(map(len, texts)) + 8
     filled = [[*text, *text[-4:], *[5] * context][:context] for text in texts]
     wide = torch.full((len(lane) + 1, depth + 3), 77, dtype=torch.int32, device=device)
-    (lookup if path == "triton" else reference)(
+    (lookup if path == "triton" else lookup_reference)(
         ints(filled),
         ints([len(text) for text in texts]),
         ints([0] * len(texts) if of is None else of),
-        ints([[NONE]] * len(texts) if kin is None else kin),
+        ints([[NONE]] * len(texts) if siblings is None else siblings),
         ints(lane),
         ints([depth] * len(lane) if most is None else most),
         part := wide[: len(lane), 1 : 1 + depth],
@@ -56,10 +56,10 @@ def drafted(
     return found
 
 
-def draft(path: str, *texts: Sequence[int], kin: Sequence[int] = (), **others: object) -> list[int]:
+def draft(path: str, *texts: Sequence[int], siblings: Sequence[int] = (), **others: object) -> list[int]:
     """Of the first text's row, what was guessed."""
-    rows = [list(kin) or [NONE], *[[NONE] * max(1, len(kin))] * (len(texts) - 1)]
-    (row,) = drafted(path, texts, kin=rows, **others)  # type: ignore[arg-type]
+    rows = [list(siblings) or [NONE], *[[NONE] * max(1, len(siblings))] * (len(texts) - 1)]
+    (row,) = drafted(path, texts, siblings=rows, **others)  # type: ignore[arg-type]
     guesses = [token for token in row if token != NONE]
     assert row == guesses + [NONE] * (len(row) - len(guesses))
     return guesses
@@ -105,26 +105,26 @@ def test_a_draft_is_no_longer_than_its_match_unless_it_is_the_longest(path: str)
 def test_kin(path: str) -> None:
     own = [1, 2, 7, 7, 3, 1, 2]
     assert draft(path, own, [3, 1, 2, 8, 9, 6, 5]) == [7, 7]  # nobody's kin
-    assert draft(path, own, [3, 1, 2, 8, 9, 6, 5], kin=[1]) == [8, 9, 6]  # longer
-    assert draft(path, own, [4, 1, 2, 8, 9, 6, 5], kin=[1]) == [7, 7]  # as long: its own text first
-    assert draft(path, own, [3, 1, 2, 8, 9], [3, 1, 2, 5, 6], kin=[2, 1]) == [5, 6]  # the earlier of two
-    assert draft(path, own, [3, 1, 2, 8, 9], [7, 3, 1, 2, 5, 6], kin=[1, NONE, 2]) == [5, 6]
-    assert draft(path, own, [3, 1, 2, 8, 3, 1, 2, 9], kin=[1]) == [9]  # its newest place; it ends where it ends
-    assert draft(path, own, [3, 1, 2], kin=[1]) == [7, 7]  # where nothing followed
-    assert draft(path, [1, 2], [3, 1, 2, 8, 9, 5], kin=[1]) == [8, 9]  # no further back than the row's own start
-    assert draft(path, [1, 2], [1, 1, 1, 2, 8, 9, 5], kin=[1]) == [8, 9]  # nor is its first token there twice
-    assert draft(path, [2], [3, 1, 2, 8, 9, 5], kin=[1]) == []
-    assert draft(path, [*LONG], [*LONG, 3, 4, 3], kin=[1]) == [3, 4, 3]  # a kin does not go round
+    assert draft(path, own, [3, 1, 2, 8, 9, 6, 5], siblings=[1]) == [8, 9, 6]  # longer
+    assert draft(path, own, [4, 1, 2, 8, 9, 6, 5], siblings=[1]) == [7, 7]  # as long: its own text first
+    assert draft(path, own, [3, 1, 2, 8, 9], [3, 1, 2, 5, 6], siblings=[2, 1]) == [5, 6]  # the earlier of two
+    assert draft(path, own, [3, 1, 2, 8, 9], [7, 3, 1, 2, 5, 6], siblings=[1, NONE, 2]) == [5, 6]
+    assert draft(path, own, [3, 1, 2, 8, 3, 1, 2, 9], siblings=[1]) == [9]  # its newest place; it ends where it ends
+    assert draft(path, own, [3, 1, 2], siblings=[1]) == [7, 7]  # where nothing followed
+    assert draft(path, [1, 2], [3, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9]  # no further back than the row's own start
+    assert draft(path, [1, 2], [1, 1, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9]  # nor is its first token there twice
+    assert draft(path, [2], [3, 1, 2, 8, 9, 5], siblings=[1]) == []
+    assert draft(path, [*LONG], [*LONG, 3, 4, 3], siblings=[1]) == [3, 4, 3]  # a kin does not go round
 
 
 @paths
 def test_kin_that_have_another_text_by_now_do_not_count(path: str) -> None:
     texts = [1, 2, 7, 7, 3, 1, 2], [3, 1, 2, 8, 9, 6, 5]
-    assert draft(path, *texts, kin=[1], of=[4, 4]) == [8, 9, 6]
-    assert draft(path, *texts, kin=[1], of=[4, 5]) == [7, 7]
-    assert draft(path, *texts, kin=[1], of=[4, NONE]) == [7, 7]
-    assert draft(path, *texts, kin=[1], of=[NONE, NONE]) == [7, 7]  # of no prompt is not of the same
-    assert draft(path, [*LONG, 7, *LONG], kin=[0]) == [7, *LONG[:5]]  # its own text is its own, once
+    assert draft(path, *texts, siblings=[1], of=[4, 4]) == [8, 9, 6]
+    assert draft(path, *texts, siblings=[1], of=[4, 5]) == [7, 7]
+    assert draft(path, *texts, siblings=[1], of=[4, NONE]) == [7, 7]
+    assert draft(path, *texts, siblings=[1], of=[NONE, NONE]) == [7, 7]  # of no prompt is not of the same
+    assert draft(path, [*LONG, 7, *LONG], siblings=[0]) == [7, *LONG[:5]]  # its own text is its own, once
 
 
 @paths
@@ -134,7 +134,7 @@ def test_rows_nobodys_rows_and_how_much_they_want(path: str) -> None:
     rows = [[5, 6, 3], [], [4, 4], [], [5], []]
     assert drafted(path, texts, lane=lane, most=most, depth=4) == [[*row, *[NONE] * (4 - len(row))] for row in rows]
     assert drafted(path, texts, lane=[2, 0], most=[9, 9], depth=1) == [[5], [7]]
-    assert drafted(path, texts, lane=[2], kin=[[], [], []]) == [[5, 6, 3, NONE, NONE, NONE]]
+    assert drafted(path, texts, lane=[2], siblings=[[], [], []]) == [[5, 6, 3, NONE, NONE, NONE]]
     assert drafted(path, texts, lane=[2], depth=0) == [[]] and drafted(path, texts, lane=[]) == []
 
 
@@ -146,13 +146,13 @@ def test_texts_of_many_blocks(path: str, at: int) -> None:
     text[500 + at // 4 : 504 + at // 4] = LONG[-4:]  # a shorter one
     after = at + LONGEST
     assert draft(path, text) == text[after : after + 6]
-    assert draft(path, LONG, text, kin=[1]) == text[after : after + 6]
+    assert draft(path, LONG, text, siblings=[1]) == text[after : after + 6]
 
 
-def plain(texts: list[list[int]], of: list[int], kin: list[list[int]], own: int, most: int) -> list[int]:
+def plain(texts: list[list[int]], of: list[int], siblings: list[list[int]], own: int, most: int) -> list[int]:
     """A row's draft by the letter: every place of every text, in the order of who wins."""
     mine = texts[own] if own >= 0 else []
-    akin = [k for k in kin[own] if k >= 0 and k != own and of[k] == of[own] != NONE] if own >= 0 else []
+    akin = [k for k in siblings[own] if k >= 0 and k != own and of[k] == of[own] != NONE] if own >= 0 else []
     best, draft = 0, list[int]()
     for source in (own, *akin) if own >= 0 else ():
         text = texts[source]
@@ -217,7 +217,7 @@ def test_the_kernels_are_the_reference(words: int) -> None:
     history, written = some(0, words, lanes, context), some(0, context + 1, lanes)
     given = history, written, some(-1, 2, lanes), some(-1, lanes, lanes, 5), some(-1, lanes, rows), some(-1, 17, rows)
     want, got = (torch.zeros(rows, depth, dtype=torch.int32, device=device) for _ in range(2))
-    reference(*given, want)
+    lookup_reference(*given, want)
     lookup(*given, got)
     assert torch.equal(want, got) and (want >= 0).any()
 
@@ -244,10 +244,10 @@ def test_a_captured_lookup_reads_the_texts_anew() -> None:
 
 def test_sizes_and_types_that_do_not_fit_are_refused() -> None:
     history, lengths, rows = ints([[1, 2, 3]] * 2), ints([3, 3]), ints([0])
-    drafts, kin = ints([[0, 0]]), ints([[NONE]] * 2)
+    drafts, siblings = ints([[0, 0]]), ints([[NONE]] * 2)
     with pytest.raises(ValueError, match="2 lanes need as many lengths"):
-        lookup(history, ints([3]), lengths, kin, rows, rows, drafts)
+        lookup(history, ints([3]), lengths, siblings, rows, rows, drafts)
     with pytest.raises(ValueError, match="1 rows of drafts need a lane"):
-        lookup(history, lengths, lengths, kin, ints([0, 1]), rows, drafts)
+        lookup(history, lengths, lengths, siblings, ints([0, 1]), rows, drafts)
     with pytest.raises(ValueError, match="int32"):
-        lookup(history.long(), lengths, lengths, kin, rows, rows, drafts)
+        lookup(history.long(), lengths, lengths, siblings, rows, rows, drafts)

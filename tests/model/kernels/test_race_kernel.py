@@ -1,4 +1,4 @@
-"""The sampler's kernels draw the tokens of `whet.rollout.sampling.sample`, and record its log-probs."""
+"""The sampler's kernels draw the tokens of `whet.rollout.rows.sample`, and record its log-probs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from kernel_env import device, needs_triton
 from plain_noise import reference_bits
 from torch import Tensor
 
-from whet.model.kernels.race import race, reference
+from whet.fast.kernels.decode import race, race_reference
 from whet.model.noise import noise_bits, row_key, uniform
-from whet.rollout.sampling import Draws, sample
+from whet.rollout.rows import Draws, sample
 
 MARGIN = 4e-6
 """How close the two best of a race must be for two ways of rounding to disagree, logits / T up to 32."""
@@ -42,7 +42,7 @@ def gap(logits: Tensor, keys: Tensor, position: Tensor, heat: Tensor) -> Tensor:
 
 
 def assert_drawn(logits: Tensor, keys: Tensor, position: Tensor, heat: Tensor, path: str) -> None:
-    chosen = race if path == "triton" else reference
+    chosen = race if path == "triton" else race_reference
     token, log_prob = chosen(logits, keys, position, heat)
     want, _ = sampled(logits, keys, position, heat)
     assert token.dtype == torch.int64 and log_prob.dtype == torch.float32
@@ -91,7 +91,7 @@ def test_greedy_takes_the_first_of_the_largest(path: str) -> None:
     logits[2] -= torch.inf
     logits[2, [4999, 4998]] = torch.tensor([-2.0, -3.0], device=device)
     _, keys, position = rows(4, 2)
-    chosen = race if path == "triton" else reference
+    chosen = race if path == "triton" else race_reference
     token, log_prob = chosen(logits, keys, position, torch.zeros(4, device=device))
     assert token.tolist() == [30, 2500, 4999, 0]
     torch.testing.assert_close(log_prob[2].item(), -math.log1p(math.exp(-1.0)))

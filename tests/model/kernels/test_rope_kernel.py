@@ -17,7 +17,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as apply_partial_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from whet.model.kernels.rope import reference, rope_write, write_kv, write_reference
+from whet.fast.kernels.layer import rope_reference, rope_write, write_kv, write_reference
 
 PAGE = 4
 TABLE = [[3, 0, 5], [3, 1, 7], [6, 2, 7]]
@@ -46,7 +46,7 @@ class Case:
 
     def run(self, path: str, **norms: Any) -> Tensor:
         """Written into this case's pages."""
-        chosen = rope_write if path == "triton" else reference
+        chosen = rope_write if path == "triton" else rope_reference
         return chosen(
             self.qkv,
             self.cos,
@@ -198,7 +198,7 @@ def test_write_kv_takes_any_strides_and_widths(path: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("tile", [(4, 2), (16, 4)])
 def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """More tokens than one program takes, the last program not full."""
-    from whet.model.kernels import rope_triton
+    from whet.fast.kernels import layer_triton as rope_triton
 
     assert [rope_triton.plan_tokens(heads)[0] for heads in (1, 4096, 4097, 10**6)] == [1, 1, 4, 16]
     monkeypatch.setattr(rope_triton, "plan_tokens", lambda heads: tile)
@@ -210,7 +210,7 @@ def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: 
     qkv = torch.randn(tokens, (3 + 2 * 1) * dim, device=device)
     cos, sin = torch.rand(2, tokens, dim, device=device)
     found = []
-    for chosen in (rope_write, reference):
+    for chosen in (rope_write, rope_reference):
         pages = torch.zeros(2, rows * width + 1, 1, PAGE, dim, device=device)
         query = chosen(qkv, cos, sin, pages[0], pages[1], table, row, position, heads=3, kv_heads=1)
         found.append((query, pages))

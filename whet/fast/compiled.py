@@ -1,0 +1,159 @@
+"""The decoder layers of a Hugging Face model, compiled for the learner: one graph for all of them and for every pack.
+
+`compiled_layers(model, form)` goes around the forward and backward passes inside `packing.packed_attention`. It hangs
+a compiled `forward` on each layer while it lasts and takes it off again, so modules, parameter names, copies (the
+rollout twin, the reference) and checkpoints never see it. Layers, not the model: that takes minutes and buys 2%. The
+token dimension and the longest sequence are symbols in the graph, weights are its inputs. `best_form` tries the forms
+of `FORMS`, most gain first, and takes the first whose log-probs and gradient are those of the plain model. It tries at
+the size of a real pack: what the compiler sees first is what it tunes for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import config as inductor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from whet.model.head import head_of, log_probs
+from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
+
+FORMS = {"whole": "whole layers", "split": "layers around their attention", "head": "the head alone"}
+"""What is compiled, most first; the head always is. Without a form nothing is. Where attention is not the flash kernel
+it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix products
+beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel."""
+TRIAL = 8192
+"""Tokens of the largest trial."""
+FEW = 256
+"""Tokens that are compared."""
+MIXED = "triton.mix_order_reduction"
+
+Gradient = dict[str, Tensor]
+
+
+@contextmanager
+def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") -> Iterator[None]:
+    """Until it ends, the layers run compiled, if the form says so. A layer that has a `forward` of its own (put there
+    by another library) is left as it is."""
+    wanted = form in ("whole", "split")
+    layers = [m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)]
+    layers = [layer for layer in layers if "forward" not in vars(layer)]
+    before = model.config._attn_implementation
+    if form == "split":
+        model.config._attn_implementation = APART
+    for layer in layers:
+        layer.forward = functools.partial(_compile(type(layer).forward, backend), layer)
+    try:
+        yield
+    finally:
+        if form == "split":
+            model.config._attn_implementation = before
+        for layer in layers:
+            del layer.forward
+
+
+def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = "inductor") -> tuple[str, str]:
+    """(the first form that works, why not one before it), both empty strings where there is nothing to say."""
+    reasons: list[str] = []
+    for form, what in FORMS.items():
+        reason = why_not(model, tokens, form, checkpoint, backend)
+        if not reason:
+            return form, "; ".join(reasons)
+        reasons.append(f"{what}: {reason}")
+    return "", "; ".join(reasons)
+
+
+def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = False, backend: str = "inductor") -> str:
+    """Why this model is better not compiled so, in a few words; empty if it works: same log-probs, same gradient.
+
+    A plain pass over a few tokens, a compiled one over about `tokens`, and one over the few to compare. No gradient
+    is left behind. The compiler may fail in any way, so any error counts, but for a full memory: that is the caller's.
+    """
+    few = _trial(model, FEW)
+    plain_lp, plain = _pass(model, few, checkpoint, "", backend)
+    if where := not_finite(plain):
+        return f"the plain gradient is not finite in {where}"
+    try:
+        many = _trial(model, min(tokens, TRIAL))
+        _, at_size = _pass(model, many, checkpoint, form, backend)
+        if where := not_finite(at_size):
+            return f"its gradient of {many.input_ids.numel()} tokens is not finite in {where}"
+        del at_size
+        lp, gradient = _pass(model, few, checkpoint, form, backend)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return first_line(error)
+    if where := not_finite(gradient):
+        return f"its gradient of {few.input_ids.numel()} tokens is not finite in {where}"
+    return _difference(lp, plain_lp, gradient, plain, loose=model.dtype in (torch.bfloat16, torch.float16))
+
+
+def not_finite(gradient: Gradient) -> str:
+    """Which parameters' gradient is not finite, the last one first: where a backward pass met it. Empty if none is."""
+    if not gradient:
+        return ""
+    sound = torch.stack([g.isfinite().all() for g in gradient.values()]).tolist()
+    bad = [name for name, fine in zip(gradient, sound, strict=True) if not fine][::-1]
+    return "" if not bad else bad[0] if len(bad) == 1 else f"{bad[0]} ({len(bad)} of {len(gradient)} parameters)"
+
+
+def _difference(lp: Tensor, plain_lp: Tensor, gradient: Gradient, plain: Gradient, loose: bool) -> str:
+    gap = float((lp - plain_lp).abs().mean())
+    if not gap < (0.1 if loose else 1e-3):
+        return f"its log-probs are off by {gap:.2g}"
+    off = {name: gradient[name] - plain[name] for name in plain}
+    apart = _norm(off) / max(_norm(plain), 1e-30)
+    return "" if apart < (0.25 if loose else 1e-2) else f"its gradient is off by {apart:.0%}"
+
+
+def first_line(error: Exception) -> str:
+    """The compiler's errors are pages long."""
+    lines = (str(error).strip() or "no reason given").splitlines()
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def _trial(model: Any, tokens: int) -> Pack:
+    """Sequences of 37 tokens: a number of them that no other size of a network is likely to share, since the compiler
+    takes two sizes that are equal at first sight for one. Never the padding token: in a fresh model its embedding is
+    zero, and each norm of a zero multiplies the slope by 1 / sqrt(eps), past any number after a dozen layers."""
+    table = model.get_input_embeddings()
+    usable = torch.arange(table.num_embeddings)
+    usable = usable[usable != (-1 if table.padding_idx is None else table.padding_idx)]
+    ids = usable[torch.arange(37) * 7 % len(usable)]
+    pairs: list[Pair] = [(ids[:2].tolist(), ids[1 + i % 3 :].tolist()) for i in range(max(3, tokens // 37))]
+    (pack,) = make_packs(pairs, budget=40 * len(pairs), device=table.weight.device)
+    return pack
+
+
+def _pass(model: Any, pack: Pack, checkpoint: bool, form: str, backend: str) -> tuple[Tensor, Gradient]:
+    """Of the mean log-prob, each token's slope a number of its own as in the learner's loss: the compiler would take a
+    mean's one number for all as another layout."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with packed_attention(model, checkpoint), compiled_layers(model, form, backend), torch.enable_grad():
+        lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, compiled=bool(form))
+        loss = (lp * torch.full_like(lp, 1.0 / len(lp))).sum()
+        slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
+    return lp.detach(), {name: g for name, g in zip(trained, slopes, strict=True) if g is not None}
+
+
+def _norm(gradient: Gradient) -> float:
+    return float(torch.nn.utils.get_total_norm(list(gradient.values()))) if gradient else 0.0
+
+
+@functools.cache
+def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """One a class, with the layer as its first argument: its weights are then inputs, and 30 layers one graph.
+
+    torch 2.10 to 2.13 can sum a norm's weight gradient in the kernel of its input gradient, and adds rows past the
+    last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
+    """
+    options: dict[str, Any] = {}
+    if backend == "inductor" and MIXED in inductor.get_config_copy():
+        options = {MIXED: False}
+    return torch.compile(forward, dynamic=True, backend=backend, options=options or None)

@@ -1,0 +1,522 @@
+"""The fused stack: the layers of a Llama-like model as decoding runs them, with fewer and larger launches.
+
+`fused_stack` makes one over a rollout twin whose projections share storage (`whet.fast.fused`), or says why not:
+the caller then runs the Hugging Face modules themselves. The weights are views of the model's own, so an in-place
+update is seen at once, and what is computed here was compared with the model's own logits before it is used.
+
+Between two attentions lie three functions, each compiled once for all layers: out-projection, residual, norm; gate and
+up; down, residual, and the next layer's norm and q, k, v. So a residual sum and the norm after it are one kernel also
+across layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotary
+positions with the cache write, attention, and gate and up of few tokens, are kernels of ours (`whet.model.kernels`).
+It owns no cache, draws no token, and knows neither rows that come and go nor graphs.
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from whet.fast.kernels import layer as gated
+from whet.fast.kernels.attention import paged_attention
+from whet.fast.kernels.layer import rope_write
+from whet.model.head import Head, head_of
+from whet.model.twin import PAGE, Probe
+
+# ---- storage
+#
+# Shared storage: projections that read the same input lie in one buffer, row after row.
+#
+# q, k and v of a layer, and gate and up, keep their own Parameters (same objects, names, shapes), but each becomes a
+# row slice of one buffer, so that decoding can multiply by all of them at once (`whet.fast.fused`) while training,
+# checkpoints and adapters see what they always saw. `share_storage` is called once, when a model is loaded: before the
+# optimiser and the rollout twin, for it is the last time that `.data` is rebound. Nothing is registered anywhere:
+# `joined` finds the buffer again from where the Parameters lie, and finds none after anything moved them.
+
+
+GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+"""Of a decoder layer: the part, and its projections in the order their rows take in the buffer."""
+
+
+def share_storage(model: nn.Module, device: torch.device | None = None) -> bool:
+    """Lays the projections of every layer into shared buffers, on `device` where one is given.
+
+    False, and nothing is touched, where `unshareable` gives a reason. A model goes to its device through here first
+    and then as a whole: `share_storage(model, device); model.to(device)`, since a later move would part the slices
+    again, and an earlier one would leave holes in the device's memory.
+    """
+    if unshareable(model) is not None:
+        return False
+    for parts in _shares(model):
+        to = parts[0].device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
+        if joined(parts) is None or parts[0].device != to:
+            buffer = torch.cat([part.detach().to(to) for part in parts])
+            for part, rows in zip(parts, buffer.split([len(part) for part in parts]), strict=True):
+                part.data = rows
+    return True
+
+
+def is_shared(model: nn.Module) -> bool:
+    """Whether every layer's projections lie in shared buffers now."""
+    return unshareable(model) is None and all(joined(parts) is not None for parts in _shares(model))
+
+
+def unshareable(model: nn.Module) -> str | None:
+    """Why the projections of `model` cannot share storage, in a few words; None where they can."""
+    layers = layers_of(model)
+    if not layers:
+        return "its layers are not where they are looked for (model.layers)"
+    used = Counter(_owner(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    for layer in layers:
+        for part, names in GROUPS:
+            linears: list[Any] = [getattr(getattr(layer, part, None), name, None) for name in names]
+            for name, linear in zip(names, linears, strict=True):
+                if why := _odd(linear):
+                    return f"{part}.{name} {why}"
+                if any(used[_owner(parameter)] > 1 for parameter in linear.parameters()):
+                    return f"{part}.{name} is tied to another weight"
+            if len({_form(linear) for linear in linears}) > 1:
+                return f"{', '.join(names)} of {part} differ in type, place, width or bias"
+    return None
+
+
+def layers_of(model: nn.Module) -> list[Any]:
+    """The decoder layers of a Hugging Face causal model with the usual names, else none."""
+    layers = getattr(getattr(model, "model", None), "layers", None)
+    return list(layers) if isinstance(layers, nn.ModuleList) else []
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor | None:
+    """The one tensor whose row slices, in order, the parts are; None where they do not lie so. No copy, no gradient.
+
+    >>> both = torch.arange(6.0).view(3, 2)
+    >>> joined([both[:1], both[1:]]).shape, joined([both[1:], both[:1]])
+    (torch.Size([3, 2]), None)
+    """
+    first = parts[0]
+    kind, end = _place(first), first.storage_offset()
+    for part in parts:
+        if _place(part) != kind or not part.is_contiguous() or part.storage_offset() != end:
+            return None
+        end += part.numel()
+    rows = sum(part.shape[0] for part in parts)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype, tensor.shape[1:]
+
+
+def _shares(model: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The Parameters of each buffer there is to be."""
+    for layer in layers_of(model):
+        for part, names in GROUPS:
+            linears = [getattr(getattr(layer, part), name) for name in names]
+            yield [linear.weight for linear in linears]
+            if linears[0].bias is not None:
+                yield [linear.bias for linear in linears]
+
+
+def _owner(parameter: Tensor) -> int:
+    """The same for weights tied as one object or through their data; weights on the meta device have no address."""
+    return parameter.data_ptr() or id(parameter)
+
+
+def _odd(linear: object) -> str | None:
+    if linear is None:
+        return "is missing"
+    if type(linear) is not nn.Linear:  # an adapter, a quantised layer, a parametrised one
+        return f"is a {type(linear).__name__}, not a plain linear layer"
+    if any(type(p) is not nn.Parameter or not p.is_floating_point() for p in linear.parameters()):
+        return "holds weights of a special kind"
+    return None
+
+
+def _form(linear: Any) -> tuple[object, ...]:
+    return linear.in_features, linear.weight.dtype, linear.weight.device, linear.bias is None
+
+
+# ---- fused layer
+#
+# A layer of the fused stack as pure functions: what lies between two attentions, and the weights it takes.
+#
+# `fused.py` compiles each of them once for all layers and runs them around its kernels. In order: `enter` the first
+# layer; of every layer `settle`, gate and up (`whet.fast.kernels.layer`), `between`; after the last one `leave`.
+
+
+class Projection(NamedTuple):
+    """A norm and the linear map that reads it.
+
+    Weights are frozen Parameters, because the compiler takes a Parameter's shape for a constant; eps is a tensor,
+    because it takes a float that is an argument for something that may change.
+    """
+
+    norm: Tensor
+    eps: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+
+class LayerTail(NamedTuple):
+    """A layer after its attention."""
+
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Projection
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class Heads(NamedTuple):
+    """A layer's attention. The norms are those of single heads (Qwen 3)."""
+
+    heads: int
+    kv_heads: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    eps: float
+
+
+class FusedLayer(NamedTuple):
+    qkv: Projection
+    attention: Heads
+    tail: LayerTail
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def enter(x: Tensor, to: Projection) -> Tensor:
+    """[T, q + k + v] of the first layer."""
+    return F.linear(rms_norm(x, to.norm, to.eps), to.weight, to.bias)
+
+
+def settle(mixed: Tensor, x: Tensor, tail: LayerTail) -> tuple[Tensor, Tensor]:
+    """The residual stream after a layer's attention [T, heads * d], and what gate and up read."""
+    x = _add(x, F.linear(mixed, tail.out, tail.out_bias))
+    return x, rms_norm(x, tail.gate_up.norm, tail.gate_up.eps)
+
+
+def between(inner: Tensor, x: Tensor, tail: LayerTail, to: Projection) -> tuple[Tensor, Tensor]:
+    """From silu(gate) * up to the next layer's residual stream, and q, k, v."""
+    x = _add(x, F.linear(inner, tail.down, tail.down_bias))
+    return x, enter(x, to)
+
+
+def leave(inner: Tensor, x: Tensor, tail: LayerTail, norm: Tensor, eps: Tensor) -> Tensor:
+    """From the last layer's silu(gate) * up to what the head reads."""
+    return rms_norm(_add(x, F.linear(inner, tail.down, tail.down_bias)), norm, eps)
+
+
+def _add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y, to the same bits. The casts keep the compiler from making it a part of the product before it: that
+    copies x first, one more launch, where the norm that follows reads both anyway."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) + y.to(wide)).to(x.dtype)
+
+
+FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+"""Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
+FIXED = frozenset({"default", "linear", "llama3", "yarn"})
+"""Kinds of rotary positions whose angles do not change with the length of what is read."""
+PROBED = 3
+"""Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
+
+
+@dataclass(slots=True)
+class FusedStack:
+    embedding: Tensor
+    rotary: nn.Module
+    """The model's own, with whatever scaling it does."""
+    layers: list[FusedLayer]
+    norm: Tensor
+    eps: Tensor
+    head: Head
+    sources: list[tuple[Sequence[Tensor], Tensor]]
+    """Parameters of the model, and the view of them that is used here."""
+    keys: Sequence[Tensor] = ()
+    """One a layer, [pages, kv heads, page, d]."""
+    values: Sequence[Tensor] = ()
+    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
+    """cos and sin of every position."""
+    _enter: Callable[..., Tensor] = field(default=enter, repr=False)
+    _settle: Callable[..., tuple[Tensor, Tensor]] = field(default=settle, repr=False)
+    _gate: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
+    _gate_few: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
+    """Of few tokens: the kernel, once the stack is compiled."""
+    _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
+    _leave: Callable[..., Tensor] = field(default=leave, repr=False)
+
+    def attach(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        """The cache that forwards from now on write to and read."""
+        assert len(keys) == len(values) == len(self.layers), "one pair a layer"
+        self.keys, self.values = keys, values
+
+    def compile(self, **options: Any) -> None:
+        """Five small graphs, however many layers; a single token takes a second set, so pad it to two.
+
+        What cannot be one graph is an error, not a slow run. `options` are those of torch.compile.
+        """
+        options = {"dynamic": True, "fullgraph": True, **options}
+        # The compiler advises fp32 models to use TensorFloat32: they are fp32 because someone wants it exact.
+        warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
+        self._enter, self._settle = _compiled(enter, options), _compiled(settle, options)
+        self._gate, self._between = _compiled(gated.gated_reference, options), _compiled(between, options)
+        self._gate_few, self._leave = gated.gated, _compiled(leave, options)
+
+    def forward(
+        self,
+        ids: Tensor,
+        position: Tensor,
+        row: Tensor,
+        table: Tensor,
+        length: Tensor,
+        starts: Tensor,
+        most: int,
+        *,
+        splits: int = 0,
+        tree: Tensor | None = None,
+    ) -> Tensor:
+        """[T, width] after the final norm, for T new tokens; their K and V go to the pages of their rows.
+
+        ids, position and row [T], the latter two int32: the token, its place in its sequence, its row of the table or
+        -1 for padding. The others are those of `paged_attention`. Call it without gradients.
+        """
+        x = F.embedding(ids, self.embedding)
+        cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
+        qkv = self._enter(x, self.layers[0].qkv)
+        gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
+        last = len(self.layers) - 1
+        for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
+            a = layer.attention
+            query = rope_write(
+                qkv,
+                cos,
+                sin,
+                keys,
+                values,
+                table,
+                row,
+                position,
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                q_norm=a.q_norm,
+                k_norm=a.k_norm,
+                eps=a.eps,
+            )
+            mixed = paged_attention(
+                query,
+                keys,
+                values,
+                table,
+                length,
+                starts,
+                most=most,
+                scaling=a.scaling,
+                window=a.window,
+                softcap=a.softcap,
+                splits=splits,
+                tree=tree,
+            )
+            x, normed = self._settle(mixed.flatten(1), x, layer.tail)
+            inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
+            if i < last:
+                x, qkv = self._between(inner, x, layer.tail, self.layers[i + 1].qkv)
+        return self._leave(inner, x, self.layers[last].tail, self.norm, self.eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logit scale and soft-cap included."""
+        return self.head.narrow_logits(hidden)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a weight of the model was moved instead of written in place; a new stack must then be made."""
+        return any(joined(parts) is None or parts[0].data_ptr() != view.data_ptr() for parts, view in self.sources)
+
+    def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, d] in the type of x, the same for every layer; looked up where they hang on nothing else."""
+        if getattr(self.rotary, "rope_type", None) not in FIXED:
+            cos, sin = self.rotary(x[None], position[None])
+            return cos[0], sin[0]
+        if len(self._circle) < context:
+            cos, sin = self.rotary(x[None], torch.arange(context, device=x.device)[None])
+            self._circle = torch.cat((cos[0], sin[0]), -1)
+        cos, sin = F.embedding(position, self._circle).chunk(2, -1)
+        return cos, sin
+
+
+def fused_stack(twin: PreTrainedModel) -> FusedStack | None:
+    """The stack of a rollout twin; None where the Hugging Face modules must be run instead (`unfused` says why).
+    It is compared before it is compiled, rounding by rounding: one rounding less moves SmolLM2's logits by 4.7."""
+    return _try(twin)[0]
+
+
+def unfusable(model: PreTrainedModel) -> str | None:
+    """Why `model` can have no fused stack by what it declares, or None; its weights may be on the meta device."""
+    kind, config = type(model), model.config
+    if kind.__name__ not in FAMILIES or not kind.__module__.startswith("transformers."):
+        return f"{kind.__name__} is not one of {', '.join(sorted(FAMILIES))}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    if len({parameter.dtype for parameter in model.parameters()}) > 1:
+        return "its weights are not all of one type"
+    if odd := [n for n, m in model.named_modules() if n.endswith(("o_proj", "down_proj")) and type(m) is not nn.Linear]:
+        return f"{odd[0]} is not a plain linear layer"
+    return unshareable(model)
+
+
+def unfused(twin: PreTrainedModel) -> str | None:
+    """Why `twin` has no fused stack, in a few words; None where it has one."""
+    return _try(twin)[1]
+
+
+@torch.no_grad()
+def _try(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
+    if why := unfusable(twin):
+        return None, why
+    asked = FusedInput()
+    ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
+    want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
+    stack = _build(twin, asked)
+    if stack is None:
+        return None, "its q, k, v and gate, up projections do not share storage"
+    got = _first_logits(stack, ids)
+    half = want.dtype in (torch.bfloat16, torch.float16)
+    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
+    gap = (got.double() - want.double()).abs().max().item()
+    if not gap <= allowed:  # nan is not
+        return None, f"the fused layers give other logits than {type(twin).__name__} (off by {gap:.3g})"
+    return stack, None
+
+
+@dataclass(slots=True)
+class FusedInput(Probe):
+    """Notes also how each layer calls its attention, which its config tells less surely."""
+
+    calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scaling: float,
+        window: int | None,
+        softcap: float | None,
+        extra: dict[str, Any],
+    ) -> Tensor:
+        self.calls[layer] = (query.shape[1], scaling, window, softcap)
+        return Probe.attend(self, layer, query, key, value, scaling, window, softcap, extra)
+
+
+def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
+    sources: list[tuple[Sequence[Tensor], Tensor]] = []
+    epsilons: dict[float, Tensor] = {}
+
+    def view(*parts: Tensor | None) -> Any:
+        """The model's weights as one frozen Parameter over the same storage; None where they lie apart."""
+        if parts[0] is None:
+            return None
+        tensors = [part for part in parts if part is not None]
+        whole = joined(tensors)
+        if whole is None:
+            raise _ApartError
+        sources.append((tensors, nn.Parameter(whole, requires_grad=False)))
+        return sources[-1][1]
+
+    def eps(norm: Any) -> Tensor:
+        value = float(norm.variance_epsilon)
+        return epsilons.setdefault(value, torch.tensor(value, dtype=torch.float32, device=twin.device))
+
+    def project(norm: Any, *linears: Any) -> Projection:
+        weight, bias = (view(*(getattr(linear, name) for linear in linears)) for name in ("weight", "bias"))
+        return Projection(view(norm.weight), eps(norm), weight, bias)
+
+    def layer(index: int, module: Any) -> FusedLayer:
+        attn, mlp = module.self_attn, module.mlp
+        heads, scaling, window, softcap = asked.calls[index]
+        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
+        q_norm, k_norm = (None if norm is None else view(norm.weight) for norm in norms)
+        head_eps = 0.0 if norms[0] is None else float(norms[0].variance_epsilon)
+        return FusedLayer(
+            project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj),
+            Heads(heads, asked.shapes[index].heads, scaling, window, softcap, q_norm, k_norm, head_eps),
+            LayerTail(
+                view(attn.o_proj.weight),
+                view(attn.o_proj.bias),
+                project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj),
+                view(mlp.down_proj.weight),
+                view(mlp.down_proj.bias),
+            ),
+        )
+
+    try:
+        layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
+    except _ApartError:
+        return None
+    embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
+    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin), sources)
+
+
+class _ApartError(Exception):
+    """Weights that should lie side by side do not."""
+
+
+def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
+    """Of one row, in a small cache that is let go of afterwards."""
+
+    def cache() -> list[Tensor]:
+        sizes = ((layer.attention, layer.qkv.weight.shape[0]) for layer in stack.layers)
+        return [ids.new_zeros(2, a.kv_heads, PAGE, n // (a.heads + 2 * a.kv_heads), dtype=dtype) for a, n in sizes]
+
+    def numbers(values: object) -> Tensor:
+        return ids.new_tensor(values, dtype=torch.int32)
+
+    dtype, tokens = stack.embedding.dtype, len(ids)
+    stack.attach(cache(), cache())
+    hidden = stack.forward(
+        ids,
+        numbers(range(tokens)),
+        numbers([0] * tokens),
+        numbers([[0]]),
+        numbers([tokens]),
+        numbers([0, tokens]),
+        tokens,
+    )
+    stack.keys = stack.values = ()
+    return stack.logits(hidden)
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """With all but the first size of its plain tensors declared constant: the compiler would else take the width for
+    the number of tokens wherever the two happen to be equal at the first call."""
+    run = torch.compile(_own(function), **options)
+
+    def call(*given: Any) -> Any:
+        for tensor in given:
+            if isinstance(tensor, Tensor) and tensor.dim() == 2:
+                torch._dynamo.mark_static(tensor, 1)
+        return run(*given)
+
+    return call
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy with its own code object: by these the compiler counts recompilations, and a second model is one."""
+    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -1,0 +1,384 @@
+"""The network's forward and backward pass as CUDA graphs, for models so small that the host cannot keep up.
+
+The learner calls a `Graphed` in place of `packing.hidden_states`, inside the same contexts: what is captured are the
+layers as they are there, compiled or plain. Head, loss and optimiser stay outside: they are few launches. A pack is
+padded to one of few sizes; padding is sequences of its own whose gradient is zero, so that it adds exactly nothing. A
+size that comes a second time is captured, and replayed from then on; all graphs lie in one memory pool, so a backward
+pass must follow its own forward pass before another is replayed (it raises if not). What has no graph takes the plain
+way. On a CPU the same buffers go through plain calls, which is how the tests compare it with `hidden_states`.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from whet.fast.compiled import first_line
+from whet.fast.pool import pool_bytes
+from whet.model.memory import host_bound
+from whet.model.packing import Boundaries, Keys, Pack, Padding, hidden_states
+
+MOST = 16
+"""Sizes that are captured; those that come later take the plain way."""
+PARTS = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
+"""Of the budget: what tokens are padded to, by less than half unless they are fewer than the least."""
+KEYS = 3
+"""Times the tokens: what keys are padded to where prompts are shared, or twice that, and so on. Eight responses to a
+prompt of twice their length have 2.4 times as many."""
+SEQUENCES = 256
+LONGEST = 512
+"""Sizes begin here. Few sizes: a capture takes as long as several plain passes, and blocks of attention that find no
+sequence, or none so long, end at once."""
+SPARE = 0.9
+"""Of the free memory, what a capture may want: one that runs out half-way is worse than none."""
+
+
+class Size(NamedTuple):
+    tokens: int
+    sequences: int
+    longest: int
+    keys: int = 0
+    """Where sequences share prompts; 0: they do not."""
+
+
+def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 0) -> Size | None:
+    """What a pack is padded to: tokens to a part of the budget, keys to 3, 6, ... times these, the rest to powers of
+    two.
+
+    Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
+    pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
+
+    >>> size_of(15000, sequences=20, longest=1000, budget=16384)
+    Size(tokens=16384, sequences=256, longest=1024, keys=0)
+    >>> size_of(10000, sequences=128, longest=200, budget=16384, keys=20000).keys
+    36864
+    """
+    if tokens > budget:
+        return None
+    padded = min(size for size in full_sizes(budget) if size >= tokens)
+    padding = -(-(padded - tokens) // longest)
+    if keys:
+        keys = KEYS * padded * _power(-(-(keys + padded - tokens) // (KEYS * padded)))
+    return Size(padded, _power(max(SEQUENCES, sequences + padding)), _power(max(LONGEST, longest)), keys)
+
+
+def full_sizes(budget: int) -> list[int]:
+    """Tokens of packs that fill each size, the largest first, since what it takes serves the others.
+
+    >>> full_sizes(16384)
+    [16384, 12288, 8192, 6144, 4096, 3072, 2048]
+    """
+    return sorted({math.ceil(part * budget) for part in PARTS}, reverse=True)
+
+
+def worth_graphs(model: Any, tokens: int) -> bool:
+    """`host_bound`, and its attention is the flash kernel's: the other one depends on each pack's lengths."""
+    config = model.config.get_text_config()
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    flash = getattr(config, "attn_logit_softcapping", None) is None and width % 8 == 0 and width <= 256
+    return flash and host_bound(sum(p.numel() for p in model.parameters()), config.num_hidden_layers, tokens)
+
+
+class Buffers:
+    """What a pass of one size reads and writes, always at the same place; on CUDA, the graphs that do it."""
+
+    def __init__(self, size: Size, hidden: tuple[int, torch.dtype], device: torch.device) -> None:
+        self.size = size
+        # One after the other, as in a pack: a compiled layer holds positions to how they lie in memory.
+        whole = torch.zeros(2 * size.tokens, dtype=torch.int64, device=device)
+        self.ids, self.position = (half[None] for half in whole.split(size.tokens))
+        self.starts = torch.zeros(size.sequences + 1, dtype=torch.int32, device=device)
+        self.slope = torch.zeros(1, size.tokens, hidden[0], dtype=hidden[1], device=device)
+        """The gradient that comes in."""
+        self.out: Tensor | None = None
+        """[1, tokens, width], written anew by every forward pass."""
+        self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
+        self.keys: Keys | None = None
+        if size.keys:
+            rows, own = (torch.zeros(n, dtype=torch.int64, device=device) for n in (size.keys, size.tokens))
+            self.keys = Keys(rows, torch.zeros_like(self.starts), own)
+        self.boundaries = Boundaries(self.starts, size.longest, True, Padding((), device), self.keys)
+        self._counted = torch.arange(max(*size), device=device)
+
+    def fill(self, pack: Pack) -> None:
+        """With a pack and its padding: copies of its first token, in sequences as long as its longest; those after
+        the last token are empty."""
+        real, n, longest = pack.input_ids.shape[1], len(pack.members), pack.boundaries.longest
+        rest = self.size.tokens - real
+        self.ids[:, :real] = pack.input_ids
+        self.ids[:, real:] = pack.input_ids[:, :1]
+        self.position[:, :real] = pack.position_ids
+        self.position[:, real:] = self._counted[:rest] % longest
+        ends = ((self._counted[: self.size.sequences - n] + 1) * longest).clamp(max=rest)
+        self.starts[: n + 1] = pack.boundaries.starts
+        self.starts[n + 1 :] = ends + real
+        keys = self.keys
+        if keys is not None and pack.boundaries.keys is not None:
+            theirs = pack.boundaries.keys
+            known = theirs.rows.numel()
+            keys.rows[:known] = theirs.rows
+            keys.rows[known : known + rest] = self._counted[:rest] + real  # padding attends to itself
+            keys.rows[known + rest :] = -1
+            keys.starts[: n + 1] = theirs.starts
+            keys.starts[n + 1 :] = ends + known
+            keys.own[:real] = theirs.own
+            keys.own[real:] = self._counted[:rest] + known
+            keys = replace(keys, rows=keys.rows[: known + rest])
+        if not pack.boundaries.flash:  # never within a graph: what attends here depends on each length
+            more = (longest,) * (rest // longest) + (rest % longest,) * (rest % longest > 0)
+            padding = Padding([*pack.boundaries.padding.lengths, *more], self.starts.device)
+            self.boundaries = Boundaries(self.starts, self.size.longest, False, padding, keys)
+
+
+class Graphed:
+    def __init__(self, model: Any, budget: int) -> None:
+        """`budget`: tokens of a full pack."""
+        self.model, self.budget = model, budget
+        self.decoder = model.get_decoder()
+        self.device: torch.device = model.get_input_embeddings().weight.device
+        self.ready: dict[Size, Buffers] = {}
+        self.bytes = 0
+        """What the graphs' memory pool took."""
+        self.stopped = False
+        self.trained: list[nn.Parameter] = []
+        """Those that a pass gives a gradient to, in the order of `slopes`."""
+        self.slopes: list[Tensor] = []
+        """Their gradient from the last backward pass, whatever its size was."""
+        self._seen = Counter[Size]()
+        self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
+        self._places: tuple[int, ...] = ()
+        self._stand_ins: dict[int, nn.Parameter] = {}
+        """Of the parameters, by their id: the same memory, but leaves of their own. Autograd remembers with a leaf the
+        stream it is used on for as long as any pass over it is kept: outside, it may be one that is not captured."""
+        self._turn: object = None
+        """Of the forward pass whose backward pass may be run."""
+        self._pool: Any = None
+        self._aside: Any = None
+        """The stream of trials: one, since each keeps a workspace of its own for matrix products."""
+
+    def __call__(self, pack: Pack) -> Tensor:
+        """As `hidden_states(model, pack)`."""
+        buffers = self._buffers(pack) if torch.is_grad_enabled() and not self.stopped else None
+        if buffers is None:
+            return hidden_states(self.model, pack)
+        hidden: Tensor = _Pass.apply(self, buffers, pack, *self.trained)
+        return hidden
+
+    def read(self, pack: Pack) -> Tensor:
+        """The same without a gradient: by the graph of a forward pass if there is one of this size, else by the pass
+        that could have one, for which the compiler has done its work."""
+        buffers = None if self.stopped else self._known(pack)
+        if buffers is None:
+            with torch.enable_grad():
+                return hidden_states(self.model, pack).detach()
+        self._turn = None  # a backward pass would find another pack
+        with torch.no_grad():
+            return self.forward(buffers)[0].index_select(0, pack.predict)
+
+    def stop(self, reason: str) -> None:
+        """The plain way from now on; the memory of the graphs is free."""
+        self._forget()
+        if not self.stopped:
+            self.stopped = True
+            what = f"{type(self.model).__name__} is trained without CUDA graphs, more slowly"
+            warnings.warn(f"{what}: {reason}", stacklevel=2)
+
+    def forward(self, buffers: Buffers) -> Tensor:
+        if buffers.graphs is not None:
+            buffers.graphs[0].replay()
+        else:
+            buffers.out = self._decode(buffers)
+        assert buffers.out is not None
+        return buffers.out.detach()
+
+    def backward(self, buffers: Buffers) -> list[Tensor]:
+        """The gradient of `trained`, copied by few launches: the next replay will write over what this one wrote."""
+        if buffers.graphs is not None:
+            buffers.graphs[1].replay()
+        else:
+            assert buffers.out is not None
+            self._differentiate(buffers.out, buffers)
+            buffers.out = None
+        return list(torch._foreach_mul(self.slopes, 1.0))
+
+    # ---- making ready
+
+    def _known(self, pack: Pack) -> Buffers | None:
+        """Filled with the pack, if its size is ready."""
+        self._look_around()
+        size = self._size(pack)
+        found = None if size is None else self.ready.get(size)
+        if found is not None:
+            found.fill(pack)
+        return found
+
+    def _size(self, pack: Pack) -> Size | None:
+        if self.device.type == "cuda" and not pack.boundaries.flash:
+            return None
+        around = pack.boundaries
+        keys = 0 if around.keys is None else around.keys.rows.numel()
+        return size_of(pack.input_ids.numel(), len(pack.members), around.longest, self.budget, keys)
+
+    def _buffers(self, pack: Pack) -> Buffers | None:
+        """Filled with the pack; None where it is to take the plain way."""
+        size = self._size(pack)
+        if size is None:
+            return None
+        self._look_around()
+        self._seen[size] += 1
+        if size not in self.ready:
+            if self._seen[size] < 2 or len(self.ready) >= MOST:
+                return None
+            self._make_ready(size, pack)
+        return self._known(pack)
+
+    def _look_around(self) -> None:
+        """Graphs know weights by their place: if one has moved, they begin anew."""
+        weights = [module._parameters[name] for module, name in self._owners]
+        places = tuple(0 if weight is None else weight.data_ptr() for weight in weights)
+        if places != self._places:
+            self._forget()
+            self._places = places
+            self._stand_ins = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in weights if p is not None}
+
+    def _forget(self) -> None:
+        if self.device.type == "cuda" and self.ready:
+            torch.cuda.synchronize(self.device)
+        self.ready, self._pool, self._turn, self.bytes = {}, None, None, 0
+        self.trained, self.slopes, self._stand_ins, self._places = [], [], {}, ()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _make_ready(self, size: Size, pack: Pack) -> None:
+        weight = self.model.get_input_embeddings().weight
+        buffers = Buffers(size, (self.model.config.get_text_config().hidden_size, weight.dtype), self.device)
+        buffers.fill(pack)
+        reason = self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else "")
+        if reason:
+            self.stop(reason)
+        else:
+            self.ready[size] = buffers
+
+    def _tried(self, buffers: Buffers) -> str:
+        """Why not to capture, empty if nothing is against it. Compiles what is to be compiled, and finds what a graph
+        cannot hold: it would leave CUDA's state broken."""
+        try:
+            if self.device.type != "cuda":
+                self._both(buffers)
+                return ""
+            torch.cuda.empty_cache()
+            reserved = torch.cuda.memory_reserved(self.device)
+            self._aside = self._aside or torch.cuda.Stream(self.device)
+            self._aside.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(self._aside):
+                self._both(buffers)
+                with _no_waiting():
+                    self._both(buffers)
+            torch.cuda.synchronize(self.device)
+        except torch.OutOfMemoryError:
+            return "they do not fit in memory"
+        except Exception as error:  # a compiler's or a model's, of any kind
+            return first_line(error)
+        needed = torch.cuda.memory_reserved(self.device) - reserved
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return "" if needed - self.bytes < SPARE * free else "they do not fit in memory"
+
+    def _captured(self, buffers: Buffers) -> str:
+        """Why it failed, if it did. Errors other than a full memory leave CUDA's state broken: they are not caught."""
+        pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
+        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(forward, pool=pool):
+                out = self._decode(buffers)
+            with torch.cuda.graph(backward, pool=pool):
+                self._differentiate(out, buffers)
+        except torch.OutOfMemoryError:
+            return "they do not fit in memory"
+        buffers.out, buffers.graphs = out.detach(), (forward, backward)
+        self.bytes = pool_bytes(pool)
+        return ""
+
+    # ---- the passes
+
+    def _both(self, buffers: Buffers) -> None:
+        self._differentiate(self._decode(buffers), buffers)
+
+    def _decode(self, buffers: Buffers) -> Tensor:
+        with self._standing_in(), torch.enable_grad():
+            out: Tensor = self.decoder(
+                input_ids=buffers.ids, position_ids=buffers.position, packed=buffers.boundaries, use_cache=False
+            ).last_hidden_state
+        return out
+
+    def _differentiate(self, out: Tensor, buffers: Buffers) -> None:
+        """`slopes`. The first time it finds out what has any: a weight that is not used must not get a zero."""
+        asked = self.trained or [p for p in self.decoder.parameters() if p.requires_grad]
+        leaves = [self._stand_ins[id(p)] for p in asked]
+        found = torch.autograd.grad(out, leaves, buffers.slope, allow_unused=True)
+        if not self.trained:
+            self.trained = [p for p, slope in zip(asked, found, strict=True) if slope is not None]
+            self.slopes = [torch.empty_like(slope) for slope in found if slope is not None]
+        torch._foreach_copy_(self.slopes, [slope for slope in found if slope is not None])
+
+    @contextmanager
+    def _standing_in(self) -> Iterator[None]:
+        before = [module._parameters[name] for module, name in self._owners]
+        for (module, name), weight in zip(self._owners, before, strict=True):
+            module._parameters[name] = self._stand_ins[id(weight)]
+        try:
+            yield
+        finally:
+            for (module, name), weight in zip(self._owners, before, strict=True):
+                module._parameters[name] = weight
+
+
+class _Pass(torch.autograd.Function):
+    """Parameters go in so that autograd brings them their gradient, as it would."""
+
+    @staticmethod
+    def forward(ctx: Any, graphed: Graphed, buffers: Buffers, pack: Pack, *trained: Tensor) -> Tensor:
+        hidden = graphed.forward(buffers)[0].index_select(0, pack.predict)
+        ctx.graphed, ctx.buffers, ctx.predict, ctx.turn = graphed, buffers, pack.predict, object()
+        graphed._turn = ctx.turn
+        return hidden
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        graphed, buffers = ctx.graphed, ctx.buffers
+        if graphed._turn is not ctx.turn:
+            raise RuntimeError("Another forward pass ran on the memory of this one before its backward pass.")
+        graphed._turn = None
+        buffers.slope.zero_()
+        if buffers.size.keys:  # the last token of a shared prompt predicts several
+            buffers.slope[0].index_add_(0, ctx.predict, slope)
+        else:
+            buffers.slope[0].index_copy_(0, ctx.predict, slope)
+        return None, None, None, *graphed.backward(buffers)
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """The host waiting for the device is an error, as it would be in a capture."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it may overlook some
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _power(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()

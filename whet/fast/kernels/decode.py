@@ -1,0 +1,237 @@
+"""The sampler: one token a row by the exponential race with keyed noise, and its log-prob, without a look at the host.
+
+Called by the rollout's step once a forward, within its captured graph; `whet.rollout.rows.sample` is the general
+form with top-k and top-p. Takes the Triton kernels of `race_triton` on CUDA (or under Triton's interpreter), else
+`reference`.
+
+Token i of a row arrives at E_i / p_i, E_i = -log1p(-u_i) with u_i from `whet.model.noise`; the first wins. The kernels
+race p_i / E_i itself where `sample` races log p_i - log E_i: one logarithm less, and nothing that could win is rounded
+to 0, since 2^-25 <= E < 17.4 keeps every winner within a factor of 6e8 of the likeliest token.
+
+Both draw the same token unless the two best of a row are closer than rounding: |log race_1 - log race_2| below about
+4e-6 for |logits / T| up to 32 (a few units in the last place of float32), in proportion above. The gap of a race lies
+below x with probability at most x, so a token in about 250,000 may differ. Greedy rows compare logits as they
+are and never differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from whet.fast.kernels.dispatch import _interpreted, has_triton, takes_triton
+from whet.model.noise import noise_bits, uniform
+
+
+def race(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [B] and log-softmax(logits / T) of them, float32 [B].
+
+    logits [B, V]; keys int32 [2, B] from `row_key`; position int32 [B], how many tokens the row has generated;
+    temperature [B], 0 for greedy rows: the first of the largest logits, recorded at T = 1. A logit that is not a
+    number gives a log-prob that is none, and a token of the vocabulary all the same.
+    """
+    batch = len(logits)
+    if keys.shape != (2, batch) or position.shape != (batch,) or temperature.shape != (batch,):
+        raise ValueError(f"{batch} rows of logits need two keys, a position and a temperature each")
+    if keys.dtype != torch.int32 or position.dtype != torch.int32:
+        raise ValueError("keys and positions are int32, the words of the hash")
+    if takes_triton(logits):
+        from whet.fast.kernels.decode_triton import race_launch
+
+        return race_launch(logits, keys, position, temperature)
+    return race_reference(logits, keys, position, temperature)
+
+
+def race_reference(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """`race` in plain torch, in float64 if the logits are: the oracle, and the path without Triton."""
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    greedy = (temperature == 0)[:, None]
+    heated = logits / temperature.to(logits.dtype)[:, None].masked_fill(greedy, 1.0)
+    log_probs = heated - heated.logsumexp(-1, keepdim=True)  # log_softmax adds up a long row less exactly on a CPU
+    u = uniform(noise_bits(keys, position, logits.shape[1])).to(logits.dtype)
+    log_delay = (-torch.log1p(-u)).log().masked_fill(greedy, 0.0)
+    token = torch.where(greedy, logits, log_probs - log_delay).argmax(-1)
+    return token, log_probs.gather(1, token[:, None])[:, 0].float()
+
+
+# ---- accept
+#
+# What of the drafts came true: one row's draws against what was drafted, and its state moved on by as many.
+#
+# Called by the rollout's step that verifies drafts, after the draw, within its captured graph. Takes the Triton kernel
+# of `accept_triton` on CUDA (or under Triton's interpreter), else `reference`: thirty small launches instead of one.
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Of B rows, int32 each, all of them lines of one tensor."""
+
+    token: Tensor
+    """The newest."""
+    length: Tensor
+    """Cached tokens; -1: nobody's row."""
+    count: Tensor
+    """Generated tokens."""
+    limit: Tensor
+    """And how many there may be."""
+    stops: Tensor
+    """Tokens that end the row, [S, B]; -1: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What rows have written, int32, for drafters on the device: a lane for each rollout."""
+
+    history: Tensor
+    """[lanes, context]."""
+    written: Tensor
+    """[lanes]: tokens of each, the newest included."""
+    lane: Tensor
+    """[B]: of each row."""
+
+
+def accept(
+    state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None = None
+) -> None:
+    """Moves `state` on, and writes to `read` [2 + 2 (K + 1), B] how many draws count, how many drafts there were, the
+    draws, and the bits of their log-probs. What counts is written to the texts, too, if there are any.
+
+    drafts int32 [B, K], -1 for none; token and log_prob [B (K + 1)], the target's draws after each of the fed tokens:
+    the newest and its drafts. A draw counts as long as all draws before it are what was drafted: the target would have
+    come this way by itself. The first that ends the row is the last that counts; the row is nobody's from then on.
+    """
+    batch, new = drafts.shape[0], drafts.shape[1] + 1
+    if token.shape != (batch * new,) or read.shape != (2 + 2 * new, batch):
+        raise ValueError(f"{batch} rows with {new - 1} drafts have {batch * new} draws")
+    if takes_triton(log_prob):
+        from whet.fast.kernels.decode_triton import accept_launch
+
+        accept_launch(state, drafts, token, log_prob, read, texts)
+    else:
+        accept_reference(state, drafts, token, log_prob, read, texts)
+
+
+def accept_reference(
+    state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None = None
+) -> None:
+    """`accept` in plain torch: the oracle, and the path without Triton."""
+    batch, new = drafts.shape[0], drafts.shape[1] + 1
+    drawn = token.to(torch.int32).view(batch, new)
+    place = torch.arange(new, dtype=torch.int32, device=drafts.device)
+    agreed = torch.where(drawn[:, :-1] == drafts, new - 1, place[:-1]).amin(1) if new > 1 else place.expand(batch)
+    stops = (state.stops[:, :, None] == drawn).any(0)
+    ends = (stops | (state.count[:, None] + place + 1 >= state.limit[:, None])) & (place <= agreed[:, None])
+    first = torch.where(ends, place, new).amin(1)
+    counted = torch.minimum(first, agreed) + 1
+    going = (state.length >= 0) & (first == new)
+    if texts is not None:
+        _write(texts, state.length, drawn, counted)
+    state.token.copy_(drawn.gather(1, (counted - 1)[:, None].long())[:, 0])
+    state.length.copy_(torch.where(going, state.length + counted, -1))
+    state.count.add_(counted)
+    bits = log_prob.view(torch.int32).view(batch, new)
+    proposed = (drafts >= 0).sum(1, keepdim=True, dtype=torch.int32)
+    read.copy_(torch.cat((counted[:, None], proposed, drawn, bits), 1).T)
+
+
+def _write(texts: Texts, length: Tensor, drawn: Tensor, counted: Tensor) -> None:
+    """Draws that count go behind the newest token, which is at `length`."""
+    row, i = torch.nonzero(
+        (torch.arange(drawn.shape[1], device=drawn.device) < counted[:, None]) & (length >= 0)[:, None], as_tuple=True
+    )
+    texts.history[texts.lane[row].long(), (length[row] + 1 + i).long()] = drawn[row, i]
+    some = torch.nonzero(length >= 0)[:, 0]
+    texts.written[texts.lane[some].long()] = (length + 1 + counted)[some]
+
+
+# ---- lookup
+#
+# Drafts looked up on the device: what followed when a row's last tokens were seen before.
+#
+# Called before the rollout's step that verifies drafts, within its captured graph, so that no draft waits for the host.
+# It keeps nothing: every call reads the texts as they are. Takes the Triton kernels of `lookup_triton` on CUDA (or
+# under Triton's interpreter), else `reference`. The host's drafters of `whet.draft` have the same idea and an index.
+#
+# A row looks in its own text first, then in those of its kin: other lanes that write, or wrote, to the same prompt. In
+# front of a place p of a text, m(p) of the last LONGEST tokens agree with the row's own last ones, counted from the
+# newest back to the first that does not agree or is not there. The longest match wins if it has SHORTEST tokens; among
+# equals the earlier text, then the newest place. The draft is what stands at p and after it, m(p) tokens at most unless
+# all LONGEST agree. A kin's text ends where it ends; the row's own goes round and round.
+
+
+LONGEST, SHORTEST = 12, 2
+"""Tokens of context that are matched, as in `whet.draft.base`."""
+
+
+def lookup(
+    history: Tensor, written: Tensor, of: Tensor, siblings: Tensor, lane: Tensor, most: Tensor, drafts: Tensor
+) -> None:
+    """Writes all of `drafts`, with -1 where there is no guess. All tensors are int32.
+
+    history [L, context] and written [L]: lane i holds the text history[i, :written[i]], its newest token last
+    of [L]: the number of the prompt a lane's text belongs to, -1 for none: such a text has no kin
+    kin [L, S]: other lanes with texts of the same prompt, -1 for none; only those that still have one count
+    lane [B]: the lane of each row, -1 for nobody's; most [B]: drafts it wants at most, none if not positive
+    drafts [B, depth]: may be part of a wider tensor
+    """
+    lanes, batch = len(history), len(drafts)
+    if written.shape != (lanes,) or of.shape != (lanes,) or siblings.shape != (lanes, siblings.shape[-1]):
+        raise ValueError(f"{lanes} lanes need as many lengths, prompts and rows of kin")
+    if lane.shape != (batch,) or most.shape != (batch,):
+        raise ValueError(f"{batch} rows of drafts need a lane and a number of drafts each")
+    if any(tensor.dtype != torch.int32 for tensor in (history, written, of, siblings, lane, most, drafts)):
+        raise ValueError("texts, lanes and drafts are int32")
+    if (history.is_cuda or _interpreted()) and has_triton():
+        from whet.fast.kernels.decode_triton import lookup_launch
+
+        lookup_launch(history, written, of, siblings, lane, most, drafts)
+    else:
+        lookup_reference(history, written, of, siblings, lane, most, drafts)
+
+
+def lookup_reference(
+    history: Tensor, written: Tensor, of: Tensor, siblings: Tensor, lane: Tensor, most: Tensor, drafts: Tensor
+) -> None:
+    """`lookup` in plain torch: the oracle, and the path without Triton."""
+    context = history.shape[1]
+    own = lane.clamp(min=0)
+    newest = _newest(history, written, own)
+    place = torch.arange(context, device=history.device)
+    best = torch.zeros_like(own, dtype=torch.int64)  # a match and its place as one number
+    source = own
+    for nth, other in enumerate((own, *siblings[own].T)):
+        there = other.clamp(min=0)
+        counts = lane >= 0
+        if nth > 0:
+            counts = counts & (other >= 0) & (other != own) & (of[there] == of[own]) & (of[own] >= 0)
+        match = _agreeing(history[there], newest)
+        match = match * (counts[:, None] & (match >= SHORTEST) & (place < written[there][:, None]))
+        found = (match * context + place).amax(1)
+        better = found // context > best // context
+        best, source = torch.where(better, found, best), torch.where(better, there, source)
+    match, first = best // context, best % context
+    after = (written[source] - first).clamp(min=1)[:, None]
+    step = torch.arange(drafts.shape[1], device=history.device)
+    size = torch.minimum(most, torch.where(match < LONGEST, match, drafts.shape[1]))
+    meant = (step < size[:, None]) & ((step < after) | (source == own)[:, None])
+    guess = history[source[:, None], first[:, None] + step % after]
+    drafts.copy_(torch.where(meant, guess, -1))
+
+
+def _newest(history: Tensor, written: Tensor, own: Tensor) -> Tensor:
+    """The last LONGEST tokens of each row, the newest first, [B, LONGEST]; before its start what no text holds."""
+    at = written[own][:, None] - 1 - torch.arange(LONGEST, device=history.device)
+    return torch.where(at >= 0, history[own[:, None], at.clamp(min=0)].long(), torch.iinfo(torch.int64).min)
+
+
+def _agreeing(text: Tensor, newest: Tensor) -> Tensor:
+    """In front of each place of text [B, context], how many tokens agree with `newest` without a gap."""
+    context = text.shape[1]
+    match = torch.zeros_like(text, dtype=torch.int64)
+    agree = torch.ones_like(text, dtype=torch.bool)
+    for back in range(min(LONGEST, context - 1)):
+        agree = agree[:, 1:] & (text[:, : context - 1 - back] == newest[:, back : back + 1])
+        match[:, back + 1 :] += agree
+    return match

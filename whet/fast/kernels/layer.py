@@ -1,0 +1,320 @@
+"""Rotary positions and the KV write: from the fused projection to rotated queries and filled pages, in one pass.
+
+Called by the rollout's forward. `rope_write` is for families whose projection, head norms and rotation we know,
+`write_kv` for models that rotate by themselves. Both are one operator to torch.compile, take the Triton kernels of
+`rope_triton` on CUDA (or under Triton's interpreter) and the references here elsewhere; a captured graph serves any
+positions. They choose no page: the table is given.
+
+Shapes, for T new tokens and a cache of P pages:
+    qkv [T, (heads + 2 kv_heads) d]   queries, keys, values of a token side by side
+    cos, sin [T, r]                   r = d, or less: then the last d - r numbers of a head are not rotated
+    keys, values [P, kv_heads, page, d]   dense; the last page is nobody's
+    table int32 [rows, width]         the pages of each row in order
+    row, position int32 [T]           token t goes to page table[row, position // page] at position % page;
+                                      row -1 is padding and goes to the last page
+
+Arithmetic: that of transformers, step by step in the model's type. `apply_rotary_pos_emb` rounds x cos and
+rotate_half(x) sin to bfloat16 before it rounds their sum, RMSNorm computes in float32, rounds, then rounds the
+product with its weight; all of it is kept, so rollouts see the numbers that training's eager forward sees.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.fast.kernels.dispatch import takes_triton
+
+
+def rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """Rotated queries [T, heads, d]; keys and values are written in place.
+
+    `q_norm` and `k_norm` [d], both or none: the weights of an RMSNorm over each head before the rotation (Qwen3).
+    """
+    # An operator is for the compiler alone: called directly, it costs the host more than the kernel the GPU.
+    call = torch.ops.whet.rope_write if torch.compiler.is_compiling() else _rope_write
+    query: Tensor = call(qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps)
+    return query
+
+
+def write_kv(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
+    call = torch.ops.whet.write_kv if torch.compiler.is_compiling() else _write_kv
+    call(key, value, keys, values, table, row, position)
+
+
+def _rope_write(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    dim, rotary = keys.shape[-1], cos.shape[-1]
+    _check_pages(keys, values, table, row, position, kv_heads, len(qkv))
+    _require(
+        {
+            "a projection of (heads + 2 kv_heads) d": qkv.shape[1:] != ((heads + 2 * kv_heads) * dim,),
+            "an even number of cosines and sines a token, at most d": cos.shape != (len(qkv), rotary)
+            or sin.shape != cos.shape
+            or rotary % 2 != 0
+            or rotary > dim,
+            "values as wide as keys": values.shape != keys.shape,
+            "one type for projection, cosines, sines, norms and pages": any(
+                part.dtype != qkv.dtype for part in (cos, sin, keys, values, q_norm, k_norm) if part is not None
+            ),
+            "both head norms or none": (q_norm is None) != (k_norm is None),
+            "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
+        }
+    )
+    chosen = rope_reference
+    if takes_triton(qkv):
+        from whet.fast.kernels.layer_triton import launch_rope_write
+
+        chosen = launch_rope_write
+    return chosen(
+        qkv,
+        cos,
+        sin,
+        keys,
+        values,
+        table,
+        row,
+        position,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        eps=eps,
+    )
+
+
+_rope_operator = torch.library.custom_op(
+    "whet::rope_write",
+    _rope_write,
+    mutates_args=("keys", "values"),
+    schema="(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
+    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
+)
+
+
+@_rope_operator.register_fake
+def _queries(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    heads: int,
+    *rest: object,
+) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
+
+
+def _write_kv(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    _check_pages(keys, values, table, row, position, key.shape[1], len(key))
+    _require(
+        {
+            "keys and values of every token": key.shape[:2] != value.shape[:2],
+            "heads as wide as the pages'": key.shape[2] != keys.shape[3] or value.shape[2] != values.shape[3],
+            "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
+        }
+    )
+    chosen = write_reference
+    if takes_triton(key) and takes_triton(value):
+        from whet.fast.kernels.layer_triton import launch_write_kv
+
+        chosen = launch_write_kv
+    chosen(key, value, keys, values, table, row, position)
+
+
+_write_operator = torch.library.custom_op(
+    "whet::write_kv",
+    _write_kv,
+    mutates_args=("keys", "values"),
+    schema="(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position)"
+    " -> ()",
+)
+
+
+@_write_operator.register_fake
+def _nothing(*args: object) -> None:
+    return None
+
+
+def rope_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    row: Tensor,
+    position: Tensor,
+    *,
+    heads: int,
+    kv_heads: int,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`rope_write` in plain torch: the oracle, and the path without Triton."""
+    query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
+    if q_norm is not None and k_norm is not None:
+        query, key = _rms_norm(query, q_norm, eps), _rms_norm(key, k_norm, eps)
+    write_reference(_rotate(key, cos, sin), value, keys, values, table, row, position)
+    return _rotate(query, cos, sin)
+
+
+def write_reference(
+    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
+) -> None:
+    """`write_kv` in plain torch."""
+    padding, size = row < 0, keys.shape[2]
+    position = position.masked_fill(padding, 0).long()
+    page = table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
+    keys[page, :, position % size] = key
+    values[page, :, position % size] = value
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, H, d] turned in its first r numbers, pairs r / 2 apart: transformers' half-split convention."""
+    rotary = cos.shape[-1]
+    turned, rest = x[..., :rotary], x[..., rotary:]
+    first, second = turned.chunk(2, -1)
+    turned = turned * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
+    return torch.cat((turned, rest), -1)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * wide.to(x.dtype)
+
+
+def _check_pages(
+    keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor, kv_heads: int, tokens: int
+) -> None:
+    """Shapes and types, which the host knows; a kernel would write past the end of a tensor that breaks them."""
+    _require(
+        {
+            "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
+            "dense pages": not (keys.is_contiguous() and values.is_contiguous()),
+            "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype} != {torch.int32},
+            "a row and a position for every token": row.shape != (tokens,) or position.shape != (tokens,),
+            "dense tables, rows and positions": not table.stride(-1) == row.stride(-1) == position.stride(-1) == 1,
+        }
+    )
+
+
+def _require(broken: dict[str, bool]) -> None:
+    if found := [rule for rule, is_broken in broken.items() if is_broken]:
+        raise ValueError(f"writing to KV pages needs {'; '.join(found)}")
+
+
+# ---- gated
+#
+# silu(x G^T) * (x U^T) of few tokens in one kernel: the widest product of a layer, read at the memory's speed.
+#
+# With few tokens a product costs what reading its weights costs, of which a library's kernel leaves half: it has more
+# tokens in mind. On an H200 with 8 to 64 tokens this one takes 8% to 17% less for a 1.5B model and 17% to 31% less for
+# 135M, the launch of silu that it spares included (`benchmarks/gated_kernel.py`); with two tokens they are even, and a
+# 7B model gains 1% to 4%. The other products of a layer are too small for it to matter, or no faster so.
+#
+# x [T, K]; weight [2N, K], the rows of gate first, then those of up; bias [2N] or none; out [T, N]. Sums are in fp32,
+# in an order that follows from shapes alone; gate and up are rounded as a product of their own would be, then once
+# more.
+
+
+FEW = 64
+"""Tokens up to which the kernel beats a library's product; half as many where the weight is LARGE."""
+LARGE = 100_000_000
+"""Bytes. A 1.5B model's has 55 million, a 7B model's 272."""
+STAGES = 100_000
+"""Bytes that a program has on their way: two programs fit on a multiprocessor."""
+
+
+class GatedTile(NamedTuple):
+    """A program has `rows` of gate and as many of up, all tokens (`columns`), and `depth` of K at a time."""
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel is the better way. fp32 is wanted where it must be exact; the interpreter rounds no bf16."""
+    half = x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and x.is_cuda)
+    most = FEW if weight.nbytes <= LARGE else FEW // 2
+    return len(x) <= most and half and takes_triton(x)
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """By the kernel, which must be there (`takes`)."""
+    from whet.fast.kernels.layer_triton import launch
+
+    return launch(x, weight, bias, plan(len(x), len(weight) // 2, weight.shape[1], _multiprocessors(x.device)))
+
+
+def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    gate, up = F.linear(x, weight, bias).chunk(2, -1)
+    return F.silu(gate) * up
+
+
+@functools.cache
+def plan(tokens: int, n: int, k: int, multiprocessors: int) -> GatedTile:
+    """Programs for most multiprocessors, and all that they read on its way.
+
+    Weights are the side of a tensor core's product that comes by 64 rows, tokens its few columns; rows are fewer only
+    where there would be too few programs, as a sum over K cannot be split: silu needs the whole.
+
+    >>> plan(64, 8960, 1536, 132), plan(2, 8960, 1536, 132)
+    (Tile(rows=64, columns=64, depth=64, stages=4), Tile(rows=64, columns=16, depth=64, stages=5))
+    >>> plan(64, 1536, 576, 132)
+    Tile(rows=16, columns=64, depth=64, stages=6)
+    """
+    columns, depth, rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64, 64, 64
+    while rows > 16 and n < rows * multiprocessors * 3 // 4:
+        rows //= 2
+    fit = STAGES // ((2 * rows + columns) * depth * 2)
+    return GatedTile(rows, columns, depth, max(2, min(fit, -(-k // depth) + 1, 6)))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -1,0 +1,255 @@
+"""The rollouts' texts on the device, so that drafts can be made there: a lane of tokens for each flight.
+
+Used by `graphs.py`: a step appends what it draws (`kernels.accept`), `kernels.lookup` reads what followed when the last
+tokens were seen before, in the own lane or in those of the same prompt. A flight keeps its lane wherever its row moves;
+when it has ended, the text stays for its siblings and for later visits of the prompt until the lane is needed again.
+The host writes a lane when its flight enters a row, and never reads one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.fast.kernels.decode import Texts, lookup
+from whet.rollout.rows import Flight, Rows
+
+# ---- upload
+#
+# What the host tells the device without waiting for it.
+#
+# A copy from ordinary memory waits until the device has done all that was launched before it, steps ahead of their turn
+# among them, and then the device waits for the host. A copy from pinned memory takes its turn behind them. Used where
+# rows come and go (`lanes.py`, `guesser.py`); `device_rows.py` has buffers of its own for what it writes at every step.
+
+
+ALIGNED = 64
+"""Numbers, 256 bytes: each array begins where a tensor of its own might, as kernels are compiled for that."""
+
+
+def sent(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
+    """Arrays of whole numbers on the device, as int32 and in one copy.
+
+    >>> sent(torch.device("cpu"), np.array([[1, 2], [3, 4]]), np.array([5]))
+    [tensor([[1, 2],
+            [3, 4]], dtype=torch.int32), tensor([5], dtype=torch.int32)]
+    """
+    ends = list(accumulate(-(-array.size // ALIGNED) * ALIGNED for array in arrays))
+    packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
+    numbers, starts = packed.numpy(), [0, *ends[:-1]]
+    for start, array in zip(starts, arrays, strict=True):
+        numbers[start : start + array.size] = array.ravel()
+    there = packed.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
+    return [there[start : start + a.size].view(a.shape) for start, a in zip(starts, arrays, strict=True)]
+
+
+# ---- device rows
+#
+# The rows as the device has them: what a decode step reads, and moves on by itself.
+#
+# Used by `graphs.py` alone. The host writes rows here when one came, went or got a page; between, the device keeps
+# count of its own, and ends rows at their limit or a stop id, so that a step may be launched before the host has seen
+# the one before. What the host writes goes through two pinned buffers in turn: a copy may be under way when the next
+# is made.
+
+
+TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, LANE, MOST, STOPS = range(10)
+"""Lines of the state: newest token, cached tokens (-1: nobody), generated tokens and their limit, noise keys,
+temperature (its bits), lane of the text, drafts wanted at most, and from here on stop ids."""
+MOST_STOPS = 4
+"""A row with more of them is ended by the host, one step later."""
+
+
+class DeviceRows:
+    def __init__(self, most: int, width: int, device: torch.device, nobody: int = 0) -> None:
+        """nobody: the page that pads tables."""
+        lines = STOPS + MOST_STOPS
+        self.device = device
+        self.state = torch.zeros(lines, most, dtype=torch.int32, device=device)
+        self.table = torch.full((most, width), nobody, dtype=torch.int32, device=device)
+        """Pages of each row."""
+        pinned = device.type == "cuda"
+        self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._tables = [torch.full((most, width), nobody, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._lines = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
+
+    def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
+        """Rows 0..running-1 as the host has them; nobody beyond."""
+        staged = self._next(self._states)
+        state = staged.numpy()
+        state[LENGTH] = -1
+        columns: tuple[np.ndarray, ...] = (rows.token, rows.length, rows.count, rows.limit, rows.lane, rows.most)
+        for line, column in zip((TOKEN, LENGTH, COUNT, LIMIT, LANE, MOST), columns, strict=True):
+            state[line, :running] = column[:running]
+        state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
+        state[HEAT, :running] = rows.temperature[:running].astype(np.float32).view(np.int32)
+        stops = rows.stops[:running, :MOST_STOPS].T
+        state[STOPS:, :running] = -1
+        state[STOPS : STOPS + len(stops), :running] = stops
+        self.state.copy_(staged, non_blocking=True)
+        self.upload_table(table, running)
+
+    def arrange(self, order: np.ndarray) -> None:
+        """Row i becomes what row order[i] is, however far the device has come with it; nobody beyond. Its table is the
+        host's to tell."""
+        staged = self._next(self._orders)
+        running = len(order)
+        staged.numpy()[:running] = order
+        index = staged[:running].to(self.device, non_blocking=True)
+        moved = self.state.index_select(1, index)
+        self.state[LENGTH] = -1
+        self.state[:, :running] = moved
+
+    def tell(self, line: int, column: np.ndarray) -> None:
+        """One line of the first rows, whose order is the host's."""
+        staged = self._next(self._lines)
+        staged.numpy()[: column.size] = column
+        self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
+
+    def upload_table(self, table: np.ndarray, running: int) -> None:
+        staged = self._next(self._tables)
+        staged.numpy()[:running, : table.shape[1]] = table[:running]
+        self.table[:running].copy_(staged[:running], non_blocking=True)
+
+    def _next(self, buffers: list[Tensor]) -> Tensor:
+        """The one of its kind that was written longer ago."""
+        buffers.reverse()
+        return buffers[0]
+
+
+def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Row (-1: nobody), position and keys of the token each row feeds: all int32 [B]."""
+    length = state[LENGTH]
+    active = length >= 0
+    row = torch.where(active, numbers, -1)
+    return row, torch.where(active, length, 0), length + 1
+
+
+def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `fed`, for the newest token and K drafts [B, K] (-1: none): ids, row and position [B (K + 1)], keys [B].
+
+    What is no draft is fed as padding, so that a row may have fewer than the others.
+    """
+    new = drafts.shape[1] + 1
+    ids = torch.cat((state[TOKEN][:, None], drafts), 1)
+    place = torch.arange(new, dtype=torch.int32, device=state.device)
+    length = state[LENGTH][:, None]
+    real = (length >= 0) & (ids >= 0)
+    row = torch.where(real, numbers[:, None], -1)
+    position = torch.where(real, length + place, 0)
+    keys = torch.where(length >= 0, length + new, 0)[:, 0]
+    return ids.clamp(min=0).flatten(), row.flatten(), position.flatten(), keys
+
+
+SIBLINGS = 16
+"""Texts of the same prompt that a rollout looks at, beside its own."""
+TOKENS = 2**25
+"""That lanes hold, where slots want no more."""
+
+
+class Lanes:
+    def __init__(self, slots: int, context: int, device: torch.device) -> None:
+        count = min(max(2 * slots, TOKENS // context), 8 * slots)
+        self.device = device
+        self.history = torch.zeros(count, context + 1, dtype=torch.int32, device=device)
+        self.written = torch.zeros(count, dtype=torch.int32, device=device)
+        self.of = torch.full((count,), -1, dtype=torch.int32, device=device)
+        """The number of the prompt each is a text of."""
+        self.siblings = torch.full((count, SIBLINGS), -1, dtype=torch.int32, device=device)
+        """Lanes of the same prompt, the newest first; stale ones are told by `of`."""
+        self.lane: dict[int, int] = {}
+        """Of flights under way, by arrival."""
+        self._prompt: dict[int, str] = {}
+        self._family: dict[str, list[int]] = {}
+        """Lanes of each prompt, the newest last."""
+        self._number: dict[str, int] = {}
+        self._numbers = 0
+        self._used = np.zeros(count, bool)
+        self._turn = 0
+
+    def enter(self, flights: Sequence[Flight]) -> list[int]:
+        """They have a row from now on: what they know is written to lanes of theirs."""
+        for flight in flights:
+            self.lane[flight.arrival] = self._take(flight.request.prompt_id)
+        lanes = [self.lane[flight.arrival] for flight in flights]
+        known = np.array([flight.known for flight in flights])
+        texts = np.zeros((len(flights), known.max()), np.int32)
+        for row, flight in zip(texts, flights, strict=True):
+            row[: flight.prompt.size], row[flight.prompt.size : flight.known] = flight.prompt, flight.trace.ids
+        siblings = self._kin({flight.request.prompt_id for flight in flights})
+        lane, written, text, *related = sent(self.device, np.array(lanes), known, texts, *siblings)
+        index = lane.long()
+        self.history[index, : text.shape[1]] = text
+        self.written[index] = written
+        self._acquaint(*related)
+        return lanes
+
+    def leave(self, flight: Flight) -> None:
+        """It has no row any more. Its text stays; should it go on, it takes another lane."""
+        self._used[self.lane.pop(flight.arrival)] = False
+
+    def forget(self) -> None:
+        """Texts of rollouts that have ended are nobody's kin any more."""
+        self.of.fill_(-1)
+        self._acquaint(*sent(self.device, *self._kin({self._prompt[lane] for lane in self.lane.values()})))
+
+    def newest(self, state: Tensor) -> None:
+        """The newest tokens of rows, `DeviceRows.state` as the host has just told it: drawn outside of a step, or not
+        what the device drew."""
+        lane = state[LANE].long()
+        self.history[lane, state[LENGTH].long()] = state[TOKEN]
+        self.written[lane] = state[LENGTH] + 1
+
+    # ---- on the device alone
+
+    def texts(self, lane: Tensor) -> Texts:
+        return Texts(self.history, self.written, lane)
+
+    def last(self, lane: Tensor, length: Tensor, count: int) -> Tensor:
+        """The newest `count` tokens of rows with so many cached ones, int32 [B, count]; anything before the first."""
+        place = length[:, None] + torch.arange(1 - count, 1, device=length.device)
+        return self.history[lane[:, None].long(), place.clamp(min=0)]
+
+    def lookup(self, lane: Tensor, most: Tensor, drafts: Tensor, siblings: bool) -> None:
+        """Drafts from the rows' own texts, and from those of their kin."""
+        lookup(
+            self.history, self.written, self.of, self.siblings if siblings else self.siblings[:, :0], lane, most, drafts
+        )
+
+    # ---- lanes come and go
+
+    def _take(self, prompt: str) -> int:
+        """The next in turn that nobody uses: there are two for each row."""
+        while self._used[self._turn]:
+            self._turn = (self._turn + 1) % self._used.size
+        lane, self._turn = self._turn, (self._turn + 1) % self._used.size
+        if (before := self._prompt.get(lane)) is not None:
+            self._family[before].remove(lane)
+            if not self._family[before]:
+                del self._family[before], self._number[before]
+        self._prompt[lane], self._used[lane] = prompt, True
+        if prompt not in self._family:
+            self._family[prompt] = []
+            self._number[prompt] = self._numbers = self._numbers + 1
+        self._family[prompt].append(lane)
+        return lane
+
+    def _kin(self, prompts: Set[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lanes in use that are of these prompts, the others of theirs, and the prompts' numbers."""
+        lanes = [lane for prompt in prompts for lane in self._family[prompt] if self._used[lane]]
+        siblings = np.full((len(lanes), SIBLINGS), -1, np.int32)
+        for row, lane in zip(siblings, lanes, strict=True):
+            others = [other for other in reversed(self._family[self._prompt[lane]]) if other != lane][:SIBLINGS]
+            row[: len(others)] = others
+        numbers = [self._number[self._prompt[lane]] for lane in lanes]
+        return np.array(lanes, np.int32), siblings, np.array(numbers, np.int32)
+
+    def _acquaint(self, lane: Tensor, siblings: Tensor, number: Tensor) -> None:
+        index = lane.long()
+        self.siblings[index] = siblings
+        self.of[index] = number

@@ -1,0 +1,150 @@
+"""An experiment: one base, then several arms from that same start, side by side as processes, each with its recipe.
+
+`whet demo` and the studies in benchmarks/ run their arms with it. An arm is an ordinary `whet train` process on one
+thread, followed through its run folder; reading and comparing the folders afterwards is `whet.report`'s business.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from whet import api, config, files
+from whet.check import check
+from whet.errors import WhetError
+from whet.recipe import dump_config, parse_config
+from whet.report.live import RunProgress, follow
+from whet.run import best_checkpoint, has_collapsed
+
+# ---- threads
+#
+# How many threads torch computes with: another number of them rounds sums in another order.
+#
+# So where a run is to be the same on every machine, or a time is to be compared, it is one.
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of an arm that a signal stopped: the others go on."""
+
+
+def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
+    """The checkpoint all arms start from; an earlier one of the same recipe is taken as it is."""
+    settings = check(parse_config(tree)).settings  # resolved, as a run keeps them
+    done = best_checkpoint(folder) if folder.exists() else None
+    if done is not None and (folder / "config.toml").read_text() == dump_config(settings):
+        console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
+        return done
+    replace_run(folder)
+    console.print("Warm start on worked solutions: the base all arms share.")
+    watcher = RunProgress()
+    try:
+        with one_thread():  # as the arms have, and so that every machine makes the same base
+            api.run_recipe(settings, folder, watcher=watcher)
+    finally:
+        watcher.close()
+    made = best_checkpoint(folder)
+    assert made is not None
+    return made
+
+
+def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
+    """As many at a time as there are cores; a failed arm ends them all with its own words."""
+    recipes = {}
+    for folder, settings in arms.items():
+        replace_run(folder)
+        recipes[folder] = folder.with_suffix(".toml")
+        files.write_text(recipes[folder], dump_config(settings))
+    queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
+
+    def alive() -> bool:
+        """Called by the live view a few times a second: starts what can start, notices what ended."""
+        for folder, process in list(running.items()):
+            if process.poll() is not None:
+                del running[folder]
+                if process.returncode not in (0, *STOPPED) and not has_collapsed(folder):
+                    words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
+                    raise WhetError(f"The arm {folder.name} failed: {' '.join(words) or process.returncode}")
+        while queue and len(running) < cores():
+            folder = queue.pop(0)
+            running[folder] = start_arm(recipes[folder], folder)
+        return bool(running)
+
+    try:
+        follow(name_arms(list(arms)), alive, console=console)
+    finally:
+        for process in running.values():
+            process.terminate()
+        for process in running.values():
+            process.wait()
+
+
+def name_arms(folders: list[Path]) -> dict[str, Path]:
+    """Each by its path from the folder that holds them all.
+
+    >>> list(name_arms([Path("out/few/speed_16"), Path("out/many/speed_16")]))
+    ['few/speed_16', 'many/speed_16']
+    """
+    top = os.path.commonpath([folder.parent for folder in folders]) if folders else ""
+    return {folder.relative_to(top).as_posix(): folder for folder in folders}
+
+
+def cores() -> int:
+    """Those this process may run on; where the system does not tell, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def start_arm(recipe: Path, folder: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "whet", "train", str(recipe), "--out", str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with folder.with_suffix(".log").open("wb") as log:  # the process has its own handle
+        return subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def replace_run(folder: Path) -> None:
+    """Removes an earlier run; anything else in its place is left alone and refused."""
+    if not folder.exists():
+        return
+    if not (folder / "config.toml").is_file():
+        raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
+    shutil.rmtree(folder)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge key by key; a table laid over a list of one table merges with that; all else replaces.
+
+    >>> merge({"eval": [{"limit": 400, "every": 4}], "steps": 9}, {"eval": {"every": 8}})
+    {'eval': [{'limit': 400, 'every': 8}], 'steps': 9}
+    """
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(old, list) and len(old) == 1:
+            merged[key] = [merge(old[0], value)]
+        elif isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = merge(old, value)
+        else:
+            merged[key] = value
+    return merged

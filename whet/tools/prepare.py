@@ -1,0 +1,247 @@
+r"""`whet data prepare`: from a problem set to the part of it that is worth training on, once, before any run.
+
+Leaves out answers that no response could match, problems that contradict themselves, repeats, what stands in an
+evaluation set, and what a model always or never solves; then takes a stratified sample. `prepare` is the pipeline on a
+table, `prepare_file` reads and writes the files. Loads no model: pass rates come from the file of a probe. Whether
+a problem is clear, or needs a figure that is not there, nobody looks at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet import config, files
+from whet.curriculum.allocation import largest_remainder
+from whet.errors import WhetError
+from whet.tasks.build import READS_DATA, TASKS, build_task
+from whet.tasks.golds import gold_score
+from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.prompts import PromptTable, problem_hash, problem_key
+from whet.tasks.reading import read_file
+from whet.tasks.text import TextTask
+from whet.types import Prompt
+
+Lines = list[tuple[str, str]]
+"""(what, value) pairs for the terminal."""
+
+RESPONSES = "responses.jsonl"
+BINS = 5
+"""Of pass rates, where the data has no levels."""
+
+
+def prepare_file(
+    entry: config.Problems,
+    out: Path,
+    *,
+    folder: str = "",
+    against: Sequence[str] = (),
+    pass_rates: Path | None = None,
+    size: int = 0,
+    seed: int = 0,
+) -> Lines:
+    """Writes what is left of `entry` to `out`, which `[[data]] path` reads. Returns what was left out, and why.
+
+    folder: where short names are looked for first. against: evaluation sets whose problems must not be trained on.
+    pass_rates: a probe's folder or its responses.jsonl, or JSON lines of {"id": ..., "pass_rate": ...}.
+    size: at most so many problems, the levels (or pass rates) in the shares they have; 0 keeps all.
+    """
+    if out.suffix != ".jsonl":
+        raise WhetError(f"{out} must end in .jsonl, so that [[data]] can read it.")
+    if out.exists():
+        raise WhetError(f"{out} is there already; remove it or name another file.")
+    task = _read(entry, folder)
+    table = task.prompts("train", 0)
+    rates = read_pass_rates(pass_rates) if pass_rates else {}
+    if pass_rates and not any(prompt_id in rates for prompt_id in table.ids):
+        raise WhetError(f"None of the {len(rates):,} prompts of {pass_rates} is in {task.origin}; probe this data.")
+    sets = {name: eval_keys(name, folder) for name in against}
+    usable = (lambda prompt: True) if entry.reward or "answer" not in task.columns else partial(is_usable, task)
+    rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
+    files.make_folder(out.parent)
+    files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
+    return [("from", task.origin), *report, ("written to", str(out))]
+
+
+def prepare(
+    table: PromptTable,
+    *,
+    usable: Callable[[Prompt], bool],
+    against: Mapping[str, frozenset[int]],
+    rates: Mapping[str, float],
+    size: int = 0,
+    seed: int = 0,
+) -> tuple[list[int], Lines]:
+    """The rows to keep, in order, and how many were left out by each rule; a row counts for the first that it meets.
+
+    against: problem keys by evaluation set. rates: pass rates by prompt id; who has none is neither easy nor hard.
+    """
+    keys = [problem_key(problem) for problem in table.problems]
+    fit = [usable(prompt) for prompt in table]
+    contradicted = _contradicted((key, table.answers[row]) for row, key in enumerate(keys) if fit[row])
+    seen: set[int] = set()
+    left_out: Counter[str] = Counter()
+    kept = []
+    for row, key in enumerate(keys):
+        rate = rates.get(table.ids[row])
+        if not fit[row]:
+            why = "answer that no response could match"
+        elif key in contradicted:
+            why = "same problem with another answer"
+        elif key in seen:
+            why = "repeat"
+        elif name := next((name for name, held in against.items() if key in held), ""):
+            why = f"in {name}"
+        elif rate == 1.0:
+            why = "always solved"
+        elif rate == 0.0:
+            why = "never solved"
+        else:
+            kept.append(row)
+            why = ""
+        left_out[why] += 1
+        if fit[row]:
+            seen.add(key)
+    del left_out[""]
+    report = [("problems", f"{len(table):,}"), *((f"left out: {why}", f"{n:,}") for why, n in left_out.most_common())]
+    if not kept:
+        raise WhetError(
+            f"Nothing is left of {len(table):,} problems: {'; '.join(f'{n:,} {w}' for w, n in left_out.items())}."
+        )
+    if rates:
+        report.append(("kept without a pass rate", f"{sum(table.ids[row] not in rates for row in kept):,}"))
+    strata = _strata(table, kept, rates)
+    if 0 < size < len(kept):
+        kept = stratified(kept, strata, size, seed)
+        report.append(("left out: not in the sample", f"{len(strata) - size:,}"))
+        strata = _strata(table, kept, rates)
+    return kept, [*report, ("kept", f"{len(kept):,}"), *_told(strata)]
+
+
+def stratified(rows: Sequence[int], strata: Sequence[Hashable], size: int, seed: int) -> list[int]:
+    """`size` of the rows, drawn so that every stratum keeps its share to within one.
+
+    >>> [sum(row < 60 for row in stratified(range(90), [row < 60 for row in range(90)], 30, seed)) for seed in range(3)]
+    [20, 20, 20]
+    """
+    members: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for row, stratum in zip(rows, strata, strict=True):
+        members[stratum].append(row)
+    shares = largest_remainder([len(some) for some in members.values()], size)
+    rng = np.random.default_rng(seed)
+    chosen = [rng.choice(some, n, replace=False) for some, n in zip(members.values(), shares, strict=True)]
+    return sorted(int(row) for some in chosen for row in some)
+
+
+def is_usable(task: TextTask, prompt: Prompt) -> bool:
+    """Whether a response that gives the data's own answer, where the task looks for it, would be right."""
+    return gold_score(task, prompt) == 1.0
+
+
+def eval_keys(name: str, folder: str) -> frozenset[int]:
+    return frozenset(map(problem_key, _read(config.Eval(path=name), folder).prompts("eval", 0).problems))
+
+
+def read_pass_rates(path: Path) -> dict[str, float]:
+    """By prompt id: given, or counted from judged rollouts."""
+    sheet = read_file(path / RESPONSES if path.is_dir() else path)
+    names = next((name for name in ("prompt_id", "id") if name in sheet.names), "")
+    if not names or not {"pass_rate", "verdict"} & set(sheet.names):
+        raise WhetError(
+            f'{sheet.origin} holds no pass rates: its rows should read {{"id": ..., "pass_rate": ...}}, '
+            "or be the responses of a probe."
+        )
+    ids = [_plain_id(str(name)) for name in sheet.column(names)]
+    if "pass_rate" in sheet.names:
+        return {
+            i: _rate(v, f"{sheet.origin}, {sheet.place(row)}")
+            for row, (i, v) in enumerate(zip(ids, sheet.column("pass_rate"), strict=True))
+        }
+    counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for prompt_id, verdict in zip(ids, sheet.column("verdict"), strict=True):
+        counts[prompt_id][0] += verdict == "right"
+        counts[prompt_id][1] += verdict in ("right", "wrong")
+    return {prompt_id: right / judged for prompt_id, (right, judged) in counts.items() if judged}
+
+
+def _read(entry: config.Problems, folder: str) -> TextTask:
+    """Without math-verify: no formula is compared here."""
+    if entry.kind in TASKS.keys() - READS_DATA:
+        raise WhetError(f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data.")
+    task = build_task(entry.model_copy(update={"options": {**entry.options, "matcher": "exact"}}), folder=folder)
+    assert isinstance(task, TextTask)
+    return task
+
+
+def _plain_id(prompt_id: str) -> str:
+    """An evaluation names its prompts eval:SET:ID."""
+    return prompt_id.split(":", 2)[-1] if prompt_id.startswith("eval:") else prompt_id
+
+
+def _rate(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise WhetError(f"{where}: pass_rate should be a number from 0 to 1, got {value!r}.")
+    return float(value)
+
+
+def _contradicted(pairs: Iterable[tuple[int, str]]) -> set[int]:
+    """Problems that stand there with different answers: at least one is wrong, and nobody knows which."""
+    first: dict[int, str] = {}
+    found = set()
+    for key, answer in pairs:
+        other = first.setdefault(key, answer)
+        if answer != other and not _agree(answer, other):
+            found.add(key)
+    return found
+
+
+def _agree(answer: str, other: str) -> bool:
+    pairs = [(a, b) for a in right_answers(answer) for b in right_answers(other)]
+    return any(Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False) for a, b in pairs)
+
+
+def _strata(table: PromptTable, rows: Sequence[int], rates: Mapping[str, float]) -> list[str]:
+    """Levels where the data has them, else bins of pass rates, else one stratum."""
+    if levels := table.meta.get("level"):
+        return [f"level {levels[row]}" if levels[row] is not None else "no level" for row in rows]
+    if not rates:
+        return [""] * len(rows)
+    return [_bin(rates[table.ids[row]]) if table.ids[row] in rates else "no pass rate" for row in rows]
+
+
+def _bin(rate: float) -> str:
+    """
+    >>> _bin(0.19), _bin(0.2), _bin(1.0)
+    ('pass rate 0.0-0.2', 'pass rate 0.2-0.4', 'pass rate 0.8-1.0')
+    """
+    low = min(int(rate * BINS), BINS - 1)
+    return f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
+
+
+def _told(strata: Sequence[str]) -> Lines:
+    return [(f"kept: {stratum}", f"{n:,}") for stratum, n in sorted(Counter(strata).items())[:20] if stratum]
+
+
+def _records(task: TextTask, rows: Sequence[int], rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+    """Rows that read back as the same prompts: ids that the data gave stay, the others are found again."""
+    table = task.prompts("train", 0)
+    worked = task.solutions(np.random.default_rng(0), task.worked) if task.worked else []
+    solutions = {prompt.id: text for prompt, text in worked}
+    for prompt in map(table.at, rows):
+        problem = prompt.text or prompt.messages
+        given = prompt.id.partition("#")[0] != problem_hash(prompt.task, problem, prompt.answer)
+        answers = right_answers(prompt.answer)
+        yield {
+            **prompt.meta,
+            **({"pass_rate": rates[prompt.id]} if prompt.id in rates else {}),
+            **({"id": prompt.id} if given else {}),
+            "prompt": problem,
+            "answer": prompt.answer if len(answers) == 1 else list(answers),
+            **({"solution": solutions[prompt.id]} if prompt.id in solutions else {}),
+        }

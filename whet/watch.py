@@ -1,0 +1,253 @@
+"""What one step looked like: the rollouts' side of a line of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from whet.types import Group, Rollout
+
+PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
+"""Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right."""
+
+
+def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
+
+    Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished: they are
+    counted by the engine, and left out here; so is, before, what finished beside them (`Hearing`).
+    """
+    done = [r for r in rollouts if r.finish != "cut"]
+    if not done:
+        return {}
+    lengths = np.array([r.length for r in done], dtype=np.float64)
+    metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in ("right", "wrong", "unjudged")}
+    rewards = [r.reward for r in done if r.reward is not None]
+    if rewards:
+        metrics["reward/mean"] = float(np.mean(rewards))
+    for name in dict.fromkeys(name for r in done for name in r.terms):
+        metrics[f"reward/{name}"] = float(np.mean([r.terms[name] for r in done if name in r.terms]))
+    metrics["length/mean"] = float(lengths.mean())
+    for share in (50, 90, 99):
+        metrics[f"length/p{share}"] = float(np.percentile(lengths, share))
+    metrics["length/max"] = float(lengths.max())
+    metrics["length/truncated"] = sum(r.finish == "length" for r in done) / len(done)
+    for verdict in ("right", "wrong"):
+        mine = [r.length for r in done if r.verdict == verdict]
+        if mine:
+            metrics[f"length/{verdict}"] = float(np.mean(mine))
+    return metrics
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """pass_rate/CLASS of `PASS_RATES`: the share of a batch's groups in each; groups without a verdict are left out."""
+    rates = [group.pass_rate for group in groups if group.judged]
+    classes = [pass_rate_class(rate) for rate in rates]
+    return {f"pass_rate/{name}": classes.count(name) / len(rates) for name in PASS_RATES} if rates else {}
+
+
+def pass_rate_class(rate: float) -> str:
+    """
+    >>> [pass_rate_class(k / 8) for k in (0, 1, 2, 3, 7, 8)]
+    ['0', 'to_25', 'to_25', 'to_50', 'to_100', '100']
+    """
+    if rate in (0.0, 1.0):
+        return f"{100 * rate:.0f}"
+    return PASS_RATES[math.ceil(4 * rate)]
+
+
+def gpu_idle(busy: float, seconds: float) -> float:
+    """The share of a step's seconds in which the GPU did not work. `busy` is what `whet.fast.pool` saw.
+
+    >>> gpu_idle(4.5, 5.0), gpu_idle(5.1, 5.0)
+    (0.1, 0.0)
+    """
+    return max(0.0, round(1.0 - busy / seconds, 6)) if seconds > 0 else 0.0
+
+
+class Stopwatch:
+    """Seconds by name, for the time/* metrics of a row: the time since the row before it.
+
+    generate, judge, log_probs (under the policy before the update, and under the reference), train, sync (the engine
+    lends and takes back memory and hears of the new weights), eval, save (rollouts, and the checkpoint after the row
+    before), and idle: the curriculum, and whatever has no name.
+    """
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """So much of `source` was spent for `target`."""
+        if seconds > 0:
+            self.seconds[source] -= seconds
+            self.seconds[target] = self.seconds.get(target, 0.0) + seconds
+
+    def without(self, *names: str) -> float:
+        """Seconds up to now, less those of these names."""
+        return time.perf_counter() - self.start - sum(self.seconds.get(name, 0.0) for name in names)
+
+    def metrics(self) -> dict[str, float]:
+        """time/NAME, time/total, and time/idle: what no name accounts for."""
+        total = time.perf_counter() - self.start
+        named = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
+        return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
+
+
+def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
+    """Where the time before the first step went, if it was long enough to be noticed.
+
+    >>> ready_lines(31.4, {"model, judges and engine": 16.2, "the learner": 14.0})
+    ['Ready after 31 s: model, judges and engine took 16, the learner 14.']
+    >>> ready_lines(2.0, {"the learner": 1.0})
+    []
+    """
+    if seconds < 5:
+        return []
+    (first, took), *others = named.items()
+    return [f"Ready after {seconds:.0f} s: {first} took {took:.0f}{''.join(f', {n} {s:.0f}' for n, s in others)}."]
+
+
+# ---- advice
+#
+# Plain warnings about a run that goes wrong quietly: each said once, with the knob to turn.
+
+
+Metrics = Mapping[str, float]
+
+PATIENCE = 5
+"""A sign must stand for so many steps in a row: single steps are noise."""
+
+
+def _judged(metrics: Metrics) -> float:
+    """Responses the judges were given: masked ones are nobody's failure."""
+    return sum(metrics.get(f"judge/{count}", 0.0) for count in ("right", "wrong", "unjudged"))
+
+
+SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
+    "truncated": (
+        lambda m: m.get("length/truncated", 0.0) > 0.5,
+        "More than half of the responses hit the limit and were cut off; raise rollout.max_tokens.",
+    ),
+    "no_reward": (
+        lambda m: m.get("verdict/right", 1.0) == 0.0,
+        "Not one response was right for {patience} steps; the prompts are too hard for this model, or the judge does "
+        "not see its answers (whet view shows them).",
+    ),
+    "unjudged": (
+        lambda m: m.get("judge/unjudged", 0.0) > 0.05 * _judged(m),
+        "More than 5% of the responses were not judged; mend the judge, or raise judge.timeout_s or judge.memory_mb. "
+        "The last one: {complaint}.",
+    ),
+    "signal": (
+        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # of what trains: a filter turns down the rest by design
+        'Fewer than 5% of the groups trained on have both right and wrong answers; try curriculum.name = "dapo", more '
+        "curriculum.rollouts, or prompts nearer to what the model can do.",
+    ),
+    "entropy": (
+        lambda m: 0.0 < m.get("learn/entropy", 1.0) < 0.005,
+        "The model's entropy is close to zero: it no longer explores; set learn.entropy_coef or lower learn.lr.",
+    ),
+    "slots": (
+        lambda m: m.get("rollout/occupied", 1.0) < 0.4 and "rollout/gpu_seconds" in m,  # a CPU decodes row by row
+        "The engine runs with fewer than 40% of its slots, and a GPU takes hardly longer for all of them; raise "
+        "curriculum.groups, with learn.minibatches in proportion, or curriculum.max_age and curriculum.look_ahead.",
+    ),
+    "mismatch": (
+        lambda m: m.get("learn/mismatch", 0.0) > 0.1,
+        "Recorded and recomputed log-probabilities drift apart; lower curriculum.max_age, or use model.dtype = "
+        '"float32".',
+    ),
+}
+
+
+class Advice:
+    """Feed it each step's metrics; it answers with the sentences that are due now."""
+
+    def __init__(self) -> None:
+        self._streak = dict.fromkeys(SIGNS, 0)
+
+    def check(self, metrics: Metrics, complaint: str = "") -> list[str]:
+        """`complaint`: what the last failing judge said, told along with the warning about it."""
+        due = []
+        for name, (shows, sentence) in SIGNS.items():
+            self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
+            if self._streak[name] == PATIENCE:
+                due.append(sentence.format(patience=PATIENCE, complaint=complaint))
+                self._streak[name] = -(10**9)  # never again in this run
+        return due
+
+
+# ---- collapse
+#
+# The guard against collapse: ends a run whose evaluations have fallen far below what they were, beyond chance.
+#
+# A run that falls apart seldom comes back, and costs as much as one that learns. The loop asks after each evaluation;
+# it saves and leaves when told so. Nothing of it is saved: a resumed run is measured against itself from there on.
+
+
+FALL = 0.5
+"""Of its best accuracy, what an evaluation must stay above, or within chance of the best."""
+COLLAPSE_PATIENCE = 2
+"""Evaluations in a row that must say so."""
+
+
+@dataclass(slots=True)
+class Level:
+    """An evaluation set's best so far, how often it was evaluated, and how often in a row it was far below."""
+
+    accuracy: float
+    low: float
+    step: int
+    times: int = 0
+    fallen: int = 0
+
+
+class CollapseGuard:
+    """
+    >>> guard = Guard()
+    >>> fine = {"eval/test/accuracy": 0.4, "eval/test/accuracy_low": 0.35, "eval/test/accuracy_high": 0.45}
+    >>> worse = {"eval/test/accuracy": 0.1, "eval/test/accuracy_low": 0.08, "eval/test/accuracy_high": 0.13}
+    >>> [guard.check(step, metrics) for step, metrics in ((0, fine), (10, worse))]
+    ['', '']
+    >>> guard.check(20, worse)
+    'The accuracy on test fell from 0.400 after step 0 to 0.100'
+    """
+
+    def __init__(self) -> None:
+        self.levels: dict[str, Level] = {}
+
+    def check(self, step: int, metrics: Mapping[str, float]) -> str:
+        """What has collapsed, if all sets have that were evaluated more than once; else ""."""
+        told = ""
+        for key in metrics:
+            kind, _, rest = key.partition("/")
+            name, _, what = rest.rpartition("/")
+            if kind == "eval" and what == "accuracy":
+                told = self._look_at(name, step, metrics) or told
+        again = [level for level in self.levels.values() if level.times > 1]
+        return told if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
+
+    def _look_at(self, name: str, step: int, metrics: Mapping[str, float]) -> str:
+        accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
+        level = self.levels.setdefault(name, Level(accuracy, low, step))
+        if low > level.low:
+            level.accuracy, level.low, level.step = accuracy, low, step
+        level.times += 1
+        level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
+        if not level.fallen:
+            return ""
+        return f"The accuracy on {name} fell from {level.accuracy:.3f} after step {level.step} to {accuracy:.3f}"
