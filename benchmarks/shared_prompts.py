@@ -22,6 +22,7 @@ import numpy as np
 from learner import CUDA, batch_of, timed
 
 from whet.config import Learn
+from whet.fast.graphed import FastPasses
 from whet.learn.learner import Learner
 from whet.model.packing import make_packs
 from whet.tools.bench.peers import shape_model
@@ -66,9 +67,10 @@ def main() -> None:
     model = shape_model(args.shape, "cuda" if CUDA else "cpu").requires_grad_(True)
     ours, tokens = batch(args.groups, args.rollouts, model.config.vocab_size, seed=0)
     settings = Learn(lr=1e-12, pack_tokens=args.pack_tokens)
-    learner = Learner(model, settings, encode=tokens.__getitem__)
+    learner = Learner(model, settings, encode=tokens.__getitem__, passes=FastPasses)
+    passes: Any = learner.passes
     result: dict[str, Any] = {"circumstances": circumstances(), "shape": args.shape, "groups": args.groups}
-    result |= {"rollouts": args.rollouts, "compiled": learner.compiled, "graphed": learner.graphed is not None}
+    result |= {"rollouts": args.rollouts, "compiled": passes.form, "graphed": passes.graphed is not None}
     result["first"], result["step_s"] = {}, {way: [] for way in WAYS}
     result["fed"] = {way: fed(ours, tokens, share, args.pack_tokens) for way, share in WAYS.items()}
     for turn in range(-WARM_UP, ROUNDS):
