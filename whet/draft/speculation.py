@@ -227,7 +227,7 @@ class Speculation:
         self.drafters: dict[str, DraftGuard] = {}
         self.chooser, self.vocab, self.served = chooser, vocab, served
         # Whether rows get budgets. In the padded shape of a step a draft that is left out saves no time, and rows that
-        # end sooner make all later steps smaller: so not, unless it was found to pay.
+        # end sooner make all later steps smaller: so not, unless it was found to pay (`draft_bench.py` has a rung).
         self.sharing = False
         for drafter in drafters:
             self.join(drafter)

@@ -287,8 +287,8 @@ def make_cache(
 #
 # On one GPU the cache idles while the learner works, and the other way round. A CUDA graph keeps addresses, so the
 # cache may not move; but the driver separates addresses from memory (`cuMemAddressReserve` and `cuMemCreate`).
-# `release` unmaps the memory and returns it to the GPU, `take_back` maps fresh memory to the same addresses, and tensors
-# and graphs over them stay valid. Not on CUDA, or where everything fits, it is plain zeros, and both calls do nothing.
+# `release` unmaps the memory and returns it to the GPU, `take_back` maps fresh memory to the same addresses, so that
+# tensors and graphs over them stay valid. Elsewhere, or where everything fits, it is plain zeros, and both do nothing.
 
 ALIGN = 512  # bytes: tensors begin at multiples of it, as torch's own do
 # From cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, .._PROT_READWRITE, .._OUT_OF_MEMORY.
