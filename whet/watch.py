@@ -20,7 +20,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
 
     Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished: they are
-    counted by the engine, and left out here; so is, before, what finished beside them (`Hearing`).
+    counted by the engine, and left out here; so is, before, what finished beside them (`Evidence`).
     """
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:

@@ -30,7 +30,7 @@ def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
 def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Path) -> None:
     """`whet bench train MATRIX --report-only` on copies of the pages changes no byte of them."""
     (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/evidence/results.md"):
         (tmp_path / page).write_text((ROOT / page).read_text())
     plan, _ = stored(matrix)
     written = write_report(plan, RESULTS, tmp_path / "docs", tmp_path / "README.md")
@@ -41,7 +41,7 @@ def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Pa
 
 
 def test_every_table_between_marks_is_of_a_matrix_that_is_checked() -> None:
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/evidence/results.md"):
         found = re.findall(r"<!-- results: (\w+) -->", (ROOT / page).read_text())
         assert found and set(found) <= set(MATRICES)
 
@@ -68,7 +68,7 @@ def test_the_headline_is_that_of_the_cells() -> None:
         f"{spelt(tokens)} of the tokens and {spelt(seconds)} of the seconds",
         f"`cures` alone takes {spelt(cures)} of the tokens",
     ]
-    for page in ("README.md", "docs/results.md"):
+    for page in ("README.md", "docs/evidence/results.md"):
         prose = (ROOT / page).read_text().replace(marks("stack_matrix")[0], "\0").partition("\0")[0]
         assert [claim for claim in claims if claim not in " ".join(prose.split())] == [], page
 

@@ -1,4 +1,4 @@
-"""The report of a matrix: tables and figures in docs/results.md and the README, from the JSON of its cells alone.
+"""The report of a matrix: tables and figures in docs/evidence/results.md and the README, from the JSON of its cells alone.
 
 `whet bench train MATRIX --report-only` calls `write_report`. It replaces what stands between the marks
 `<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word alone. The numbers are `results.py`'s.
@@ -48,7 +48,7 @@ from whet.tools.bench.start import read_outcome
 #
 # Accuracy against what it cost, several arms with their seeds, as an SVG file that stands alone.
 #
-# `results.py` draws with it what docs/results.md shows. Standard library alone, so that a report needs nothing
+# `results.py` draws with it what docs/evidence/results.md shows. Standard library alone, so that a report needs nothing
 # installed; the same curves give the same bytes. The line is the median of the seeds, the band their range.
 
 
@@ -166,7 +166,7 @@ POOLED = "By all evaluations of an arm together (a rising fit through them; in b
 
 
 def write_report(plan: MatrixPlan, out: Path, docs: Path, readme: Path) -> list[Path]:
-    """docs/results.md, docs/figures/MATRIX_*.svg, and the README where it has the marks; gives what was written."""
+    """docs/evidence/results.md, docs/evidence/figures/MATRIX_*.svg, and the README where it has the marks; gives what was written."""
     arms = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
     notes = {arm.name: arm.note for arm in plan.matrix.arm}
     page = docs / "results.md"
