@@ -16,7 +16,7 @@ from pathlib import Path
 
 import whet
 from whet import config
-from whet.check import check
+from whet.assembly import check_run
 from whet.recipe import load_config
 from whet.tools.bench.stand import circumstances
 
@@ -42,7 +42,7 @@ def even_length(prompt: whet.types.Prompt, response: str) -> float:
 def load(path: Path, folder: Path) -> dict[str, object]:
     begun = time.perf_counter()
     settings = load_config(None, [f"data.0.path='{path}'", *(f"{k}={v}" for k, v in SETTINGS.items())])
-    problems = check(settings).problems
+    problems = check_run(settings).problems
     result = whet.train("tiny", path, even_length, settings=SETTINGS, out=folder / path.stem, quiet=True)
     trained = [row for row in result.metrics if row["step"] > 0]
     return {

@@ -8,16 +8,19 @@ import pytest
 from small_run import model_folder, problem_file
 from transformers import GPT2Config, LlamaConfig
 
-from whet.check import Checked, check, default_lr, dry_run
+from whet.assembly import RunPlan, check_run
 from whet.errors import WhetError
+from whet.learn.optimizer import default_lr
 from whet.model.load import char_tokenizer
 from whet.recipe import load_config
 
 
-def checked(tmp_path: Path, *sets: str, chat: bool = False) -> Checked:
+def checked(tmp_path: Path, *sets: str, chat: bool = False) -> RunPlan:
     model = model_folder(tmp_path / "model", chat=chat)
     data = problem_file(tmp_path / "data.jsonl", 150)
-    return check(load_config(sets=[f"model.name='{model}'", f"data.0.path='{data}'", "rollout.max_tokens=20", *sets]))
+    return check_run(
+        load_config(sets=[f"model.name='{model}'", f"data.0.path='{data}'", "rollout.max_tokens=20", *sets])
+    )
 
 
 def test_context_is_just_enough_for_the_longest_prompt_and_response(tmp_path: Path) -> None:
@@ -37,20 +40,20 @@ def test_a_context_of_the_recipe_stays_and_is_held_to(tmp_path: Path) -> None:
 def test_a_dry_run_estimates_tokens_and_time(tmp_path: Path) -> None:
     """16 groups of 16 rollouts, half of 20 tokens; as long as those of another run, where one is told of."""
     found = checked(tmp_path, 'model.device="cpu"')
-    step, run = [line for line in dry_run(found) if line.startswith("rough")]
-    assert step.startswith("rough: 256 rollouts of 10 tokens (half of the limit) are 2,560 tokens a step; ")
-    assert "a step: generate 0" in step and " s, train " in step
-    assert run.startswith("rough: 100 steps on a CPU, ") and run.endswith("without evaluation")
-    told = "\n".join(dry_run(found, response=14.0))
-    assert "256 rollouts of 14 tokens (as in that run) are 3,584 tokens a step" in told
-    assert "256 rollouts of 20 tokens" in "\n".join(dry_run(found, response=99.0)), "not beyond the limit"
+    step, run = [line for line in found.describe() if line.startswith("time")]
+    assert step.startswith("time: 256 rollouts of 10 tokens (half of the limit) are 2,560 tokens per step; ")
+    assert "per step: generate 0" in step and " s, train " in step
+    assert run.startswith("time: 100 steps on a CPU, ") and run.endswith("without evaluation")
+    told = "\n".join(found.describe(response=14.0))
+    assert "256 rollouts of 14 tokens (as in that run) are 3,584 tokens per step" in told
+    assert "256 rollouts of 20 tokens" in "\n".join(found.describe(response=99.0)), "not beyond the limit"
 
 
 def test_the_automatic_context_ends_with_the_positions_of_the_model(tmp_path: Path) -> None:
     found = checked(tmp_path, "rollout.max_tokens=5000", 'model.device="cpu"')
     assert found.settings.rollout.context == 512
     assert any("has 512 positions, fewer than the 5014" in note for note in found.notes)
-    assert [line for line in dry_run(found) if line.startswith("rough")]
+    assert [line for line in found.describe() if line.startswith("time")]
 
 
 def test_what_training_refuses_is_refused_before_it(tmp_path: Path) -> None:
@@ -68,14 +71,14 @@ def test_a_drafter_that_cannot_be_is_refused_before_training(tmp_path: Path) -> 
     (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"no weights: none is read")
     data = problem_file(tmp_path / "data.jsonl", 20)
     sets = [f"model.name='{tmp_path / 'gpt2'}'", f"data.0.path='{data}'", "rollout.max_tokens=20"]
-    check(load_config(sets=sets))
+    check_run(load_config(sets=sets))
     with pytest.raises(WhetError, match="No EAGLE drafter can be made"):
-        check(load_config(sets=[*sets, 'draft.drafters=["eagle"]']))
+        check_run(load_config(sets=[*sets, 'draft.drafters=["eagle"]']))
 
 
 def test_the_learning_rate_is_chosen_by_what_is_trained(tmp_path: Path) -> None:
     found = checked(tmp_path)
-    assert found.settings.learn.lr == 2e-4 and "learn.lr = 0.0002, chosen for a tiny model." in dry_run(found)
+    assert found.settings.learn.lr == 2e-4 and "learn.lr = 0.0002, chosen for a tiny model." in found.describe()
     assert checked(tmp_path, "learn.lr=3e-5").settings.learn.lr == 3e-5
     large = LlamaConfig(vocab_size=100, hidden_size=256, intermediate_size=11264, num_hidden_layers=15,
                         num_attention_heads=4, max_position_embeddings=64)  # fmt: skip
@@ -87,10 +90,10 @@ def test_the_learning_rate_is_chosen_by_what_is_trained(tmp_path: Path) -> None:
     # 15 layers of 3 x 256 x 11,264 + 4 x 256^2 + 2 x 256 weights; embedding and head of 100 x 256; the last norm
     parameters = 15 * (3 * 256 * 11264 + 4 * 256**2 + 2 * 256) + 2 * 100 * 256 + 256
     assert parameters == 133_752_576
-    full = check(load_config(sets=sets))
+    full = check_run(load_config(sets=sets))
     assert full.settings.learn.lr == 7.8e-6 == default_lr(parameters)
     assert "learn.lr = 7.8e-06, chosen for all 134M weights." in full.notes
-    adapted = check(load_config(sets=[*sets, "model.lora.rank=4"]))
+    adapted = check_run(load_config(sets=[*sets, "model.lora.rank=4"]))
     assert adapted.settings.learn.lr == 2e-4 and "learn.lr = 0.0002, chosen for adapters." in adapted.notes
 
 
@@ -100,24 +103,24 @@ def test_paths_hold_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "sets").mkdir()
     monkeypatch.chdir(tmp_path)
     sets = ["model.name=model", "data.0.path=data.jsonl", "eval.0.path=data.jsonl", "data_folder=sets"]
-    settings = check(load_config(sets=[*sets, "rollout.max_tokens=9"])).settings
+    settings = check_run(load_config(sets=[*sets, "rollout.max_tokens=9"])).settings
     assert settings.model.name == str(tmp_path / "model") and settings.data_folder == str(tmp_path / "sets")
     assert settings.data[0].path == settings.eval[0].path == str(tmp_path / "data.jsonl")
     assert settings.eval[0].name == "data"
     monkeypatch.chdir("/")
-    assert check(settings).settings == settings
+    assert check_run(settings).settings == settings
     (tmp_path / "tiny").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert check(load_config()).settings.model.name == "tiny", "a name is no path"
+    assert check_run(load_config()).settings.model.name == "tiny", "a name is no path"
 
 
 def test_a_dry_run_counts_screening_and_stages(tmp_path: Path) -> None:
-    screened = dry_run(checked(tmp_path, "curriculum.name=speed", 'model.device="cpu"'))
-    assert any("rough: 320 rollouts" in line for line in screened), "4 for twice the prompts, 12 more for half of them"
+    screened = checked(tmp_path, "curriculum.name=speed", 'model.device="cpu"').describe()
+    assert any("time: 320 rollouts" in line for line in screened), "4 for twice the prompts, 12 more for half of them"
     stages = "curriculum.stages=[{max_tokens=10, steps=30}, {max_tokens=20, rollouts=8}]"
-    lines = [line for line in dry_run(checked(tmp_path, stages, 'model.device="cpu"')) if line.startswith("rough")]
-    assert lines[0].startswith("rough: stage 1, 30 steps: 256 rollouts of 5 tokens")
-    assert lines[1].startswith("rough: stage 2, 70 steps: 128 rollouts of 10 tokens")
+    lines = [line for line in checked(tmp_path, stages, 'model.device="cpu"').describe() if line.startswith("time")]
+    assert lines[0].startswith("time: stage 1, 30 steps: 256 rollouts of 5 tokens")
+    assert lines[1].startswith("time: stage 2, 70 steps: 128 rollouts of 10 tokens")
 
 
 def test_training_needs_data(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_long_prompts_are_left_out_and_counted(tmp_path: Path) -> None:
 
 def test_dry_run_shows_what_the_model_reads_and_what_ends_it(tmp_path: Path) -> None:
     lines = "\n".join(
-        dry_run(checked(tmp_path, "text.prompt_suffix=' Think.'", "rollout.stop_strings=['STOP']", chat=True))
+        checked(tmp_path, "text.prompt_suffix=' Think.'", "rollout.stop_strings=['STOP']", chat=True).describe()
     )
     assert "135 training prompts; 15 in held_out" in lines
     assert "<eos>" in lines and "<|end|>" in lines and "'STOP'" in lines
@@ -172,7 +175,7 @@ def test_answers_that_cannot_be_right_are_told_and_refused(tmp_path: Path) -> No
     found = checked(tmp_path, f"data.0.path='{path}'", "held_out.size=0")
     (note,) = [note for note in found.notes if "cannot be matched" in note]
     assert note.startswith(f"{path}: 40 of 100 answers cannot be matched by this judge, such as '60}}'")
-    assert note in dry_run(found)
+    assert note in found.describe()
     path = broken(tmp_path, 40, 60)
     for place in ("data.0", "data.1", "eval.0"):
         with pytest.raises(WhetError, match=r"60 of 100 answers cannot be matched by this judge.*columns = "):
@@ -183,7 +186,7 @@ def test_a_judge_of_the_user_is_not_asked_about_the_answers(tmp_path: Path) -> N
     path = broken(tmp_path, 0, 100)
     model = model_folder(tmp_path / "model", chat=False)
     settings = load_config(sets=[f"model.name='{model}'", f"data.0.path='{path}'", "rollout.max_tokens=20"])
-    assert not [note for note in check(settings, lambda prompt, response: 1.0).notes if "cannot be" in note]
+    assert not [note for note in check_run(settings, lambda prompt, response: 1.0).notes if "cannot be" in note]
     own = checked(tmp_path, f"data.0.path='{path}'", 'data.0.reward="operator:contains"')
     assert not [note for note in own.notes if "cannot be" in note]
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from small_run import even_digits, small_config
 
-from whet.assembly import Progress, build_parts, refuse_unmet, solution_batches
+from whet.assembly import Tally, build_parts, check_run, refuse_unmet
 from whet.errors import WhetError
+from whet.loop import solution_batches
 from whet.problems import load_problems
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
 
 
 def parts(*sets: str):
-    settings = small_config(*sets)
-    return build_parts(settings, load_problems(settings, even_digits))
+    return build_parts(check_run(small_config(*sets), even_digits))
 
 
 def test_what_engine_or_learner_cannot_do_is_refused() -> None:
@@ -40,11 +40,10 @@ def test_a_card_that_is_too_small_is_told_before_weights_are_loaded(monkeypatch:
     def loaded(*args: object, **kwargs: object) -> None:
         raise AssertionError("weights were loaded")
 
-    for module in ("whet.model.load", "whet.assembly"):
-        monkeypatch.setattr(f"{module}.pick_device", lambda model: torch.device("cuda"))
-    monkeypatch.setattr("whet.assembly.load_model", loaded)
+    monkeypatch.setattr("whet.model.load.pick_device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("whet.model.load.load_model", loaded)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 2**30))
-    with pytest.raises(WhetError, match=r"^This training does not fit on the card: it takes .* more than the 0\.0 MiB"):
+    with pytest.raises(WhetError, match=r"^This training does not fit on the GPU: it takes .* more than the 0\.0 MiB"):
         parts()
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
     with pytest.raises(AssertionError, match="weights were loaded"):
@@ -117,6 +116,6 @@ def test_a_tally_counts_cut_rollouts_in_full_and_a_continuation_as_no_new_visit(
         )
         for index, (length, finish) in enumerate(((5, "stop"), (8, "length"), (3, "cut"), (0, "cut")))
     ]
-    tally = Progress()
-    tally.count(asked, finished)
+    tally = Tally()
+    tally.generated(asked, finished)
     assert (tally.prompts_seen, tally.rollouts, tally.tokens_generated) == (2, 4, 5 + 8 + 3)

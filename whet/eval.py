@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from whet import config
 from whet.rollout.base import Engine
 from whet.types import Prompt, Request, Rollout, Sampling
 
@@ -159,6 +160,27 @@ class EvalSet:
     n: int
     sampling: Sampling
     every: int
+
+
+def eval_sets(
+    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], stop_ids: tuple[int, ...]
+) -> tuple[EvalSet, ...]:
+    """The recipe's evaluation sets, then the slice of the training data that was set aside, if any."""
+    entries = list(settings.eval)
+    if evals.keys() - {entry.name for entry in entries}:
+        entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
+    sets = []
+    for entry in entries:
+        sampling = Sampling(
+            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
+            temperature=entry.temperature,
+            top_p=entry.top_p,
+            stop_ids=stop_ids,
+            stop_strings=settings.rollout.stop_strings,
+        )
+        prompts = evals[entry.name]
+        sets.append(EvalSet(name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every))
+    return tuple(sets)
 
 
 class Verdicts(Protocol):

@@ -110,7 +110,7 @@ class Codec:
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return list(known)
-        [ids] = self._encode_all([prompt])
+        [ids] = self.encode_all([prompt])
         if not ids:
             raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
         self._cache[key] = array("i", ids)
@@ -123,7 +123,7 @@ class Codec:
         begins, rather than while a GPU waits for its first prompts."""
         rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
         while batch := list(islice(rest, LENGTH_BATCH)):
-            known = zip(batch, self._encode_all(batch), strict=True)
+            known = zip(batch, self.encode_all(batch), strict=True)
             self._cache |= {_key(prompt): array("i", ids) for prompt, ids in known if ids}
 
     def render(self, prompt: Prompt) -> str:
@@ -158,7 +158,7 @@ class Codec:
         """Tokens of each, as `encode` would make them, in batches and past the cache: a million prompts pass here."""
         rest = iter(prompts)
         while batch := list(islice(rest, LENGTH_BATCH)):
-            yield from zip(batch, map(len, self._encode_all(batch)), strict=True)
+            yield from zip(batch, map(len, self.encode_all(batch)), strict=True)
 
     def check_lengths(self, prompts: Iterable[Prompt], context: int, max_tokens: int = 1) -> None:
         """Refuses the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
@@ -171,7 +171,7 @@ class Codec:
 
     # From prompt to tokens.
 
-    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Rendered one by one, which is quick; tokenised together, which saves the cost of the calls."""
         rows = self._tokens([self._text(prompt) for prompt in prompts])
         if self._chat or not self._prefix:

@@ -245,16 +245,22 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
         return AutoConfig.from_pretrained(folder, **LOCAL).eos_token_id
 
 
-def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: int) -> PreTrainedModel:
-    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's."""
-    check_model(settings)
+def load_model(
+    settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
+) -> PreTrainedModel:
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's.
+
+    `checked`: what `check_model` has given for these settings, where it was called before.
+    """
+    network = checked or check_model(settings)
     dtype = DTYPES[settings.dtype]
     if settings.name == "tiny":
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
         model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
         return model.to(pick_device(settings))
     place = locate_model(settings.name)
-    _check_context(build_skeleton(place.folder), context, settings.name)
+    assert network is not None
+    _check_context(network, context, settings.name)
     model = load_weights(place.folder, dtype)
     if place.adapter is not None:
         load_lora(model, place.adapter)
