@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from whet.draft.training import AdaptiveDrafter
-    from whet.learn.learner import Learner
+    from whet.learn.learner import Learner, Passes
     from whet.model.memory import Finding, Footprint, Room
     from whet.rollout.engine import LocalEngine
 
@@ -362,7 +362,7 @@ class Parts(Actor):
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from whet.fast.pool import DeviceMeter
+        from whet.model.meter import DeviceMeter
 
         self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 
@@ -438,7 +438,7 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
             actor.model,
             plan.settings.learn,
             encode=plan.encoded,
-            graphs=room is None or room.plan.replays > 0,
+            passes=learner_passes(actor.model, room),
         )
     parts = Parts(**vars(actor), learner=learner, curriculum=plan.curriculum)
     parts.engine.take_back()
@@ -447,6 +447,17 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     refuse_unmet(parts)
     parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
     return parts
+
+
+def learner_passes(model: PreTrainedModel, room: Room | None) -> Callable[[Any, config.Learn], Passes]:
+    """On a GPU compiled and captured passes; no graphs where the memory of a pass is lent by the KV cache."""
+    from whet.learn.learner import Passes
+
+    if model.device.type != "cuda":
+        return Passes
+    from whet.fast.graphed import FastPasses
+
+    return partial(FastPasses, graphs=room is None or room.plan.replays > 0)
 
 
 def refuse_unmet(parts: Parts) -> None:
@@ -472,14 +483,13 @@ def build_engine(
     from whet.rollout.engine import LocalEngine
 
     rollout = settings.rollout
-    graphs = rollout.graphs and model.device.type == "cuda"
-    sizes: Sequence[int] = range(1, rollout.slots + 1)
-    if graphs:
+    runners, sizes = None, list(range(1, rollout.slots + 1))
+    if rollout.graphs and model.device.type == "cuda":
         from whet.fast.fused import share_storage
-        from whet.fast.graphs import buckets
+        from whet.fast.graphs import GraphRunners, buckets
 
         share_storage(model)  # before there is an optimiser: it is the last time that weights move
-        sizes = buckets(rollout.slots)
+        runners, sizes = GraphRunners(), buckets(rollout.slots)
     engine = LocalEngine(
         model,
         encode=encode,
@@ -491,7 +501,7 @@ def build_engine(
         pages=room.pages if room else rollout.pages,
         mode=rollout.mode,
         on_update=settings.on_update,
-        graphs=graphs,
+        runners=runners,
         releasable=room is not None and room.release,
         speculation=build_speculation(
             settings.draft,
@@ -511,11 +521,15 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
         return None
     from whet.draft.training import AdaptiveDrafter
 
-    if model.device.type == "cuda":
-        from whet.fast.fused import share_storage
+    if model.device.type != "cuda":
+        return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    from whet.fast.fused import share_storage
+    from whet.fast.network import KERNELS
 
-        share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
-    return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
+    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    drafter.live.ops = KERNELS
+    return drafter
 
 
 def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:

@@ -25,9 +25,8 @@ from whet.config import HELD_OUT
 from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks import golds
-from whet.tasks.base import Task
+from whet.tasks.base import PromptTable, Task, problem_key
 from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.prompts import PromptTable, problem_key
 from whet.tasks.text import NAMES, VARIABLE, TextTask
 from whet.text import LENGTH_BATCH, Codec
 from whet.types import Prompt
@@ -74,14 +73,13 @@ class Problems:
     def facts(self) -> Facts:
         """What a curriculum may know of the training prompts."""
         table = self.train
-        tasks = table.tasks
         return Facts(
             ids=table.ids,
             entries=self.shares,
             settings=self.curricula,
             levels=table.meta.get("level", ()),
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
-            tasks=[tasks] * len(table) if isinstance(tasks, str) else tasks,
+            tasks=table.tasks,
         )
 
     @property

@@ -235,7 +235,7 @@ class Speculation:
         self.chooser, self.vocab, self.served = chooser, vocab, served
         self.sharing = False
         """Whether rows get budgets. In a step's padded shape a draft that is left out saves no time, and rows that end
-        sooner make all later steps smaller; so not, unless it is found to pay (`whet bench draft` has a rung)."""
+        sooner make all later steps smaller; so not, unless it is found to pay (`draft_bench.py` has a rung)."""
         for drafter in drafters:
             self.join(drafter)
         self.elsewhere: Set[str] = frozenset()
