@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from whet.rollout.engine import LocalEngine
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
+
 # ---- the plan
 
 
@@ -163,9 +164,8 @@ def _leave_out_long(problems: Problems, encoded: EncodedPrompts, limit: int) -> 
         raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
     problems = problems.keep(keep)
     encoded.select(keep, problems)
-    return problems, [
-        f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
-    ]
+    note = f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
+    return problems, [note]
 
 
 def _with_context(
@@ -229,7 +229,7 @@ def size_up_here(network: Any, settings: config.Config) -> Footprint:
     from whet.model.memory import size_up
 
     device = pick_device(settings.model)
-    graphs = device.type == "cuda" and graphs_lack(network, settings.model.dtype, device) is None
+    graphs = device.type == "cuda" and why_no_graphs(network, settings.model.dtype, device) is None
     return size_up(network, settings, device, graphs=graphs)
 
 
@@ -237,15 +237,11 @@ def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
     """What the model is, how fast it trains and decodes, how much memory it takes, and whether that is there."""
     from whet.model.memory import free_memory
 
-    model, shape = footprint.settings.model, footprint.shape
+    name, model, shape = type(network).__name__, footprint.settings.model, footprint.shape
     adapters = model.lora.rank * shape.adapted
     trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
     return [
-        (
-            "model",
-            f"{type(network).__name__}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}",
-            True,
-        ),
+        ("model", f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}", True),
         ("path", footprint.path(), True),
         ("rollouts", decoding_of(network, footprint.settings, footprint.device), True),
         *footprint.findings(free_memory(footprint.device)),
@@ -257,7 +253,7 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
     plain = "plain calls of the model's own layers"
     if device.type == "cpu":
         return plain
-    if why := graphs_lack(network, settings.model.dtype, device):
+    if why := why_no_graphs(network, settings.model.dtype, device):
         return f"{plain}, since {why}"
     if not settings.rollout.graphs:
         return f"{plain}; rollout.graphs = true captures them as graphs over kernels"
@@ -267,14 +263,13 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
     return "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers")
 
 
-def graphs_lack(network: Any, dtype: str, device: torch.device) -> str | None:
+def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    import torch
-
     from whet.fast.network import graphs_lack
+    from whet.model.load import DTYPES
     from whet.model.memory import cache_shapes
 
-    return graphs_lack(cache_shapes(network), device, getattr(torch, dtype))
+    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
 
 
 def machine_of(device: torch.device) -> Machine | str:
@@ -405,7 +400,19 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         seed=settings.seed,
         checked=plan.network if weights is None else None,
     )
-    judge = build_judge(settings, problems, codec)  # forks its workers: before the engine fills the GPU
+    asked = settings.judge
+    judge = Judge(  # forks its workers: before the engine fills the GPU
+        problems.lookup,
+        problems.judges,
+        total=problems.rewards.total,
+        truncated=asked.truncated,
+        decode=codec.judged,
+        workers=asked.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
+        timeout_s=asked.timeout_s,
+        memory_mb=asked.memory_mb,
+        pass_at=asked.pass_at,
+        ordered=settings.rollout.ordered,
+    )
     drafter = build_drafter(settings, model)
     engine = build_engine(settings, model, plan.encoded, codec, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
@@ -482,7 +489,7 @@ def build_engine(
     from whet.draft.speculation import build_speculation
     from whet.rollout.engine import LocalEngine
 
-    rollout = settings.rollout
+    rollout, vocab = settings.rollout, model.config.get_text_config().vocab_size
     runners, sizes = None, list(range(1, rollout.slots + 1))
     if rollout.graphs and model.device.type == "cuda":
         from whet.fast.fused import share_storage
@@ -503,12 +510,7 @@ def build_engine(
         on_update=settings.on_update,
         runners=runners,
         releasable=room is not None and room.release,
-        speculation=build_speculation(
-            settings.draft,
-            vocab=model.config.get_text_config().vocab_size,
-            sizes=sizes,
-            seed=settings.seed,
-        ),
+        speculation=build_speculation(settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed),
         eagle=drafter.live if drafter is not None else None,
         buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )
@@ -530,22 +532,6 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
     drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
     drafter.live.ops = KERNELS
     return drafter
-
-
-def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:
-    judge = settings.judge
-    return Judge(
-        problems.lookup,
-        problems.judges,
-        total=problems.rewards.total,
-        truncated=judge.truncated,
-        decode=codec.judged,
-        workers=judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
-        timeout_s=judge.timeout_s,
-        memory_mb=judge.memory_mb,
-        pass_at=judge.pass_at,
-        ordered=settings.rollout.ordered,
-    )
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:

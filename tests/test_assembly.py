@@ -1,18 +1,30 @@
-"""What is found, and what is filled in, before any weight is loaded."""
+"""A run is checked before any weight is loaded, built from what was checked, and carried over by checkpoints."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from string import printable
 
+import numpy as np
 import pytest
-from small_run import model_folder, problem_file
+import torch
+from small_run import Silent, even_digits, model_folder, problem_file, small_config
 from transformers import GPT2Config, LlamaConfig
 
-from whet.assembly import RunPlan, check_run
+from whet import assembly, loop
+from whet.assembly import RunPlan, Tally, build_parts, check_run, refuse_unmet
 from whet.errors import WhetError
 from whet.learn.optimizer import default_lr
+from whet.loop import Log, solution_batches
+from whet.model import load, memory
 from whet.model.load import char_tokenizer
-from whet.recipe import load_config
+from whet.problems import load_problems
+from whet.recipe import dump_config, load_config
+from whet.rollout.engine import LocalEngine
+from whet.run import Run
+from whet.text import Codec
+from whet.tools.doctor import examine
+from whet.types import Prompt, Request, Rollout, Sampling
 
 
 def checked(tmp_path: Path, *sets: str, chat: bool = False) -> RunPlan:
@@ -195,3 +207,179 @@ def test_without_answers_there_must_be_a_judge(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=r"without an answer column, and no judge of yours decides; name the column"):
         checked(tmp_path, 'data.0.columns={answer=""}')
     assert checked(tmp_path, 'data.0.columns={answer=""}', 'data.0.reward="operator:contains"').problems.matched == {}
+
+
+# ---- checked once, then used
+
+
+def test_prompts_are_encoded_and_the_curriculum_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the check to the first update: each prompt is tokenised once, and nothing is built a second time."""
+    encoded: Counter[str] = Counter()
+    built: Counter[str] = Counter()
+    encode_all = Codec.encode_all
+
+    def encoding(self: Codec, prompts: list[Prompt]) -> list[list[int]]:
+        encoded.update(prompt.id for prompt in prompts)
+        return encode_all(self, prompts)
+
+    def counted(module: object, name: str) -> None:
+        function = getattr(module, name)
+
+        def call(*args: object, **kwargs: object) -> object:
+            built[name] += 1
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, call)
+
+    monkeypatch.setattr(Codec, "encode_all", encoding)
+    for module, name in ((assembly, "build_curriculum"), (assembly, "Codec"), (load, "load_tokenizer"),
+                         (load, "check_model"), (load, "build_skeleton")):  # fmt: skip
+        counted(module, name)
+    plan = checked(tmp_path, "steps=1", "curriculum.groups=2", "curriculum.rollouts=2", "curriculum.starvation=partial")
+    parts = build_parts(plan)
+    try:
+        with Run.create(tmp_path / "run", dump_config(plan.settings)) as run:
+            loop.train(parts, Log(run, parts, Silent()))
+        assert parts.tally.step == 1
+    finally:
+        parts.close()
+    everything = [*plan.problems.train.ids, *plan.problems.eval_by_id]
+    assert len(everything) == 150 and encoded == Counter(everything)
+    names = ("build_curriculum", "Codec", "load_tokenizer", "check_model", "build_skeleton")
+    assert built == Counter(dict.fromkeys(names, 1))
+
+
+def test_encoded_prompts_are_what_the_codec_encodes(tmp_path: Path) -> None:
+    plan = checked(tmp_path, "text.max_prompt=13", chat=False)
+    for prompt in (*plan.problems.train, *plan.problems.eval_by_id.values()):
+        assert plan.encoded(prompt.id) == plan.codec.encode(prompt)
+        assert plan.encoded.length(prompt.id) == len(plan.codec.encode(prompt))
+
+
+def test_the_dry_run_and_doctor_show_the_same_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda device: 2**33)
+    plan = checked(tmp_path, 'model.device="cpu"')
+    sets = [f"data.0.path='{tmp_path / 'data.jsonl'}'", "rollout.max_tokens=20", 'model.device="cpu"']
+    shown = examine(str(tmp_path / "model"), load_config(sets=sets))
+    wanted = ("model", "path", "rollouts", "memory", "fits", "time")
+    lines = [f"{what}: {found}" for what, found, _ in shown if what in wanted]
+    assert [line.partition(":")[0] for line in lines] == ["model", "path", "rollouts", "memory", "fits", "time", "time"]
+    described = plan.describe()
+    start = described.index(lines[0])
+    assert described[start : start + len(lines)] == lines
+
+
+def test_doctor_says_what_is_wrong_with_the_data_and_plans_the_model(tmp_path: Path) -> None:
+    model = model_folder(tmp_path / "model")
+    settings = load_config(sets=[f"data.0.path='{tmp_path / 'nowhere.jsonl'}'", 'model.device="cpu"'])
+    found = {what: (text, fine) for what, text, fine in examine(model, settings)}
+    assert found["recipe"][0].startswith("refused: ") and "nowhere.jsonl" in found["recipe"][0]
+    assert not found["recipe"][1] and found["fits"][1] and "time" not in found
+
+
+# ---- the parts
+
+
+def parts(*sets: str):
+    return build_parts(check_run(small_config(*sets), even_digits))
+
+
+def test_what_engine_or_learner_cannot_do_is_refused() -> None:
+    made = parts("rollout.mode=stream")
+    try:
+        made.engine.can = frozenset({"keyed_noise"})
+        with pytest.raises(WhetError, match="cannot do cut, stream"):
+            refuse_unmet(made)
+        del made.engine.can
+        made.curriculum.needs = frozenset({"grad_sq"})
+        with pytest.raises(WhetError, match="uniform needs grad_sq"):
+            refuse_unmet(made)
+    finally:
+        made.close()
+
+
+def test_a_card_that_is_too_small_is_told_before_weights_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that need not be here, of which only the free bytes are asked."""
+
+    def loaded(*args: object, **kwargs: object) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("whet.model.load.pick_device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr("whet.model.load.load_model", loaded)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10_000, 2**30))
+    with pytest.raises(WhetError, match=r"^This training does not fit on the GPU: it takes .* more than the 0\.0 MiB"):
+        parts()
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**40, 2**40))
+    with pytest.raises(AssertionError, match="weights were loaded"):
+        parts()
+
+
+def test_a_run_says_what_its_engine_has_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalEngine, "notes", lambda self: ["Rollouts are slow."])
+    made = parts()
+    made.close()
+    assert made.notes == ("Rollouts are slow.",)
+
+
+def test_evaluation_ids_meet_no_training_id_and_overlap_is_counted() -> None:
+    settings = small_config()
+    problems = load_problems(settings, even_digits)
+    assert problems.overlap == {"held_out": 0}, "the built-in task holds its evaluation problems out"
+    assert all(i.startswith("eval:held_out:") for i in problems.eval_by_id)
+    assert not set(problems.train.ids) & set(problems.eval_by_id)
+
+
+def test_rows_of_rollouts_say_what_was_asked_and_written() -> None:
+    made = parts()
+    try:
+        made.engine.submit(made.curriculum.plan(made.clock()))
+        rollouts = made.engine.collect()
+        rows = made.rollout_rows(rollouts[:3])
+        assert [row["response"] for row in rows] == [made.codec.decode(r.trace.ids) for r in rollouts[:3]]
+        assert rows[0]["prompt"] == made.problems.lookup(rollouts[0].prompt_id).text
+        assert {"phase", "verdict", "reward", "answer", "length", "finish"} <= rows[0].keys()
+    finally:
+        made.close()
+
+
+def test_worked_solutions_of_a_file_come_in_epochs(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+1=", "answer": str(a + 1), "solution": f"#{a + 1}"} for a in range(100, 220)]
+    (tmp_path / "worked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    entry = f"data.0={{path='{tmp_path / 'worked.jsonl'}'}}"
+    made = parts(entry, "held_out.size=10", "eval=[]", "warm_start=[{steps=33, batch=10}]")
+    try:
+        batches = list(solution_batches(made, made.config.warm_start[0], np.random.default_rng(0)))
+        drawn = [tuple(prompt) for batch in batches for prompt, _ in batch]
+        trained = {tuple(made.codec.encode(p)) for p in made.problems.train}
+        assert len(trained) == 110 and [len(batch) for batch in batches] == [10] * 33
+        for start in (0, 110, 220):
+            assert set(drawn[start : start + 110]) == trained, "each once an epoch, and none that is held out"
+        assert drawn[:110] != drawn[110:220], "in another order"
+    finally:
+        made.close()
+
+
+def test_a_tally_counts_cut_rollouts_in_full_and_a_continuation_as_no_new_visit() -> None:
+    """The axis of every claim about tokens. Two prompts are visited, the first of them for 4 more rollouts later."""
+    sampling = Sampling(max_tokens=8)
+    asked = [
+        Request(prompt_id=prompt, group_id=group, n=4, sampling=sampling, phase=phase, first_index=first)  # type: ignore[arg-type]
+        for prompt, group, phase, first in (("a", 0, "screen", 0), ("b", 1, "screen", 0), ("a", 0, "train", 4))
+    ]
+    finished = [
+        Rollout(
+            prompt_id="a",
+            group_id=0,
+            index=index,
+            phase="train",
+            sampling=sampling,
+            length=length,
+            finish=finish,
+            first_version=0,
+            last_version=0,  # type: ignore[arg-type]
+        )
+        for index, (length, finish) in enumerate(((5, "stop"), (8, "length"), (3, "cut"), (0, "cut")))
+    ]
+    tally = Tally()
+    tally.generated(asked, finished)
+    assert (tally.prompts_seen, tally.rollouts, tally.tokens_generated) == (2, 4, 5 + 8 + 3)
