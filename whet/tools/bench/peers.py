@@ -30,7 +30,7 @@ from transformers import (
 
 from whet.errors import WhetError
 from whet.fast.fused import share_storage
-from whet.fast.graphs import GraphRunner
+from whet.fast.graphs import GraphRunner, GraphRunners
 from whet.fast.pool import graph_name
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
@@ -186,7 +186,7 @@ class Whet:
             seed=0,
             slots=batch,
             context=context,
-            graphs=self.model.device.type == "cuda",
+            runners=GraphRunners() if self.model.device.type == "cuda" else None,
         )
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
