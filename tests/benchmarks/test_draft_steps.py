@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from draft_steps import steps_bench
+from draft_steps import app, steps_bench
 from small_run import SMALL, even_digits, small_config
 from typer.testing import CliRunner
 
-from whet.cli import app
 from whet.errors import WhetError
 
 SETS = ("steps=4", "rollout.max_tokens=12")
@@ -43,7 +42,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("recipe.toml").write_text('[[data]]\ntask = "chain"\nreward = "own_judge:judge"\n')
     sets = [part for one in (*SMALL, *SETS) for part in ("--set", one)]
     asked = ["recipe.toml", "--steps", "2", "--freeze", "1", "--depth", "2", "--out", "out", *sets]
-    ran = CliRunner().invoke(app, ["bench", "draft-steps", *asked])
+    ran = CliRunner().invoke(app, asked)
     assert ran.exit_code == 0, ran.output
     assert "with drafts of 2; the lessons of the frozen one end at 1." in ran.output and "last quarter" in ran.output
     found = json.loads(Path("out/draft_over_steps.json").read_text())

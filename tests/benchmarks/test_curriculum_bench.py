@@ -3,7 +3,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from curriculum_bench import MIXES, RATE, Toy, curriculum_bench, play, rollouts_to
+from curriculum_bench import curriculum_bench, rollouts_to
+from toy import MIXES, RATE, Toy, make_rollout, play
 
 from whet import config
 from whet.curriculum.build import CURRICULA
@@ -12,10 +13,8 @@ from whet.types import Batch, Group, Request, Sampling
 
 def group(toy: Toy, prompt: str, verdicts: list[bool]) -> Group:
     request = Request(prompt_id=prompt, group_id=0, n=len(verdicts), sampling=Sampling(max_tokens=400))
-    from curriculum_bench import _rollout
-
     return Group(
-        prompt_id=prompt, group_id=0, rollouts=tuple(_rollout(request, i, v, 9, 0) for i, v in enumerate(verdicts))
+        prompt_id=prompt, group_id=0, rollouts=tuple(make_rollout(request, i, v, 9, 0) for i, v in enumerate(verdicts))
     )
 
 

@@ -96,7 +96,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     plan = read_plan(write_matrix(folder))
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # of the judge
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of the judge
         patch.setenv("OMP_NUM_THREADS", "1")
         start = make_start(plan, folder / "runs", lambda line: None)
         first, second = list[str](), list[str]()
@@ -289,7 +289,7 @@ def test_a_cell_is_asked_to_stop_when_its_time_is_up(done: Done) -> None:
 
 
 def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     model(tmp_path / "model")
     path = write_matrix(
         tmp_path,

@@ -1,4 +1,4 @@
-"""`whet bench draft` in small, on a CPU: all rungs write the same tokens, and the figures follow from the steps."""
+"""`draft_bench.py` in small, on a CPU: all rungs write the same tokens, and the figures follow from the steps."""
 
 import json
 from dataclasses import replace
@@ -8,19 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draft_bench import Bench, Rung, draft_bench, graph_plan, ladder, plans, verdict
+from draft_bench import Bench, Rung, app, draft_bench, graph_plan, ladder, naive_plan, plans, show_ladder, verdict
 from draft_lessons import CandidateAsked, lessons_for, prepared
 from draft_split import HOST
 from draft_watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from tail_work import model_work, read_texts, shape_work
 from typer.testing import CliRunner
 
-from whet.cli import app
 from whet.draft.base import OFF, Arm
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
 from whet.model.load import char_tokenizer, tiny_model
-from whet.tools.bench.commands import naive_plan, show_ladder
 
 ALPHABET = "0123456789+="
 
@@ -118,7 +116,7 @@ def test_from_scratch_there_need_be_no_drafter(folder: Path, tmp_path: Path) -> 
         "cpu",
         *(part for k, v in sizes.items() for part in (f"--{k}", str(v))),
     ]
-    ran = CliRunner().invoke(app, ["bench", "draft", *asked, "--no-fixed", "--from-scratch", "--out", str(tmp_path)])
+    ran = CliRunner().invoke(app, [*asked, "--no-fixed", "--from-scratch", "--out", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     assert "Rungs with a frozen EAGLE are left out: no trained drafter" in ran.output
     assert "Round 1: a lesson of" in ran.output
@@ -143,7 +141,7 @@ def test_without_other_prompts_there_are_no_lessons(folder: Path, tmp_path: Path
 def test_the_command(tmp_path: Path) -> None:
     sizes = {"requests": 4, "siblings": 2, "cap": 16, "repeats": 1}
     asked = ["--shape", "tiny", "--device", "cpu", *(part for k, v in sizes.items() for part in (f"--{k}", str(v)))]
-    ran = CliRunner().invoke(app, ["bench", "draft", *asked, "--out", str(tmp_path)])
+    ran = CliRunner().invoke(app, [*asked, "--out", str(tmp_path)])
     assert ran.exit_code == 0, ran.output
     assert "Rungs with EAGLE are left out: no trained drafter" in ran.output
     assert "of the best arm's" in ran.output and "suffix_32_1_33" in ran.output

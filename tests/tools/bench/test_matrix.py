@@ -115,7 +115,7 @@ def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix"])
 def test_shipped_matrices_can_be_read(name: str) -> None:
-    plan = read_plan(Path(__file__).parents[2] / "benchmarks" / f"{name}.toml")
+    plan = read_plan(Path(__file__).parents[3] / "benchmarks" / f"{name}.toml")
     assert plan.cells[0].arm == plan.baseline and plan.evaluation == "sampled"
     assert all(cell.settings.held_out.size == 0 for cell in plan.cells)
     budget = "time_budget" if name == "stack_matrix" else "token_budget"

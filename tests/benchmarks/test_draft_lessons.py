@@ -1,4 +1,4 @@
-"""Lessons between the rounds of `whet bench draft`: a drafter of its own, other prompts, and it learns."""
+"""Lessons between the rounds of `draft_bench.py`: a drafter of its own, other prompts, and it learns."""
 
 from dataclasses import replace
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from curriculum_bench import GRID, Fit, Twin, calibrate, evaluation_gap, likeness_bench, play, quantities, sentences
+from curriculum_bench import app
+from likeness import GRID, Fit, Twin, calibrate, evaluation_gap, likeness_bench, quantities, sentences
+from toy import play
 from typer.testing import CliRunner
 
-from whet.cli import app
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.curves import Point
@@ -99,7 +100,7 @@ def test_a_policy_that_is_a_toy_is_foretold_and_another_is_not(runs: dict[str, P
 
 
 def test_the_command_prints_and_writes(runs: dict[str, Path], tmp_path: Path) -> None:
-    words = ["bench", "curriculum", "--out", str(tmp_path), "--mix", "made_up", "--like", str(runs["uniform"])]
+    words = ["--out", str(tmp_path), "--mix", "made_up", "--like", str(runs["uniform"])]
     done = CliRunner().invoke(app, words, catch_exceptions=False)
     assert done.exit_code == 0 and "uniform (fitted)" in done.output and "fitted to uniform alone" in done.output
     stored = json.loads((tmp_path / "curriculum_calibration_made_up.json").read_text())

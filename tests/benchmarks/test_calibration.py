@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from curriculum_bench import (
+from likeness import (
     GRID,
     Fit,
     Twin,
@@ -9,10 +9,10 @@ from curriculum_bench import (
     groups_seen,
     least,
     mixture,
-    play,
     quantiles,
     uniform_path,
 )
+from toy import play
 
 from whet import config
 from whet.errors import WhetError

@@ -146,7 +146,7 @@ def test_who_pays_for_lengths_warms_up_with_all_of_them(name: str, asked: list[i
 
 def test_the_stored_file_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds several runs, and a cell whose name is in no grid: the long-tailed workload with `generate`."""
-    stored = json.loads((Path(__file__).parents[2] / "benchmarks" / "results" / "rollout_gpu.json").read_text())
+    stored = json.loads((Path(__file__).parents[3] / "benchmarks" / "results" / "rollout_gpu.json").read_text())
     console = Console(file=StringIO(), width=200)
     monkeypatch.setattr(cli_bench, "out_console", console)
     cli_bench.show_grid(stored)
