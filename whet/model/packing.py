@@ -360,7 +360,7 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
         arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
         arrays["key_starts"] = np.concatenate([[0], ends])
         arrays["own"] = ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
-    at = dict(zip(arrays, put([*arrays.values()], device), strict=True))
+    at = dict(zip(arrays, upload([*arrays.values()], device), strict=True))
     keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
     padding = Padding(lengths.tolist(), torch.device(device))
     return Pack(
@@ -375,7 +375,7 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
     )
 
 
-def put(arrays: Sequence[np.ndarray], device: torch.device | str, dtype: torch.dtype = torch.int64) -> list[Tensor]:
+def upload(arrays: Sequence[np.ndarray], device: torch.device | str, dtype: torch.dtype = torch.int64) -> list[Tensor]:
     """Copy the arrays to the device in one transfer: each alone costs a launch, and waits until the GPU is idle."""
     device = torch.device(device)
     whole = torch.as_tensor(np.concatenate(arrays), dtype=dtype)
