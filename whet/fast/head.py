@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.model.head import CHUNK, ChunkWork, Head, chunked_log_probs, finish, wide_type
+from whet.model.head import CHUNK, Chunked, Head, Job, finish, wide_type
 
 
 def compiled_log_probs(
@@ -30,7 +30,9 @@ def compiled_log_probs(
     rows = max(1, chunk // head.weight.shape[0]) * max(1, 8 // hidden.element_size())
     if not isinstance(temperature, Tensor):  # a number would be compiled in
         temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
-    return chunked_log_probs(hidden, head, targets, temperature, rows, entropy_grad, ChunkWork(_score, _gradient))
+    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
+    return lp, entropy
 
 
 def score_chunk(

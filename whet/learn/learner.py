@@ -33,9 +33,12 @@ from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_pa
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # of a learner, in a checkpoint
 PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
+Run = Callable[[Pack], Tensor]  # a pack to its hidden states
+Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs them
 
 
 class Passes:
@@ -86,7 +89,7 @@ class _Part:
     reference: list[Tensor] | None = None  # log-probs under the reference
     kl: float = 0.0
     entropy: float = 0.0
-    scores: dict[Key, Tensor] | None = None  # filled by the pass where a curriculum needs them
+    scores: Scores = None
 
 
 class Learner:
@@ -98,11 +101,9 @@ class Learner:
         config: Learn,
         *,
         encode: Callable[[str], Sequence[int]],
-        device: torch.device | str | None = None,
         passes: Callable[[Any, Learn], Passes] = Passes,
     ) -> None:
-        """`encode` returns the token ids of a prompt id. `device` is where batches go, by default that of the model.
-        `passes` makes the form in which the model is run, once its masters are made."""
+        """`encode` returns the token ids of a prompt id. `passes` makes the form in which the model is run."""
         self.model = model.eval()
         self.config = config
         self.version = 0
@@ -113,7 +114,7 @@ class Learner:
         self.scored_s = 0.0  # seconds of the last step for log-probs under the old policy and the reference
         self.pack_tokens = config.pack_tokens
         self.share = True  # prompts that several responses of a pack have are fed once
-        self.device = torch.device(device) if device is not None else model.device
+        self.device = model.device
         self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
@@ -137,7 +138,7 @@ class Learner:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
         self._apply_resets(batch, kl)
         lr = self._learning_rate(progress)
-        scores: dict[Key, Tensor] | None = {} if "score" in needs else None
+        scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
         self.scored_s = 0.0
         if samples:
@@ -180,8 +181,7 @@ class Learner:
         return {kind: named for kind, named in kinds.items() if named}
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in STATE}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
         """Load the state of a checkpoint; the caller has loaded the live weights before."""
@@ -190,7 +190,7 @@ class Learner:
         if reference := tensors.get("reference"):
             self._make_reference()
             self._fill_reference(reference)
-        for name in self.state_dict():
+        for name in STATE:
             setattr(self, name, state[name])
 
     # ---- the reference
@@ -278,7 +278,7 @@ class Learner:
         """Leave the gradient of the whole part in the optimiser, pack by pack."""
         sums = Sums()
         with packed_attention(self.model, self.config.checkpoint_activations), self.passes.layers(self.model):
-            for pack in self._packs(part.samples):
+            for pack in self._packs(part.samples, self.device):
                 loss, metrics = self._loss(pack, part)
                 loss.backward()
                 self.optimizer.accumulate()
@@ -304,24 +304,18 @@ class Learner:
         return (weight * token_loss).sum(), metrics
 
     @torch.no_grad()
-    def _score(self, model: Any, samples: list[Sample], scores: dict[Key, Tensor] | None = None) -> list[Tensor]:
+    def _score(self, model: Any, samples: list[Sample], scores: Scores = None) -> list[Tensor]:
         """Log-probs of every response under `model`, in the order of the samples."""
         out: dict[int, Tensor] = {}
         with packed_attention(model), self.passes.layers(model):
-            for pack in self._packs(samples):
+            for pack in self._packs(samples, self.device):
                 members = [samples[i] for i in pack.members]
                 lp, _ = self._forward(model, pack, members, partial(self.passes.read, model), scores)
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
     def _forward(
-        self,
-        model: Any,
-        pack: Pack,
-        members: list[Sample],
-        run: Callable[[Pack], Tensor],
-        scores: dict[Key, Tensor] | None,
-        entropy_grad: bool = False,
+        self, model: Any, pack: Pack, members: list[Sample], run: Run, scores: Scores, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor]:
         """(log-probs, entropies) of the response tokens of a pack. Scores, if wanted, are those of its members."""
         heats = [s.temperature for s in members]
@@ -334,9 +328,8 @@ class Learner:
             scores.update(zip((s.key for s in members), sums, strict=True))
         return self.passes.log_probs(hidden, model, pack, heat, entropy_grad)
 
-    def _packs(self, samples: list[Sample], device: torch.device | str | None = None) -> list[Pack]:
-        pairs = [(s.prompt, s.response) for s in samples]
-        return make_packs(pairs, self.pack_tokens, device or self.device, self.share)
+    def _packs(self, samples: list[Sample], device: torch.device) -> list[Pack]:
+        return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, device, self.share)
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
         """Run `work`, again with smaller packs each time the device is full, down to one sequence per pack."""
@@ -354,7 +347,7 @@ class Learner:
             self.optimizer.zero_grad()
             if self.passes.free():
                 continue
-            packs = self._packs(samples, "cpu")
+            packs = self._packs(samples, torch.device("cpu"))
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
                 raise WhetError(
@@ -394,7 +387,6 @@ def warm_start(
     steps: int,
     lr: float,
     pack_tokens: int = 4096,
-    grad_clip: float = 1.0,
     on_step: Callable[[int, float], None] | None = None,
 ) -> float:
     """Supervised fine-tuning on worked solutions, so that the base is right now and then; returns the last loss.
@@ -405,7 +397,7 @@ def warm_start(
     """
     model.eval()
     check_packing(model)
-    optimizer = AdamW(model, grad_clip=grad_clip)
+    optimizer = AdamW(model)
     loss, done = math.nan, 0
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss = _cross_entropy(model, optimizer, pairs, pack_tokens)

@@ -102,15 +102,26 @@ def log_probs(
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(log_p.exp() * log_p).sum(-1)
         return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
-    return chunked_log_probs(hidden, head, targets, temperature, rows, entropy_grad, ChunkWork(_score, _gradient))
+    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
+    return lp, entropy
 
 
-class ChunkWork(NamedTuple):
-    """The work on a chunk after its matrix product; `head` is last or follows the other arguments named here."""
+class Job(NamedTuple):
+    """Log-probs in chunks of `rows` tokens; `score` and `gradient` are the work on a chunk after its matrix product."""
 
-    score: Callable[..., tuple[Tensor, ...]]  # (product, targets, temperature, head) -> log-probs, entropies, *kept
-    # (product, targets, temperature, head, gradient of log-probs, of entropies or None, entropies, *kept) -> of product
+    head: Head
+    targets: Tensor
+    temperature: Tensor | float
+    rows: int
+    entropy_grad: bool
+    # (product, targets, temperature, head) -> log-probs, entropies, and further tensors [r] to keep
+    score: Callable[..., tuple[Tensor, ...]]
+    # (product, targets, temperature, head, of_lp, of_entropy or None, entropies, *kept) -> gradient of the product
     gradient: Callable[..., Tensor]
+
+    def inputs(self, part: slice) -> tuple[Tensor, Tensor | float, Head]:
+        return self.targets[part], _pick(self.temperature, part), self.head
 
 
 def _score(product: Tensor, targets: Tensor, temperature: Tensor | float, head: Head) -> tuple[Tensor, Tensor]:
@@ -143,66 +154,37 @@ def _gradient(
     return of_logits if finished is product else torch.autograd.grad(finished, product, of_logits)[0]
 
 
-def chunked_log_probs(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    temperature: Tensor | float,
-    rows: int,
-    entropy_grad: bool,
-    work: ChunkWork,
-) -> tuple[Tensor, Tensor]:
-    """`log_probs`, always in chunks of `rows` tokens."""
-    lp, entropy = _Chunked.apply(hidden, head.weight, head.bias, head, targets, temperature, rows, entropy_grad, work)
-    return lp, entropy
-
-
-class _Chunked(torch.autograd.Function):
+class Chunked(torch.autograd.Function):
     """Scores chunk by chunk; only a few numbers per token are kept of a chunk."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        head: Head,
-        targets: Tensor,
-        temperature: Tensor | float,
-        rows: int,
-        entropy_grad: bool,
-        work: ChunkWork,
-    ) -> tuple[Tensor, Tensor]:
-        parts = [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
-        scores = []
-        for part in parts:
-            product = linear(hidden[part], weight, bias)
-            scores.append(work.score(product, targets[part], _pick(temperature, part), head))
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> tuple[Tensor, Tensor]:
+        ctx.parts = [slice(start, start + job.rows) for start in range(0, hidden.shape[0], job.rows)]
+        scores = [job.score(linear(hidden[part], weight, bias), *job.inputs(part)) for part in ctx.parts]
         lp, entropy, *kept = (torch.cat(values) for values in zip(*scores, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, entropy, *kept)
-        ctx.head, ctx.temperature, ctx.parts, ctx.entropy_grad, ctx.work = head, temperature, parts, entropy_grad, work
-        if not entropy_grad:
+        ctx.save_for_backward(hidden, weight, bias, entropy, *kept)
+        ctx.job = job
+        if not job.entropy_grad:
             ctx.mark_non_differentiable(entropy)
         return lp, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, *kept = ctx.saved_tensors
+        hidden, weight, bias, *kept = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden)
         wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
         of_weight, of_bias = (None if t is None else torch.zeros_like(t, dtype=wide_type(t)) for t in wanted)
         for part in ctx.parts:
-            product, heat = linear(hidden[part], weight, bias), _pick(ctx.temperature, part)
-            of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
+            product = linear(hidden[part], weight, bias)
+            of_scores = grads[0][part], grads[1][part] if ctx.job.entropy_grad else None
             known = [tensor[part] for tensor in kept]
-            of_product = ctx.work.gradient(product, targets[part], heat, ctx.head, of_lp, of_entropy, *known)
+            of_product = ctx.job.gradient(product, *ctx.job.inputs(part), *of_scores, *known)
             of_hidden[part] = of_product @ weight
             if of_weight is not None:
                 of_weight += of_product.T @ hidden[part]
             if of_bias is not None:
                 of_bias += of_product.sum(0)
-        of_head = (None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias))
-        return of_hidden, *of_head, None, None, None, None, None, None
+        return of_hidden, *(None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias)), None
 
 
 @torch.no_grad()
