@@ -30,7 +30,7 @@ from whet.fast.kernels.attention import paged_attention
 from whet.fast.kernels.layer import rope_write
 from whet.model.head import Head, head_of
 from whet.model.ops import FAMILIES
-from whet.model.twin import PAGE, Probe
+from whet.model.twin import PAGE, How, Probe
 
 # ---- storage
 #
@@ -404,19 +404,9 @@ class FusedInput(Probe):
 
     calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
-        self.calls[layer] = (query.shape[1], scaling, window, softcap)
-        return Probe.attend(self, layer, query, key, value, scaling, window, softcap, extra)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        self.calls[layer] = (query.shape[1], *how)
+        return Probe.attend(self, layer, query, key, value, how, extra)
 
 
 def _build(twin: Any, asked: FusedInput) -> FusedStack | None:

@@ -20,7 +20,7 @@ from whet.fast.kernels.attention import kernel_lacks, paged_attention
 from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import head_of
 from whet.model.ops import Ops
-from whet.model.twin import KVShape
+from whet.model.twin import How, KVShape
 
 KERNELS = Ops(paged_attention, rope_write, write_kv)  # the plain forms where Triton cannot run
 
@@ -92,17 +92,7 @@ class KernelContext:
     starts: Tensor
     most: int
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         write_kv(key, value, keys, values, self.table, self.row, self.position)
@@ -114,8 +104,8 @@ class KernelContext:
             self.length,
             self.starts,
             most=self.most,
-            scaling=scaling,
-            window=window,
-            softcap=softcap,
+            scaling=how.scaling,
+            window=how.window,
+            softcap=how.softcap,
         )
         return out[None]
