@@ -11,7 +11,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 from whet.config import Lora
 from whet.fast.fused import FusedStack, share_storage
 from whet.fast.graphs import GraphRunner, buckets
-from whet.fast.network import PlainNetwork
+from whet.fast.fused import PlainNetwork
 from whet.model.lora import add_lora
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout

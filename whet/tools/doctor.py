@@ -284,7 +284,7 @@ def _graphs_lack(network: Any, settings: config.Config, device: torch.device) ->
     """Why rollouts cannot run by graphs, in a few words: what the engine will find."""
     import torch
 
-    from whet.fast.network import graphs_lack
+    from whet.fast.fused import graphs_lack
     from whet.model.memory import cache_shapes
 
     return graphs_lack(cache_shapes(network), device, getattr(torch, settings.model.dtype))
