@@ -50,7 +50,7 @@ from whet.draft.controller import Bandit
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import DEPTHS, DRAFTERS, DraftGuard, build_speculation, serves
 from whet.errors import WhetError
-from whet.fast.graphs import GraphRunner, buckets
+from whet.fast.graphs import GraphRunner, GraphRunners, buckets
 from whet.fast.pool import Captures
 from whet.fast.pool import Key as GraphKey
 from whet.rollout.engine import LocalEngine
@@ -123,8 +123,8 @@ class Bench:
     def _engine(self, slots: int, **more: Any) -> LocalEngine:
         prompts = {**self.work.prompts, **(self.lessons.work.prompts if self.lessons is not None else {})}
         how: dict[str, Any] = {"slots": slots, "context": self.work.context, "seed": self.seed, **more}
-        graphs = self.model.device.type == "cuda"
-        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", graphs=graphs, **how)
+        runners = GraphRunners() if self.model.device.type == "cuda" else None
+        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", runners=runners, **how)
 
     def control(self) -> float:
         """Share of rollouts that are the same in plain decoding by half as many at once: what rounding does alone."""
@@ -234,8 +234,8 @@ class Bench:
         watch.take()
         for drafter in self.drafters[kind].values():
             drafter.forget()
-        if engine.lanes is not None:
-            engine.lanes.forget()
+        if isinstance(engine.runner, GraphRunner) and engine.runner.lanes is not None:
+            engine.runner.lanes.forget()
         speculation.drafters = {name: self.drafters[kind][name] for name in rung.drafters}
         speculation.chooser, speculation.sharing, engine.speculation = watch, rung.sharing, speculation
         engine.rows.most[:] = ANY

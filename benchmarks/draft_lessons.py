@@ -24,6 +24,7 @@ from whet.draft.export import read_drafter, write_drafter
 from whet.draft.training import SHARE, AdaptiveDrafter
 from whet.errors import WhetError
 from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunners
 from whet.model.load import check_model, load_model
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import shape_model
@@ -112,7 +113,7 @@ def trained_drafter(
         seed=seed + 1,
         slots=work.rollouts,
         context=work.context,
-        graphs=model.device.type == "cuda",
+        runners=GraphRunners() if model.device.type == "cuda" else None,
         eagle=adaptive.live,
         buffer=adaptive.buffer,
     )

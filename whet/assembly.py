@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,11 @@ from whet.draft.speculation import build_speculation
 from whet.draft.training import AdaptiveDrafter
 from whet.errors import WhetError
 from whet.eval import EvalSet
-from whet.fast.fused import share_storage
-from whet.fast.graphs import buckets
-from whet.fast.pool import DeviceMeter
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
-from whet.learn.learner import Learner, warm_start
+from whet.learn.learner import Learner, Passes, warm_start
 from whet.model.load import load_model, load_tokenizer, pick_device
 from whet.model.memory import Room
+from whet.model.meter import DeviceMeter
 from whet.problems import Problems
 from whet.rollout.base import Engine, RolloutStore
 from whet.rollout.engine import LocalEngine
@@ -182,7 +181,7 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
             actor.model,
             settings.learn,
             encode=prompt_encoder(problems, actor.codec),
-            graphs=actor.room is None or actor.room.plan.replays > 0,
+            passes=learner_passes(actor.model, actor.room),
         )
     parts = Parts(
         **vars(actor),
@@ -200,6 +199,15 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
     refuse_unmet(parts)
     parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
     return parts
+
+
+def learner_passes(model: PreTrainedModel, room: Room | None) -> Callable[[Any, config.Learn], Passes]:
+    """On a GPU compiled and captured passes; no graphs where the memory of a pass is lent by the KV cache."""
+    if model.device.type != "cuda":
+        return Passes
+    from whet.fast.graphed import FastPasses
+
+    return partial(FastPasses, graphs=room is None or room.plan.replays > 0)
 
 
 def refuse_unmet(parts: Parts) -> None:
@@ -222,9 +230,13 @@ def build_engine(
 ) -> LocalEngine:
     """`room`: how the card is shared with a learner; None where there is none, or no card."""
     rollout = settings.rollout
-    graphs = rollout.graphs and model.device.type == "cuda"
-    if graphs:
+    runners, sizes = None, list(range(1, rollout.slots + 1))
+    if rollout.graphs and model.device.type == "cuda":
+        from whet.fast.fused import share_storage
+        from whet.fast.graphs import GraphRunners, buckets
+
         share_storage(model)  # before there is an optimiser: it is the last time that weights move
+        runners, sizes = GraphRunners(), buckets(rollout.slots)
     engine = LocalEngine(
         model,
         encode=encode,
@@ -236,12 +248,12 @@ def build_engine(
         pages=room.pages if room else rollout.pages,
         mode=rollout.mode,
         on_update=settings.on_update,
-        graphs=graphs,
+        runners=runners,
         releasable=room is not None and room.release,
         speculation=build_speculation(
             settings.draft,
             vocab=model.config.get_text_config().vocab_size,
-            sizes=buckets(rollout.slots) if graphs else range(1, rollout.slots + 1),
+            sizes=sizes,
             seed=settings.seed,
         ),
         eagle=drafter.live if drafter is not None else None,
@@ -254,9 +266,15 @@ def build_engine(
 def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
     if "eagle" not in settings.draft.drafters:
         return None
-    if model.device.type == "cuda":
-        share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
-    return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    if model.device.type != "cuda":
+        return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    from whet.fast.fused import share_storage
+    from whet.fast.network import KERNELS
+
+    share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
+    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    drafter.live.ops = KERNELS
+    return drafter
 
 
 def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:

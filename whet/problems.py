@@ -19,9 +19,8 @@ from whet import config
 from whet.config import HELD_OUT
 from whet.curriculum.build import Facts
 from whet.errors import WhetError
-from whet.tasks.base import Task
+from whet.tasks.base import PromptTable, Task, problem_key
 from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.prompts import PromptTable, problem_key
 from whet.tasks.text import TextTask
 from whet.types import Prompt
 
@@ -76,14 +75,13 @@ class Problems:
     def facts(self) -> Facts:
         """What a curriculum may know of the training prompts."""
         table = self.train
-        tasks = table.tasks
         return Facts(
             ids=table.ids,
             entries=self.shares,
             settings=self.curricula,
             levels=table.meta.get("level", ()),
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
-            tasks=[tasks] * len(table) if isinstance(tasks, str) else tasks,
+            tasks=table.tasks,
         )
 
     def solutions(self, rng: np.random.Generator, count: int, options: Mapping[str, Any]) -> list[tuple[Prompt, str]]:

@@ -62,7 +62,7 @@ def pass_rate_class(rate: float) -> str:
 
 
 def gpu_idle(busy: float, seconds: float) -> float:
-    """The share of a step's seconds in which the GPU did not work. `busy` is what `whet.fast.pool` saw.
+    """The share of a step's seconds in which the GPU did not work. `busy` is what `whet.model.meter` saw.
 
     >>> gpu_idle(4.5, 5.0), gpu_idle(5.1, 5.0)
     (0.1, 0.0)

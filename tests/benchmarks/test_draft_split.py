@@ -13,7 +13,7 @@ from tail_work import shape_work
 from whet.draft.base import OFF, Arm
 from whet.draft.eagle import eagle_head
 from whet.fast.fused import share_storage
-from whet.fast.graphs import GraphRunner
+from whet.fast.graphs import GraphRunner, GraphRunners
 from whet.fast.pool import Captures, Key
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
@@ -30,9 +30,15 @@ class Graphed(Bench):
     """As on a GPU: drafts are a part of the steps, which are plain calls here."""
 
     def _engine(self, slots: int, **more: Any) -> LocalEngine:
-        how: dict[str, Any] = {"seed": 0, "slots": slots, "context": self.work.context, "graphs": True, **more}
+        how: dict[str, Any] = {
+            "seed": 0,
+            "slots": slots,
+            "context": self.work.context,
+            "runners": GraphRunners(),
+            **more,
+        }
         prompts = {**self.work.prompts, **(self.lessons.work.prompts if self.lessons is not None else {})}
-        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", **how)
+        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", runners=GraphRunners(), **how)
 
 
 def graphed(lessons: bool = False) -> Graphed:

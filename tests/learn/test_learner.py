@@ -12,6 +12,7 @@ import torch
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.fast.compiled import compiled_layers
+from whet.fast.graphed import FastPasses
 from whet.learn.learner import Learner
 from whet.types import Batch, Sampling
 
@@ -515,15 +516,15 @@ def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encode
 def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):
     """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
     torch._dynamo.reset()
-    monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="eager"))
+    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="eager"))
     monkeypatch.setattr("whet.model.head._compile", lambda function: function)
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
     results = []
     for compiled in ("", form):
         model = model_of()
-        learner = Learner(model, config, encode=encoder)
-        assert not learner.compiled  # on a CPU it is not asked for
-        learner.compiled = compiled
+        learner = Learner(model, config, encode=encoder, passes=FastPasses)
+        assert not learner.passes.compiled  # on a CPU it is not asked for
+        learner.passes.form = compiled
         results.append((learner.step(batch_of(MIXED)).metrics, model.state_dict()))
     assert results[1][0] == pytest.approx(results[0][0])
     for name, tensor in results[0][1].items():
@@ -531,27 +532,27 @@ def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch,
 
 
 def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, encoder, monkeypatch):
-    monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
+    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
     config = Learn(estimator="grpo", kl_coef=0.1)
-    plain, broken = (Learner(model_of(), config, encode=encoder) for _ in range(2))
-    broken.compiled = "whole"
+    plain, broken = (Learner(model_of(), config, encode=encoder, passes=FastPasses) for _ in range(2))
+    broken.passes.form = "whole"
     want = plain.step(batch_of(MIXED)).metrics
     with pytest.warns(UserWarning, match="LlamaForCausalLM is trained without the compiler"):
         got = broken.step(batch_of(MIXED)).metrics
-    assert not broken.compiled
+    assert not broken.passes.compiled
     assert got == want
     for a, b in zip(plain.model.parameters(), broken.model.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
 def test_the_form_that_is_compiled_is_said_in_one_line(model_of, encoder, monkeypatch):
-    learner = Learner(model_of(), Learn(), encode=encoder)
-    monkeypatch.setattr("whet.learn.learner.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
+    passes = FastPasses(model_of(), Learn())
+    monkeypatch.setattr("whet.fast.graphed.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
     said = (
         "LlamaForCausalLM is trained with only layers around their attention compiled, more slowly: whole layers: its"
     )
     with pytest.warns(UserWarning, match=said):
-        assert learner._best_form() == "split"
+        assert passes._best_form() == "split"
 
 
 @pytest.mark.gpu
@@ -559,8 +560,8 @@ def test_a_compiled_bf16_gradient_follows_the_plain_one(model_of, batch_of, enco
     results = []
     for compiled in (False, True):
         config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled)
-        learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder)
-        assert bool(learner.compiled) == compiled
+        learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder, passes=FastPasses)
+        assert learner.passes.compiled == compiled
         grads, metrics = gradient_of(learner, batch_of(MIXED))
         results.append((torch.cat([g.flatten() for g in grads.values()]), metrics))
     (plain, a), (ours, b) = results

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from whet.config import Learn
-from whet.fast.graphed import Graphed
+from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]
@@ -16,12 +16,12 @@ def test_training_is_the_same(model_of, batch_of, encoder, dtype):
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, pack_tokens=64, lr=1e-3)
     results = []
     for graphs in (False, True):
-        learner = Learner(model_of(dtype), config, encode=encoder)
-        assert learner.graphed is None, "on a CPU there are none"
-        learner.graphed = Graphed(learner.model, learner.pack_tokens) if graphs else None
+        learner = Learner(model_of(dtype), config, encode=encoder, passes=FastPasses)
+        assert learner.passes.graphed is None, "on a CPU there are none"
+        learner.passes.graphed = Graphed(learner.model, learner.pack_tokens) if graphs else None
         reports = [learner.step(batch_of(MIXED, seed=seed), needs={"score"}) for seed in (0, 0, 1)]
         results.append((reports, learner.model.state_dict()))
-        assert not graphs or learner.graphed.ready
+        assert not graphs or learner.passes.graphed.ready
     rough = {"rel": 0.05, "abs": 0.02} if dtype == torch.bfloat16 else {}
     for ours, want in zip(results[1][0], results[0][0], strict=True):
         assert ours.metrics == pytest.approx(want.metrics, **rough)
@@ -36,9 +36,9 @@ def test_prompts_that_are_fed_once_train_the_same(model_of, batch_of, encoder, g
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, minibatches=2, pack_tokens=64, lr=1e-3)
     results = []
     for share in (False, True):
-        learner = Learner(model_of(torch.float64), config, encode=encoder)
+        learner = Learner(model_of(torch.float64), config, encode=encoder, passes=FastPasses)
         learner.share = share
-        learner.graphed = Graphed(learner.model, learner.pack_tokens) if graphs else None
+        learner.passes.graphed = Graphed(learner.model, learner.pack_tokens) if graphs else None
         reports = [learner.step(batch_of(MIXED, seed=seed), needs={"score"}) for seed in (0, 0, 1)]
         results.append((reports, learner.model.state_dict()))
     for ours, want in zip(results[1][0], results[0][0], strict=True):
@@ -56,13 +56,13 @@ def test_a_full_memory_first_costs_the_graphs_then_the_size_of_packs(model_of, b
             raise torch.OutOfMemoryError("full")
 
     config = Learn(estimator="grpo", pack_tokens=128)
-    batch, want = batch_of(MIXED), Learner(model_of(), config, encode=encoder)
-    learner = Learner(model_of(), config, encode=encoder)
-    learner.graphed = Graphed(learner.model, learner.pack_tokens)
+    batch, want = batch_of(MIXED), Learner(model_of(), config, encode=encoder, passes=FastPasses)
+    learner = Learner(model_of(), config, encode=encoder, passes=FastPasses)
+    learner.passes.graphed = Graphed(learner.model, learner.pack_tokens)
     learner.model.model.embed_tokens.register_forward_pre_hook(fail)
     with pytest.warns(UserWarning, match="trained without CUDA graphs, more slowly: the memory they hold is needed"):
         got = learner.step(batch).metrics
-    assert learner.graphed is None and learner.ooms == 2
+    assert learner.passes.graphed is None and learner.ooms == 2
     assert learner.pack_tokens < 128
     assert got["learn/grad_norm"] == pytest.approx(want.step(batch).metrics["learn/grad_norm"])
 
@@ -71,11 +71,11 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
     config = Learn(estimator="grpo", updates=2, pack_tokens=64, lr=1e-3)
     results = []
     for rehearsed in (False, True):
-        learner = Learner(model_of(torch.float64), config, encode=encoder)
-        learner.graphed = Graphed(learner.model, learner.pack_tokens)
+        learner = Learner(model_of(torch.float64), config, encode=encoder, passes=FastPasses)
+        learner.passes.graphed = Graphed(learner.model, learner.pack_tokens)
         if rehearsed:
             learner.rehearse()
-            assert sorted(size.tokens for size in learner.graphed.ready) == [8, 12, 16, 24, 32, 48, 64]
+            assert sorted(size.tokens for size in learner.passes.graphed.ready) == [8, 12, 16, 24, 32, 48, 64]
             assert learner.updates == learner.version == learner.ooms == 0
         reports = [learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 1)]
         results.append((reports, learner.model.state_dict()))
@@ -92,12 +92,15 @@ def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder, share):
     results = []
     for compiled in (False, True):
         learner = Learner(
-            model_of(torch.bfloat16).to("cuda"), config.model_copy(update={"compile": compiled}), encode=encoder
+            model_of(torch.bfloat16).to("cuda"),
+            config.model_copy(update={"compile": compiled}),
+            encode=encoder,
+            passes=FastPasses,
         )
         learner.share = share
-        assert (learner.graphed is not None) == compiled
+        assert (learner.passes.graphed is not None) == compiled
         results.append([learner.step(batch_of(MIXED, seed=seed)).metrics for seed in (0, 0, 1, 1)])
-        assert not compiled or (learner.graphed.ready and not learner.graphed.stopped)
+        assert not compiled or (learner.passes.graphed.ready and not learner.passes.graphed.stopped)
     for ours, want in zip(*reversed(results), strict=True):
         assert ours["learn/grad_norm"] == pytest.approx(want["learn/grad_norm"], rel=0.2)
         assert ours["learn/entropy"] == pytest.approx(want["learn/entropy"], rel=0.02)

@@ -113,7 +113,7 @@ def test_a_pool_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
     fewest = cache(6)
     assert fewest.pool.free == 5, "one context, 20 tokens of 4 a page"
     assert pool_lines(fewest) == [
-        "The card has no room for 40 KV pages: the pool has 5; when they are full, the youngest rollouts wait."
+        "The GPU has no room for 40 KV pages: the pool has 5; when they are full, the youngest rollouts wait."
     ]
     with pytest.raises(WhetError, match=r"Not even one rollout of rollout\.context = 20"):
         cache(5)
@@ -143,7 +143,7 @@ def test_memory_that_does_not_come_back_is_one_sentence() -> None:
     arena.take_back()
     assert arena.resident, "what the learner has freed is enough"
     arena._range = Full(2)  # type: ignore[assignment]
-    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the card has no room"):
+    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the GPU has no room"):
         arena.take_back()
     assert not arena.resident
 

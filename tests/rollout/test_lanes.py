@@ -49,7 +49,7 @@ def plain(dtype: torch.dtype = torch.float64, **form: Any) -> LocalEngine:
 
 def check_texts(engine: LocalEngine) -> None:
     """What the device has of each row is what the host has, but for a step that is under way."""
-    lanes, rows = engine.lanes, engine.rows
+    lanes, rows = engine.runner.lanes, engine.rows
     assert lanes is not None
     for row in range(rows.ready):
         text = np.concatenate((rows.flights[row].prompt, rows.ids[row, : rows.count[row]]))
@@ -149,8 +149,8 @@ def test_greedy_siblings_write_each_others_drafts() -> None:
     same(run(plain(slots=1), asked), run(engine, asked), atol=CLOSE)
     steps = engine.stats()["rollout/steps"]
     assert steps < 48 + 3 * 48 / 4
-    assert engine.lanes is not None
-    engine.lanes.forget()
+    assert engine.runner.lanes is not None
+    engine.runner.lanes.forget()
     run(engine, [ask(3, n=1, group=900, temperature=0.0, max_tokens=48)])
     assert engine.stats()["rollout/steps"] > 48 / 9, "forgotten texts are not looked at"
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.fast.lanes import sent
+from whet.model.ops import to_device
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -17,7 +17,7 @@ def test_arrays_arrive_in_their_form(device: str) -> None:
         np.arange(12, dtype=np.int16).reshape(3, 4)[:, ::2],
         np.array([-1, 2**31 - 1]),
     ]
-    got = sent(torch.device(device), *arrays)
+    got = to_device(torch.device(device), *arrays)
     for array, tensor in zip(arrays, got, strict=True):
         assert tensor.dtype == torch.int32 and tensor.device.type == device
         assert tensor.shape == array.shape and tensor.tolist() == array.tolist()
@@ -29,6 +29,6 @@ def test_arrays_arrive_in_their_form(device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_host_may_go_on_writing(device: str) -> None:
     array = np.arange(5, dtype=np.int32)
-    (tensor,) = sent(torch.device(device), array)
+    (tensor,) = to_device(torch.device(device), array)
     array[:] = 9
     assert tensor.tolist() == [0, 1, 2, 3, 4]

@@ -5,7 +5,7 @@ import pytest
 
 from whet.config import Data, Eval
 from whet.errors import WhetError
-from whet.tasks.build import TaskNames, build_task, check_judge, load_judge
+from whet.tasks.build import TaskNames, build_task, import_judge, load_judge
 from whet.types import Prompt
 
 PROMPT = Prompt(id="a", text="?", answer="869", task="chain")
@@ -130,7 +130,7 @@ def test_wrong_judges(here) -> None:
 
 
 def test_functions_that_show_no_signature() -> None:
-    assert check_judge(max, "max") is max
+    assert import_judge("builtins:max") is max
 
 
 def test_the_current_directory_shadows_nothing(here) -> None:

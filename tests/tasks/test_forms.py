@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.tasks.verify import MOST_PARTS, Form, canonical, has_parts, read_form, same_form
+from whet.tasks.matcher import MOST_PARTS, Form, canonical, has_parts, read_form, same_form
 
 
 def same(found: str, gold: str) -> bool:

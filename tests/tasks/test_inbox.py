@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from whet.tasks.worker import _LIMIT, LUMP, Inbox
+from whet.tasks.worker import LARGEST_REPLY, LUMP, Inbox
 
 
 @pytest.fixture
@@ -55,8 +55,8 @@ def test_what_was_sent_before_the_end_is_read(ends: tuple[Inbox, Connection, soc
 def test_no_message_is_longer_than_a_reply(ends: tuple[Inbox, Connection, socket.socket], head: bytes) -> None:
     """Nor waited for: a hostile judge may write any length. -1 announces a length of eight bytes."""
     inbox, theirs, raw = ends
-    theirs.send_bytes(bytes(_LIMIT))
+    theirs.send_bytes(bytes(LARGEST_REPLY))
     raw.sendall(head)
-    assert inbox.take() == bytes(_LIMIT)
+    assert inbox.take() == bytes(LARGEST_REPLY)
     with pytest.raises(ValueError, match="so long"):
         inbox.take()

@@ -120,5 +120,5 @@ def test_options_that_make_no_sense() -> None:
 @given(st.text(max_size=300))
 def test_finite_for_any_text(text: str) -> None:
     for term in REWARDS.values():
-        if term.of is str:
+        if term.reads is str:
             assert math.isfinite(term.value(text, term.options()))

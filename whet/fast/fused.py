@@ -29,6 +29,7 @@ from whet.fast.kernels import layer as gated
 from whet.fast.kernels.attention import paged_attention
 from whet.fast.kernels.layer import rope_write
 from whet.model.head import Head, head_of
+from whet.model.ops import FAMILIES
 from whet.model.twin import PAGE, Probe
 
 # ---- storage
@@ -230,8 +231,6 @@ def _add(x: Tensor, y: Tensor) -> Tensor:
     return (x.to(wide) + y.to(wide)).to(x.dtype)
 
 
-FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-"""Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
 FIXED = frozenset({"default", "linear", "llama3", "yarn"})
 """Kinds of rotary positions whose angles do not change with the length of what is read."""
 PROBED = 3
@@ -288,9 +287,6 @@ class FusedStack:
         length: Tensor,
         starts: Tensor,
         most: int,
-        *,
-        splits: int = 0,
-        tree: Tensor | None = None,
     ) -> Tensor:
         """[T, width] after the final norm, for T new tokens; their K and V go to the pages of their rows.
 
@@ -330,8 +326,6 @@ class FusedStack:
                 scaling=a.scaling,
                 window=a.window,
                 softcap=a.softcap,
-                splits=splits,
-                tree=tree,
             )
             x, normed = self._settle(mixed.flatten(1), x, layer.tail)
             inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)

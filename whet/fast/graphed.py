@@ -14,15 +14,18 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
-from whet.fast.compiled import first_line
+from whet.config import Learn
+from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
 from whet.fast.pool import pool_bytes
+from whet.learn.learner import Passes
 from whet.model.memory import host_bound
 from whet.model.packing import Boundaries, Keys, Pack, Padding, hidden_states
 
@@ -364,6 +367,70 @@ class _Pass(torch.autograd.Function):
         else:
             buffers.slope[0].index_copy_(0, ctx.predict, slope)
         return None, None, None, *graphed.backward(buffers)
+
+
+class FastPasses(Passes):
+    """The learner's passes on a GPU in half precision: compiled, and captured where the host would hold the device up.
+    Elsewhere, and where `config.compile` is off, they are the plain ones."""
+
+    def __init__(self, model: Any, config: Learn, graphs: bool = True) -> None:
+        """graphs: the memory of a pass may be kept from one step to the next."""
+        super().__init__(model, config)
+        self.config = config
+        fast = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16) and config.compile
+        self.form = self._best_form() if fast else ""  # one of `compiled.FORMS`; empty: nothing is compiled
+        graphs = graphs and fast and not config.checkpoint_activations and worth_graphs(model, config.pack_tokens)
+        self.graphed = Graphed(model, config.pack_tokens) if graphs else None
+
+    @property
+    def compiled(self) -> bool:  # type: ignore[override]
+        return bool(self.form)
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        return compiled_layers(model, self.form)
+
+    def hidden_states(self, pack: Pack) -> Tensor:
+        return hidden_states(self.model, pack) if self.graphed is None else self.graphed(pack)
+
+    def read(self, model: Any, pack: Pack) -> Tensor:
+        graphed = self.graphed if model is self.model else None
+        return hidden_states(model, pack) if graphed is None else graphed.read(pack)
+
+    def sizes(self, pack_tokens: int) -> list[int]:
+        return [] if self.graphed is None else full_sizes(pack_tokens)
+
+    def recover(self, error: Exception) -> bool:
+        """The compiler may fail after all: its trial had a gradient, and other sizes."""
+        if not isinstance(error, TorchDynamoException):
+            return False
+        self.form = ""
+        self._say_what_is_compiled("", first_line(error))
+        return True
+
+    def free(self) -> bool:
+        if self.graphed is None:
+            return False
+        self.graphed.stop("the memory they hold is needed")
+        self.graphed = None
+        return True
+
+    def _best_form(self) -> str:
+        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
+        tokens, found = self.config.pack_tokens, None
+        while found is None:
+            try:
+                found = best_form(self.model, tokens, self.config.checkpoint_activations)
+            except torch.OutOfMemoryError:
+                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
+            torch.cuda.empty_cache()
+        form, reason = found
+        if reason:
+            self._say_what_is_compiled(form, reason)
+        return form
+
+    def _say_what_is_compiled(self, form: str, reason: str) -> None:
+        how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
+        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
 
 
 @contextmanager

@@ -17,9 +17,12 @@ from transformers import PreTrainedModel
 
 from whet.fast.fused import FusedStack, fused_stack, unfused
 from whet.fast.kernels.attention import kernel_lacks, paged_attention
-from whet.fast.kernels.layer import write_kv
+from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import head_of
+from whet.model.ops import Ops
 from whet.model.twin import KVShape
+
+KERNELS = Ops(paged_attention, rope_write, write_kv)  # the plain forms where Triton cannot run
 
 
 class Network(Protocol):

@@ -13,20 +13,17 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
-from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
-from whet.fast.graphed import Graphed, full_sizes, worth_graphs
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Sample, Sums, made_up, make_samples, minibatches
@@ -41,6 +38,43 @@ PATIENCE = 3
 T = TypeVar("T")
 
 
+class Passes:
+    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them.
+
+    All of them are called inside `packed_attention(model)` and `layers(model)`.
+    """
+
+    compiled = False
+    """Whether the LM head is compiled."""
+
+    def __init__(self, model: Any, config: Learn) -> None:
+        self.model = model
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        """Goes around passes of `model`, which is the policy or its reference."""
+        return nullcontext()
+
+    def hidden_states(self, pack: Pack) -> Tensor:
+        """The policy's hidden states, for a backward pass."""
+        return hidden_states(self.model, pack)
+
+    def read(self, model: Any, pack: Pack) -> Tensor:
+        """Hidden states without a gradient."""
+        return hidden_states(model, pack)
+
+    def sizes(self, pack_tokens: int) -> Sequence[int]:
+        """Tokens of the packs that a rehearsal should pass, the largest first."""
+        return ()
+
+    def recover(self, error: Exception) -> bool:
+        """After a pass raised `error`: whether these passes are another form from now on, so that it may work."""
+        return False
+
+    def free(self) -> bool:
+        """The device is full: gives back memory that is held from one pass to the next; False where none is."""
+        return False
+
+
 class Learner:
     can_signal: frozenset[str] = frozenset({"score"})
     """Per-rollout signals a curriculum may ask for in `Report.signals`."""
@@ -52,10 +86,10 @@ class Learner:
         *,
         encode: Callable[[str], Sequence[int]],
         device: torch.device | str | None = None,
-        graphs: bool = True,
+        passes: Callable[[Any, Learn], Passes] = Passes,
     ) -> None:
-        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's. `graphs`:
-        the memory of a pass may be kept from one step to the next; not where it is lent by the KV cache."""
+        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's. `passes`
+        makes the form in which the model is run, once its masters are made."""
         self.model = model.eval()
         self.config = config
         self.version = 0
@@ -79,12 +113,7 @@ class Learner:
         check_packing(model)
         self.share = True
         """Prompts that several responses of a pack have are fed once."""
-        fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
-        self.compiled = self._best_form() if config.compile and fast else ""
-        """One of `compiled.FORMS`; empty: nothing is."""
-        graphs = graphs and fast and config.compile and not config.checkpoint_activations
-        self.graphed = Graphed(model, self.pack_tokens) if graphs and worth_graphs(model, self.pack_tokens) else None
-        """Forward and backward as CUDA graphs, where the host would hold the device up."""
+        self.passes = passes(model, config)
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
@@ -123,7 +152,7 @@ class Learner:
     def rehearse(self) -> None:
         """Passes over made-up packs of every size, for nothing: what is compiled or captured at the first of its kind
         is so now, and not in the first updates, while an engine waits. Weights and moments stay."""
-        for tokens in full_sizes(self.pack_tokens) if self.graphed is not None else ():
+        for tokens in self.passes.sizes(self.pack_tokens):
             longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens)
             samples = made_up(tokens, longest, self.share)
             for _ in range(2):  # the second time it is captured
@@ -153,24 +182,6 @@ class Learner:
             self._fill_reference(reference)
         for name in self.state_dict():
             setattr(self, name, state[name])
-
-    def _best_form(self) -> str:
-        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
-        tokens, found = self.pack_tokens, None
-        while found is None:
-            try:
-                found = best_form(self.model, tokens, self.config.checkpoint_activations)
-            except torch.OutOfMemoryError:
-                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
-            torch.cuda.empty_cache()
-        form, reason = found
-        if reason:
-            self._say_what_is_compiled(form, reason)
-        return form
-
-    def _say_what_is_compiled(self, form: str, reason: str) -> None:
-        how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
-        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
 
     def _heed(self, batch: Batch, kl: float) -> None:
         """Resets, and the reference: made when KL is first wanted, of the weights as they are then."""
@@ -265,7 +276,7 @@ class Learner:
         """The gradient of the whole batch, pack by pack, left in the optimiser; and the scores, if they are wanted."""
         sums = Sums()
         again = self.config.checkpoint_activations
-        with packed_attention(self.model, again), compiled_layers(self.model, self.compiled):
+        with packed_attention(self.model, again), self.passes.layers(self.model):
             for pack in self._packs(samples):
                 loss, parts = self._loss(pack, samples, old, reference, kl, entropy, scores)
                 loss.backward()
@@ -286,12 +297,12 @@ class Learner:
         c, members = self.config, [samples[i] for i in pack.members]
         head, heat = head_of(self.model), _temperature(pack, members)
         behaviour, advantage, weight = _columns(members, pack, head.weight)
-        hidden = hidden_states(self.model, pack) if self.graphed is None else self.graphed(pack)
+        hidden = self.passes.hidden_states(pack)
         if scores is not None:
             sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
             scores.update(zip((s.key for s in members), sums, strict=True))
         lp, entropies = log_probs(
-            hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=bool(self.compiled)
+            hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=self.passes.compiled
         )
         lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
         w = importance(lp_old, behaviour, c.importance_cap)
@@ -309,15 +320,14 @@ class Learner:
     def _score(self, model: Any, samples: list[Sample], scores: dict[Key, Tensor] | None = None) -> list[Tensor]:
         """Log-probs of every response under `model`, in the order of the samples; and the scores, if wanted."""
         out: dict[int, Tensor] = {}
-        with packed_attention(model), compiled_layers(model, self.compiled):
+        with packed_attention(model), self.passes.layers(model):
             for pack in self._packs(samples):
                 heat = _temperature(pack, [samples[i] for i in pack.members])
-                graphed = self.graphed if model is self.model else None
-                hidden = hidden_states(model, pack) if graphed is None else graphed.read(pack)
+                hidden = self.passes.read(model, pack)
                 if scores is not None:
                     sums = score_sums(hidden, head_of(model), pack.targets, pack.counts, heat)
                     scores.update(zip((samples[i].key for i in pack.members), sums, strict=True))
-                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=bool(self.compiled))
+                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=self.passes.compiled)
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
@@ -335,16 +345,14 @@ class Learner:
                 return work()
             except torch.OutOfMemoryError:
                 self.ooms += 1
-            except TorchDynamoException as error:
-                self.compiled = ""
-                self._say_what_is_compiled("", first_line(error))
+            except Exception as error:
+                if not self.passes.recover(error):
+                    raise
                 self.optimizer.zero_grad()
                 continue
             # Here, after the handler, the traceback no longer keeps the failed pass alive.
             self.optimizer.zero_grad()
-            if self.graphed is not None:  # they keep the memory of a whole pass: first without them
-                self.graphed.stop("the memory they hold is needed")
-                self.graphed = None
+            if self.passes.free():
                 continue
             packs = self._packs(samples, "cpu")
             if max(len(pack.members) for pack in packs) == 1:

@@ -80,7 +80,7 @@ def log_probs(
     if compiled:
         rows *= max(1, 8 // hidden.element_size())
         if not isinstance(temperature, Tensor):  # a number would be compiled in
-            temperature = torch.full((1,), temperature, dtype=_wide(hidden), device=hidden.device)
+            temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
         lp, entropy = _Compiled.apply(hidden, head.weight, head.bias, head, targets, temperature, rows, entropy_grad)
         return lp, entropy
     if hidden.shape[0] <= rows:
@@ -107,7 +107,7 @@ def score_sums(
     one after the other. Tokens are summed before they meet W, so a chunk costs one product with the head, not two,
     and nothing larger than it is made.
     """
-    sums = torch.zeros(len(counts), hidden.shape[1], dtype=_wide(hidden), device=hidden.device)
+    sums = torch.zeros(len(counts), hidden.shape[1], dtype=wide_type(hidden), device=hidden.device)
     for part, pieces in _pieces(counts, max(1, chunk // head.weight.shape[0])):
         product = nn.functional.linear(hidden[part], head.weight, head.bias).to(sums.dtype)
         ones = product.new_ones(len(product))
@@ -259,7 +259,7 @@ class _Gradients:
     def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         self.inputs, self.of_hidden = (hidden, weight), torch.empty_like(hidden)
         wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
-        self.of_weight, self.of_bias = (None if t is None else torch.zeros_like(t, dtype=_wide(t)) for t in wanted)
+        self.of_weight, self.of_bias = (None if t is None else torch.zeros_like(t, dtype=wide_type(t)) for t in wanted)
 
     def __call__(self, part: slice, of_product: Tensor) -> None:
         hidden, weight = self.inputs
@@ -340,7 +340,8 @@ def _of(temperature: Tensor | float, part: slice) -> Tensor | float:
     return temperature[part] if isinstance(temperature, Tensor) and len(temperature) > 1 else temperature
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def wide_type(tensor: Tensor) -> torch.dtype:
+    """fp32, or fp64 for an fp64 tensor: the type that sums, softmaxes and losses are computed in."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 

@@ -24,15 +24,12 @@ from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.fast.graphs import GraphRunner
-from whet.fast.lanes import Lanes
-from whet.fast.network import graphs_lack, network_of
 from whet.model.noise import row_key
-from whet.model.twin import PAGE, kv_shapes, rollout_twin
+from whet.model.twin import kv_shapes, rollout_twin
 from whet.rollout.guesser import Guesser, extra_shapes
-from whet.rollout.pages import PagedCache, make_cache, pool_lines
+from whet.rollout.pages import make_cache, pool_lines
 from whet.rollout.rows import Flight, Rows, empty_trace, request_from_json
-from whet.rollout.runner import Drawn, EagerRunner, Runner
+from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
 
@@ -123,8 +120,7 @@ def admit(engine: LocalEngine, running: int, wave: Wave) -> list[int]:
     source = [running + leader for _, leader in wave.forks]
     for leader, (flight, _) in zip(source, wave.forks, strict=True):
         rows.shared[[leader, rows.add(flight)]] = flight.known
-    if engine.lanes is not None and first < rows.size:
-        rows.lane[first : rows.size] = engine.lanes.enter(rows.flights[first:])
+    engine.runner.enter(first)
     rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
     return source
 
@@ -182,14 +178,13 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
-        graphs: bool = False,
+        runners: RunnerFactory | None = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules, where
-        the kernels can serve the model.
+        """runners: a faster form of a step than calls of the twin's modules, used where it can serve the model.
         releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
         reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
@@ -203,29 +198,20 @@ class LocalEngine:
         self.twin = rollout_twin(model)
         self.device = model.device
         shapes = kv_shapes(self.twin)
-        self.lack = graphs_lack(shapes, self.device) if graphs else None
-        """Why there are no graphs though they were asked for."""
-        graphs = graphs and self.lack is None
+        self.lack = runners.lack(shapes, self.device) if runners is not None else None
+        """Why the runners that were handed in are not used."""
+        runners = runners if self.lack is None else None
         extra = extra_shapes(eagle) if eagle is not None else []
-        self.cache = make_cache(
-            [*shapes, *extra], slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
-        )
+        page = page or (runners.page if runners is not None else 0)
+        self.cache = make_cache([*shapes, *extra], slots, context, page, pages, self.device, releasable)
         self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
         """Of recorded log-probs."""
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
         self.buffer = buffer
-        self.lanes: Lanes | None = None
-        """Texts on the device, where drafts are made there."""
-        if graphs:
-            assert isinstance(self.cache, PagedCache), "graphs read pages"
-            keys, values = self.cache.keys[: len(shapes)], self.cache.values[: len(shapes)]
-            network = network_of(self.twin, keys, values)
-            self.lanes = Lanes(slots, context, self.device) if speculation is not None else None
-            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes, speculation)
-        else:
-            self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
-        self.scheduler = Scheduler(packed=graphs, batch=max(1, slots // 16) if graphs else 1)
+        given = (self.twin, self.cache, self.rows, self.guesser)
+        self.runner: Runner = EagerRunner(*given) if runners is None else runners.make(*given, speculation)
+        self.scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
         self.lengths = Lengths()
         self.speculation = speculation
         if speculation is not None:
@@ -245,8 +231,7 @@ class LocalEngine:
 
     def begin(self) -> None:
         """On a GPU: compiles and captures what every run wants, before the first request has to wait for it."""
-        if isinstance(self.runner, GraphRunner):
-            self.runner.begin(self.speculation.served if self.speculation is not None else ())
+        self.runner.begin(self.speculation.served if self.speculation is not None else ())
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Those that are expected to be long go first, so that none is left over at the end; equal ones keep order."""
@@ -479,8 +464,7 @@ class LocalEngine:
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
         flight.drafted, flight.accepted = int(self.rows.drafted[row]), int(self.rows.accepted[row])
-        if self.lanes is not None:
-            self.lanes.leave(flight)
+        self.runner.leave(flight)
         self.cache.close(row)
         for source, target in self.rows.remove(row):
             self.cache.move(source, target, int(self.rows.length[target]))

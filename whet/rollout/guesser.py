@@ -19,8 +19,7 @@ from torch import Tensor
 from whet.draft.base import RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
-from whet.fast.kernels.layer import write_kv
-from whet.fast.lanes import sent
+from whet.model.ops import to_device
 from whet.model.twin import KVShape
 from whet.rollout.pages import PagedCache, SlotCache
 from whet.rollout.rows import Rows
@@ -54,7 +53,7 @@ class Guesser:
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
         """The hidden states [T, width] of tokens just fed, by the rows of `table`; within a captured graph, too."""
         hidden = hidden.to(self.states.dtype)[:, None]
-        write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
+        self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
 
     def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
         """Drafts int32 [B, depth] of rows that have read all but their last pairs, of which ids [B, Q] are the tokens.
@@ -103,7 +102,7 @@ class Guesser:
     def _guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
         running = len(ids)
         length, row, table = self.rows.length[:running], np.arange(running), self.table[:running]
-        last, state_length, at, pages = sent(self.device, ids, length, row, table)
+        last, state_length, at, pages = to_device(self.device, ids, length, row, table)
         drafts: np.ndarray = self.round(last, state_length, at, pages, depth).cpu().numpy()
         return drafts
 
@@ -116,7 +115,7 @@ class Guesser:
         ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
         row, position = _ranges(np.arange(running), old, count)
         starts = np.concatenate(([0], np.cumsum(count)))
-        where, token, place, at, table, length, start = sent(
+        where, token, place, at, table, length, start = to_device(
             self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
         )
         self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
@@ -137,7 +136,7 @@ class Guesser:
         one tensor, which is nobody else's. It takes its turn behind the steps under way, and waits for none."""
         length = np.minimum(self.rows.length, most)
         for part in _parts(rows, length):
-            (where,) = sent(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
+            (where,) = to_device(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
             yield from self._gather(where).split(length[part].tolist())
 
     @property

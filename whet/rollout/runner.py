@@ -1,12 +1,13 @@
 """How a step is computed: the forward over running and new rows, and the draw of one token for each.
 
 The engine decides who runs; a runner turns that into tokens. `EagerRunner` is the plain form, for a CPU and for models
-that no faster path knows: one packed forward of the Hugging Face twin. `graphs.py` has the form for CUDA.
+that no faster path knows: one packed forward of the Hugging Face twin. A faster form is handed to the engine as a
+`RunnerFactory`, such as `whet.fast.graphs.GraphRunners`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, Arm, walk
+from whet.draft.speculation import Speculation
+from whet.model.twin import KVShape
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
-from whet.rollout.rows import Chunk, Rows, sample
+from whet.rollout.rows import Chunk, Flight, Rows, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,19 @@ class Drawn:
 class Runner(Protocol):
     own: frozenset[str]
     """Drafters it serves by itself: a step is told the arm and makes the drafts where it verifies them."""
+    packed: bool
+    """Prompts are fed side by side, without padding: a wave may hold prompts of any lengths."""
+    wave: int
+    """Free slots that a wave waits for while rows run."""
+
+    def begin(self, served: Sequence[tuple[int, Arm]]) -> None:
+        """Does now what every run needs once. served: the arms that will be asked for, with their numbers of rows."""
+
+    def enter(self, first: int) -> None:
+        """Rows from `first` on are new."""
+
+    def leave(self, flight: Flight) -> None:
+        """The flight has no row any more."""
 
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
@@ -85,8 +101,28 @@ class Runner(Protocol):
         """Of its own, since the start, named "rollout/..."."""
 
 
+class RunnerFactory(Protocol):
+    """Makes the runner of an engine, where a faster form than `EagerRunner` is wanted."""
+
+    page: int
+    """Tokens per page of the cache that its runners read best."""
+
+    def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
+        """Why it cannot serve a model with this cache, in a few words; None where it can."""
+
+    def make(
+        self,
+        twin: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        guesser: Guesser | None,
+        speculation: Speculation | None,
+    ) -> Runner: ...
+
+
 class EagerRunner:
     own: frozenset[str] = frozenset()
+    packed, wave = False, 1
 
     def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
         """guesser: the drafter that wants the hidden states, if there is one."""
@@ -131,6 +167,12 @@ class EagerRunner:
         drawn = [sample(logits[numbers, columns[:, j]], draws, count + j) for j in range(most + 1)]
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
         return Drawn(token, log_prob, walk(drafts, size, token)[None], size[None])
+
+    def begin(self, served: Sequence[tuple[int, Arm]]) -> None: ...
+
+    def enter(self, first: int) -> None: ...
+
+    def leave(self, flight: Flight) -> None: ...
 
     def go_ahead(self, running: int, arm: Arm) -> None: ...
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from whet import config
+from whet.tasks.base import Problem, PromptTable, problem_key
 from whet.tasks.build import build_task
 from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import read_json, right_answers, whole_answers
-from whet.tasks.prompts import Problem, PromptTable, problem_key
 from whet.tasks.reading import short
 from whet.tasks.text import MOST_META, TextTask
 from whet.types import Prompt, Rollout, Sampling, Trace

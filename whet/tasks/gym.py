@@ -25,9 +25,8 @@ from typing import Any
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean, read_options
+from whet.tasks.base import PromptTable, did_you_mean, read_options
 from whet.tasks.final import after_thinking, boxed, last_number, marked
-from whet.tasks.prompts import PromptTable
 from whet.types import Prompt
 
 CHUNK = 500

@@ -21,9 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean
+from whet.tasks.base import Problem, did_you_mean
 from whet.tasks.final import boxed
-from whet.tasks.prompts import Problem
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
 SMALL_TEXT = 100

@@ -21,9 +21,8 @@ import numpy as np
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean, read_options
+from whet.tasks.base import Problem, PromptTable, did_you_mean, read_options
 from whet.tasks.matcher import Matcher, right_answers, same_whole
-from whet.tasks.prompts import Problem, PromptTable
 from whet.tasks.reading import (
     SUFFIXES,
     Sheet,

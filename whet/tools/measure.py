@@ -26,7 +26,7 @@ from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
 from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
-from whet.tasks.prompts import problem_key
+from whet.tasks.base import problem_key
 from whet.types import Key, Request, Rollout, Sampling
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Ragged paged attention: the kernels against the reference, and the reference against what it stands for."""
 
 import dataclasses
-import random
 from typing import Any
 
 import pytest
@@ -11,15 +10,9 @@ from hypothesis import strategies as st
 from kernel_env import device, interpreted, needs_triton
 from torch import Tensor
 
-from whet.fast.kernels.attention import (
-    Tile,
-    kernel_lacks,
-    paged_attention,
-    plan_splits,
-    plan_tile,
-    reference,
-    visible,
-)
+from whet.fast.kernels.attention import Tile, kernel_lacks, paged_attention, plan_splits, plan_tile
+from whet.model.ops import paged_attention as reference
+from whet.model.ops import visible
 from whet.model.twin import Block
 
 
@@ -59,16 +52,6 @@ def make(
         "most": max(news),
         "scaling": dim**-0.5,
     }
-
-
-def random_tree(new: int, chooser: random.Random) -> tuple[list[int], list[set[int]]]:
-    """Bits and ancestors (itself included) of each node of a random tree whose parents come before their children."""
-    ancestors: list[set[int]] = []
-    for node in range(new):
-        parent = chooser.randrange(-1, node)
-        ancestors.append({node} | (ancestors[parent] if parent >= 0 else set()))
-    bits = [sum(1 << m for m in seen) for seen in ancestors]
-    return [b - (1 << 64) if b >> 63 else b for b in bits], ancestors
 
 
 def agree(arguments: dict[str, Any], tolerance: float = 2e-6, **more: Any) -> Tensor:
@@ -151,26 +134,6 @@ def test_softcap(splits: int) -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize("window", [None, 3, 40])
-@pytest.mark.parametrize("splits", [1, 2])
-def test_tree(window: int | None, splits: int) -> None:
-    rows = [(5, 40), (1, 7), (64, 80), (0, 9), (9, 9)]
-    chooser = random.Random(1)
-    tree = torch.tensor([bits for new, _ in rows for bits in random_tree(new, chooser)[0]], device=device)
-    agree(make(rows, group=1), tree=tree, window=window, splits=splits)
-
-
-@needs_triton
-def test_chain_as_a_tree_is_plain_causal() -> None:
-    arguments = make([(5, 40), (64, 70)], group=1)
-    tree = torch.tensor([(1 << n + 1) - 1 if n < 63 else -1 for new in (5, 64) for n in range(new)], device=device)
-    for window in (None, 7):
-        torch.testing.assert_close(
-            paged_attention(**arguments, tree=tree, window=window, splits=1), reference(**arguments, window=window)
-        )
-
-
-@needs_triton
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 def test_half_precision(dtype: torch.dtype, tolerance: float) -> None:
     agree(make([(1, 70), (3, 20)], dtype=dtype), tolerance, splits=2)
@@ -217,7 +180,6 @@ def test_tile_does_not_change_the_result() -> None:
     st.sampled_from([4, 32, 64]),
     st.none() | st.integers(1, 70),
     st.sampled_from([1, 2, 3]),
-    st.booleans(),
 )
 def test_any_shape(
     rows: list[tuple[int, int]],
@@ -227,14 +189,9 @@ def test_any_shape(
     page: int,
     window: int | None,
     splits: int,
-    with_tree: bool,
 ) -> None:
     rows = [(new, keys and max(new, keys)) for new, keys in rows]  # the new tokens are among the keys
-    chooser = random.Random(0)
-    tree = [bits for new, _ in rows for bits in random_tree(new, chooser)[0]]
-    arguments = make(rows, kv_heads, group, dim, page=page)
-    chosen = torch.tensor(tree, dtype=torch.int64, device=device) if with_tree else None
-    agree(arguments, window=window, splits=splits, tree=chosen)
+    agree(make(rows, kv_heads, group, dim, page=page), window=window, splits=splits)
 
 
 def test_reference_equals_the_block_of_the_plain_path() -> None:
@@ -255,15 +212,11 @@ def test_reference_equals_the_block_of_the_plain_path() -> None:
 
 
 def test_visible_by_brute_force() -> None:
-    chooser = random.Random(3)
-    bits, ancestors = random_tree(64, chooser)
     for window in (None, 1, 4, 68, 75):
-        got = visible(74, 64, window, torch.tensor(bits), torch.device("cpu"))
-        for node, seen in enumerate(ancestors):
-            depth = {m: 10 + len(ancestors[m]) - 1 for m in seen}
-            expected = [key for key in range(10) if window is None or depth[node] - key < window]
-            expected += [10 + m for m in sorted(seen) if window is None or depth[node] - depth[m] < window]
-            assert got[node].nonzero()[:, 0].tolist() == expected
+        got = visible(74, 64, window, torch.device("cpu"))
+        for place in range(10, 74):
+            expected = [key for key in range(place + 1) if window is None or place - key < window]
+            assert got[place - 10].nonzero()[:, 0].tolist() == expected
 
 
 def test_operator_is_one_node_to_the_compiler() -> None:
@@ -272,7 +225,7 @@ def test_operator_is_one_node_to_the_compiler() -> None:
     tensors = [arguments[name] for name in ("query", "keys", "values", "table", "length", "starts")]
     torch.library.opcheck(
         torch.ops.whet.paged_attention.default,
-        (*tensors, 2, 0.125, 0, 0.0, 1, None),
+        (*tensors, 2, 0.125, 0, 0.0, 1),
         test_utils=("test_schema", "test_faketensor"),
     )
 
@@ -290,8 +243,6 @@ def test_wrong_shapes_are_refused() -> None:
         paged_attention(**{**arguments, "length": arguments["length"].long()})
     with pytest.raises(ValueError, match="one type"):
         paged_attention(**{**arguments, "query": arguments["query"].half()})
-    with pytest.raises(ValueError, match="at most 64"):
-        paged_attention(**{**arguments, "most": 65}, tree=torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def test_plans() -> None:

@@ -179,7 +179,7 @@ def cases(draw: st.DrawFn) -> dict[str, list]:
     return {
         "texts": texts,
         "of": draw(st.lists(st.sampled_from([0, 0, 0, 1, NONE]), min_size=lanes, max_size=lanes)),
-        "kin": [draw(st.lists(anyone, min_size=size, max_size=size)) for _ in range(lanes)],
+        "siblings": [draw(st.lists(anyone, min_size=size, max_size=size)) for _ in range(lanes)],
         "lane": draw(st.lists(anyone, min_size=rows, max_size=rows)),
         "most": draw(st.lists(st.integers(-1, 20), min_size=rows, max_size=rows)),
     }
@@ -187,7 +187,7 @@ def cases(draw: st.DrawFn) -> dict[str, list]:
 
 def assert_plain(path: str, case: dict[str, list], depth: int) -> None:
     wanted = [min(most, depth) for most in case["most"]]
-    rows = [plain(case["texts"], case["of"], case["kin"], *row) for row in zip(case["lane"], wanted, strict=True)]
+    rows = [plain(case["texts"], case["of"], case["siblings"], *row) for row in zip(case["lane"], wanted, strict=True)]
     assert drafted(path, **case, depth=depth) == [row + [NONE] * (depth - len(row)) for row in rows]
 
 

@@ -17,7 +17,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb as apply_partial_rotary_pos_emb
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from whet.fast.kernels.layer import rope_reference, rope_write, write_kv, write_reference
+from whet.fast.kernels.layer import rope_write, write_kv
+from whet.model import ops
 
 PAGE = 4
 TABLE = [[3, 0, 5], [3, 1, 7], [6, 2, 7]]
@@ -46,7 +47,7 @@ class Case:
 
     def run(self, path: str, **norms: Any) -> Tensor:
         """Written into this case's pages."""
-        chosen = rope_write if path == "triton" else rope_reference
+        chosen = rope_write if path == "triton" else ops.rope_write
         return chosen(
             self.qkv,
             self.cos,
@@ -187,7 +188,7 @@ def test_write_kv_takes_any_strides_and_widths(path: str, dtype: torch.dtype) ->
     key = torch.randn(1, 2, len(ROW), 80).to(device, dtype)
     value = torch.randn(1, 2, 24, len(ROW)).to(device, dtype).transpose(2, 3)
     before = c.keys.clone(), values.clone()
-    chosen = write_kv if path == "triton" else write_reference
+    chosen = write_kv if path == "triton" else ops.write_kv
     chosen(key[0].transpose(0, 1), value[0].transpose(0, 1), c.keys, values, c.table, c.row, c.position)
     assert torch.equal(c.keys[:-1], expected(before[0], key))
     assert torch.equal(values[:-1], expected(before[1], value))
@@ -210,7 +211,7 @@ def test_tiles_for_many_tokens(tokens: int, tile: tuple[int, int], monkeypatch: 
     qkv = torch.randn(tokens, (3 + 2 * 1) * dim, device=device)
     cos, sin = torch.rand(2, tokens, dim, device=device)
     found = []
-    for chosen in (rope_write, rope_reference):
+    for chosen in (rope_write, ops.rope_write):
         pages = torch.zeros(2, rows * width + 1, 1, PAGE, dim, device=device)
         query = chosen(qkv, cos, sin, pages[0], pages[1], table, row, position, heads=3, kv_heads=1)
         found.append((query, pages))

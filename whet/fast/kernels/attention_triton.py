@@ -19,58 +19,14 @@ from whet.fast.kernels.attention import Tile, padded, plan_splits, plan_tile
 LOG2E = math.log2(math.e)
 
 
-@triton.jit
-def popcount(bits: tl.tensor) -> tl.tensor:
-    """Set bits of each uint64."""
-    one: tl.constexpr = 0x5555555555555555
-    two: tl.constexpr = 0x3333333333333333
-    four: tl.constexpr = 0x0F0F0F0F0F0F0F0F
-    bits = bits - ((bits >> 1) & one)
-    bits = (bits & two) + ((bits >> 2) & two)
-    bits = (bits + (bits >> 4)) & four
-    bits = bits + (bits >> 8)
-    bits = bits + (bits >> 16)
-    bits = bits + (bits >> 32)
-    return (bits & 127).to(tl.int32)
-
-
-@triton.jit
-def sees(
-    key: tl.tensor,
-    place: tl.tensor,
-    base: tl.tensor,
-    bits: tl.tensor,
-    window: tl.tensor,
-    WINDOW: tl.constexpr,
-    TREE: tl.constexpr,
-) -> tl.tensor:
-    """[rows, keys]: which keys each row sees. `place` counts its ancestors where there is a tree."""
-    if TREE:
-        slot = tl.minimum(tl.maximum(key - base, 0), 63).to(tl.uint64)
-        above = bits[:, None] >> slot[None, :]
-        old = (key < base)[None, :]
-        seen = old | ((above & 1) == 1)
-        if WINDOW:
-            behind = tl.where(old, base + place[:, None] - key[None, :], popcount(above) - 1)
-            seen = seen & (behind < window)
-    else:
-        seen = key[None, :] <= base + place[:, None]
-        if WINDOW:
-            seen = seen & (key[None, :] > base + place[:, None] - window)
-    return seen
-
-
 # fmt: off
 @triton.jit
 def extent(total, count, tile, split, splits, window,  # type: ignore[no-untyped-def]
-           GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr):
+           GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr):
     """First turn and end of a split: an equal share of the turns, N keys each, that any row of the tile sees."""
     base = total - count
-    if TREE:
-        begin, end = base - window + 1, total
-    else:
-        begin = base + tile * M // GROUP - window + 1
-        end = tl.minimum(total, base + (tile * M + M - 1) // GROUP + 1)
+    begin = base + tile * M // GROUP - window + 1
+    end = tl.minimum(total, base + (tile * M + M - 1) // GROUP + 1)
     begin = tl.maximum(begin, 0) // N if WINDOW else 0
     turns = tl.maximum((end + N - 1) // N - begin, 0)
     share = (turns + splits - 1) // splits
@@ -93,11 +49,11 @@ def load_keys(pool, page, within, real, page_stride, token_stride,  # type: igno
 
 @triton.jit(do_not_specialize=["splits", "tiles", "window"])
 def attend_kernel(  # type: ignore[no-untyped-def]
-    query, keys, values, table, length, starts, tree, out, weight, scale, cap, window, tiles, splits,
+    query, keys, values, table, length, starts, out, weight, scale, cap, window, tiles, splits,
     query_token, query_head, keys_page, keys_head, keys_token, values_page, values_head, values_token, table_row,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
+    CAP: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
 ):
     # fmt: on
     program = tl.program_id(0)
@@ -116,7 +72,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     token = (first + place).to(tl.int64)
     member = head * GROUP + row % GROUP
     spot = (token * (HEADS * GROUP) + member) * splits + split
-    begin, end = extent(total, count, tile, split, splits, window, GROUP, M, N, WINDOW, TREE)
+    begin, end = extent(total, count, tile, split, splits, window, GROUP, M, N, WINDOW)
     if SPLIT and begin >= end:
         tl.store(weight + spot, float("-inf"), mask=alive)
         return
@@ -125,10 +81,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     at = query + token[:, None] * query_token + member[:, None] * query_head + dims[None, :]
     q = tl.load(at, mask=alive[:, None] & (dims < D)[None, :], other=0.0)
     q = q.to(tl.float32) if WIDEN else q
-    bits = tl.full([M], 0, tl.uint64)
-    if TREE:
-        bits = tl.load(tree + token, mask=alive, other=0).to(tl.uint64, bitcast=True)
-        place = popcount(bits) - 1
     ONE: tl.constexpr = PAGE % N == 0
     pages = table + line.to(tl.int64) * table_row
     next_page = tl.load(pages + begin * N // PAGE, mask=begin < end, other=0)
@@ -154,7 +106,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAP:  # scale is scaling / c here and cap c * log2(e); tanh(x) = 1 - 2 / (1 + e^2x) holds at infinity too
             scores = cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
-        seen = sees(key, place, total - count, bits, window, WINDOW, TREE) & real[None, :]
+        latest = total - count + place[:, None]  # of the keys that each row of the tile sees
+        seen = (key[None, :] <= latest) & real[None, :]
+        if WINDOW:
+            seen = seen & (key[None, :] > latest - window)
         scores = tl.where(seen, scores, float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 1))
         anchor = tl.where(top == float("-inf"), 0.0, top)  # nothing seen so far: -inf - -inf is no number
@@ -210,7 +165,6 @@ def launch(
     window: int | None = None,
     softcap: float | None = None,
     splits: int = 0,
-    tree: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """`paged_attention` by the kernels, on tensors it has checked; `tile` replaces the planned one, for sweeps."""
@@ -236,7 +190,6 @@ def launch(
         table,
         length.contiguous(),
         starts.contiguous(),
-        tree.contiguous() if tree is not None else starts,
         shares,
         weight,
         scaling / softcap if softcap else scaling * LOG2E,
@@ -259,7 +212,6 @@ def launch(
         BLOCK_DV=padded(value_dim),
         WINDOW=window is not None,
         CAP=softcap is not None,
-        TREE=tree is not None,
         SPLIT=splits > 1,
         AHEAD=tile.ahead,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.fast.kernels.dispatch import _interpreted, has_triton, takes_triton
+from whet.fast.kernels import runs_triton, takes_triton
 from whet.model.noise import noise_bits, uniform
 
 
@@ -183,7 +183,7 @@ def lookup(
         raise ValueError(f"{batch} rows of drafts need a lane and a number of drafts each")
     if any(tensor.dtype != torch.int32 for tensor in (history, written, of, siblings, lane, most, drafts)):
         raise ValueError("texts, lanes and drafts are int32")
-    if (history.is_cuda or _interpreted()) and has_triton():
+    if runs_triton(history):
         from whet.fast.kernels.decode_triton import lookup_launch
 
         lookup_launch(history, written, of, siblings, lane, most, drafts)

@@ -27,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.fast.kernels.dispatch import takes_triton
+from whet.fast.kernels import takes_triton
+from whet.model import ops
 
 
 def rope_write(
@@ -96,7 +97,7 @@ def _rope_write(
             "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
         }
     )
-    chosen = rope_reference
+    chosen = ops.rope_write
     if takes_triton(qkv):
         from whet.fast.kernels.layer_triton import launch_rope_write
 
@@ -154,7 +155,7 @@ def _write_kv(
             "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
         }
     )
-    chosen = write_reference
+    chosen = ops.write_kv
     if takes_triton(key) and takes_triton(value):
         from whet.fast.kernels.layer_triton import launch_write_kv
 
@@ -174,56 +175,6 @@ _write_operator = torch.library.custom_op(
 @_write_operator.register_fake
 def _nothing(*args: object) -> None:
     return None
-
-
-def rope_reference(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
-    """`rope_write` in plain torch: the oracle, and the path without Triton."""
-    query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
-    if q_norm is not None and k_norm is not None:
-        query, key = _rms_norm(query, q_norm, eps), _rms_norm(key, k_norm, eps)
-    write_reference(_rotate(key, cos, sin), value, keys, values, table, row, position)
-    return _rotate(query, cos, sin)
-
-
-def write_reference(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
-) -> None:
-    """`write_kv` in plain torch."""
-    padding, size = row < 0, keys.shape[2]
-    position = position.masked_fill(padding, 0).long()
-    page = table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
-    keys[page, :, position % size] = key
-    values[page, :, position % size] = value
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, d] turned in its first r numbers, pairs r / 2 apart: transformers' half-split convention."""
-    rotary = cos.shape[-1]
-    turned, rest = x[..., :rotary], x[..., rotary:]
-    first, second = turned.chunk(2, -1)
-    turned = turned * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
-    return torch.cat((turned, rest), -1)
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
 
 
 def _check_pages(
@@ -304,9 +255,9 @@ def plan(tokens: int, n: int, k: int, multiprocessors: int) -> GatedTile:
     where there would be too few programs, as a sum over K cannot be split: silu needs the whole.
 
     >>> plan(64, 8960, 1536, 132), plan(2, 8960, 1536, 132)
-    (Tile(rows=64, columns=64, depth=64, stages=4), Tile(rows=64, columns=16, depth=64, stages=5))
+    (GatedTile(rows=64, columns=64, depth=64, stages=4), GatedTile(rows=64, columns=16, depth=64, stages=5))
     >>> plan(64, 1536, 576, 132)
-    Tile(rows=16, columns=64, depth=64, stages=6)
+    GatedTile(rows=16, columns=64, depth=64, stages=6)
     """
     columns, depth, rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64, 64, 64
     while rows > 16 and n < rows * multiprocessors * 3 // 4:

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Pr
 
 from whet.errors import WhetError
 from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
@@ -120,7 +121,7 @@ class Whet(Peer):
             seed=0,
             slots=batch,
             context=-(-context // PAGE) * PAGE,
-            graphs=self.model.device.type == "cuda",
+            runners=GraphRunners() if self.model.device.type == "cuda" else None,
         )
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import WhetError
-from whet.tasks.prompts import PromptTable, problem_hash, problem_key
+from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.types import Prompt
 
 CHAT = ({"role": "user", "content": "1+1?"},)
