@@ -25,7 +25,7 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
-from whet.tools.bench.start import read_outcome, rows_of, write_outcome
+from whet.tools.bench.train import read_outcome, rows_of, write_outcome
 
 COLUMNS = ["step", "tokens", "rollouts", "seconds", "signal", "entropy", "length", "accuracy"]
 

@@ -23,20 +23,20 @@ from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
 from whet.recipe import dump_config
 from whet.tools.bench.document import document
-from whet.tools.bench.matrix import MatrixCell, MatrixPlan, read_plan
-from whet.tools.bench.stand import circumstances
-from whet.tools.bench.start import (
-    COLUMNS,
+from whet.tools.bench.matrix import (
+    MatrixCell,
+    MatrixPlan,
     Start,
     hash_weights,
     make_pool,
     make_start,
     merged,
-    read_outcome,
+    read_plan,
     store_adapter,
     without,
 )
-from whet.tools.bench.train import CellWork, Going, Places, cell_settings, planned
+from whet.tools.bench.stand import circumstances
+from whet.tools.bench.train import COLUMNS, CellWork, Going, Places, cell_settings, planned, read_outcome
 
 KILLED = "uniform-seed0"
 MATRIX = """

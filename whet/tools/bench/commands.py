@@ -118,7 +118,7 @@ def bench_train(
     readme: Annotated[Path, typer.Option(help="Filled in, too, where it has the marks.")] = Path("README.md"),
 ) -> None:
     """Arms and seeds from the same weights, each cell a run; what is done is kept, so it may take several goes."""
-    from whet.tools.bench.matrix import read_plan
+    from whet.tools.bench.matrix import make_start, read_plan
     from whet.tools.bench.train import CellWork, Places, planned
 
     def on_progress(line: str) -> None:
@@ -143,7 +143,6 @@ def bench_train(
     if plan or all(line.state == "done" for line in lines):
         return
     from whet.tools.bench.stand import circumstances
-    from whet.tools.bench.start import make_start
 
     about = circumstances() | ({"commit": commit} if commit else {})
     work = CellWork(

@@ -39,7 +39,7 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
-from whet.tools.bench.start import read_outcome
+from whet.tools.bench.train import read_outcome
 
 COSTS: dict[str, Show] = {"tokens": formats.count, "rollouts": formats.count, "seconds": formats.duration}
 RULE = (
