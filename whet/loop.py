@@ -13,7 +13,7 @@ from typing import Protocol
 
 from whet.assembly import Parts, save_parts
 from whet.config import HELD_OUT
-from whet.curriculum.base import Hearing
+from whet.curriculum.base import Evidence
 from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
 from whet.run import Run
@@ -49,10 +49,10 @@ def train(run: Run, parts: Parts, watcher: Watcher) -> None:
         save(run, parts, metrics, watch)
     while not parts.done and not run.stopping:
         batch, seen = next_batch(run, parts, watch)
-        hearing = Hearing(seen)
-        hearing.emitted(parts.clock())
+        evidence = Evidence(seen)
+        evidence.emitted(parts.clock())
         report = learn(parts, batch, watch)
-        counted = hearing.updated(parts.clock(), parts.curriculum.holds())
+        counted = evidence.updated(parts.clock(), parts.curriculum.holds())
         drafted = train_drafter(parts, seen, watch, watcher.message)
         metrics = rollout_metrics(counted) | step_metrics(parts, batch, seen, report, watch) | drafted
         with watch.timing("save"):
