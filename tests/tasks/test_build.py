@@ -13,10 +13,6 @@ from whet.errors import WhetError
 from whet.tasks.base import Judgement
 from whet.tasks.build import (
     REWARDS,
-    BoxedOptions,
-    FormatOptions,
-    LengthOptions,
-    RepetitionOptions,
     Rewards,
     TaskNames,
     boxed_term,
@@ -190,27 +186,27 @@ def finished(length: int, verdict: str = "right", limit: int = 100, finish: str 
 
 def test_length_of_right_and_wrong() -> None:
     """At 0, half and all of the limit; a third of the way cos(pi/3) = 1/2, so three quarters of the way up."""
-    options = LengthOptions(right_short=2.0, right_long=1.0, wrong_short=-10.0, wrong_long=0.0, cut=-10.0)
-    assert [length_term(finished(n), options) for n in (0, 50, 100)] == pytest.approx([2.0, 1.5, 1.0])
-    assert [length_term(finished(n, "wrong"), options) for n in (0, 50, 100)] == pytest.approx([-10.0, -5.0, 0.0])
-    assert length_term(finished(30, limit=90), options) == pytest.approx(1.75)
-    assert length_term(finished(30, "wrong", limit=90), options) == pytest.approx(-7.5)
-    assert length_term(finished(100, "right", finish="length"), options) == -10.0
+    options = {"right_short": 2.0, "right_long": 1.0, "wrong_short": -10.0, "wrong_long": 0.0, "cut": -10.0}
+    assert [length_term(finished(n), **options) for n in (0, 50, 100)] == pytest.approx([2.0, 1.5, 1.0])
+    assert [length_term(finished(n, "wrong"), **options) for n in (0, 50, 100)] == pytest.approx([-10.0, -5.0, 0.0])
+    assert length_term(finished(30, limit=90), **options) == pytest.approx(1.75)
+    assert length_term(finished(30, "wrong", limit=90), **options) == pytest.approx(-7.5)
+    assert length_term(finished(100, "right", finish="length"), **options) == -10.0
 
 
 def test_length_by_default() -> None:
-    assert length_term(finished(50), LengthOptions()) == pytest.approx(0.75)
-    assert length_term(finished(50, "wrong"), LengthOptions()) == pytest.approx(-0.75)
-    assert length_term(finished(50), LengthOptions(limit=50)) == pytest.approx(0.5)
-    assert length_term(finished(80), LengthOptions(limit=50)) == pytest.approx(0.5), "longer than its own limit"
+    assert length_term(finished(50)) == pytest.approx(0.75)
+    assert length_term(finished(50, "wrong")) == pytest.approx(-0.75)
+    assert length_term(finished(50), limit=50) == pytest.approx(0.5)
+    assert length_term(finished(80), limit=50) == pytest.approx(0.5), "longer than its own limit"
 
 
 def test_repetition() -> None:
-    two = RepetitionOptions(words=2)
-    assert repetition_term("a b c d", two) == 0.0 and repetition_term("a", two) == repetition_term("", two) == 0.0
-    assert repetition_term("a b a b", two) == pytest.approx(-1 / 3)  # ab ba ab
-    assert repetition_term("a a a a a", two) == pytest.approx(-3 / 4)  # aa four times
-    assert repetition_term("loop " * 1_000_000, RepetitionOptions()) == pytest.approx(-1.0, abs=1e-4)
+    two = {"words": 2}
+    assert repetition_term("a b c d", **two) == 0.0 and repetition_term("a", **two) == repetition_term("", **two) == 0.0
+    assert repetition_term("a b a b", **two) == pytest.approx(-1 / 3)  # ab ba ab
+    assert repetition_term("a a a a a", **two) == pytest.approx(-3 / 4)  # aa four times
+    assert repetition_term("loop " * 1_000_000) == pytest.approx(-1.0, abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -228,12 +224,12 @@ def test_repetition() -> None:
     ],
 )
 def test_format(response: str, value: float) -> None:
-    assert format_term(response, FormatOptions()) == value
+    assert format_term(response) == value
 
 
 def test_format_by_tags_and_pattern() -> None:
-    tags = FormatOptions(tags="think answer")
-    assert format_term("<think>a</think>\n<answer>4</answer>\n", tags) == 1.0
+    tags = {"tags": "think answer"}
+    assert format_term("<think>a</think>\n<answer>4</answer>\n", **tags) == 1.0
     for bad in (
         "<answer>4</answer><think>a</think>",
         "<think>a</think>4<answer>4</answer>",
@@ -241,9 +237,9 @@ def test_format_by_tags_and_pattern() -> None:
         "<think>a<think></think><answer>4</answer>",
         "<think>a</think>",
     ):
-        assert format_term(bad, tags) == 0.0, bad
-    pattern = FormatOptions(pattern=r"Answer: \d+\n.*")
-    assert format_term("Answer: 4\nSo\nit is.", pattern) == 1.0 and format_term("x Answer: 4\n", pattern) == 0.0
+        assert format_term(bad, **tags) == 0.0, bad
+    pattern = {"pattern": r"Answer: \d+\n.*"}
+    assert format_term("Answer: 4\nSo\nit is.", **pattern) == 1.0 and format_term("x Answer: 4\n", **pattern) == 0.0
 
 
 def test_boxed() -> None:
@@ -255,25 +251,25 @@ def test_boxed() -> None:
         r"\boxed{4": 0.0,
         "4": 0.0,
     }.items():
-        assert boxed_term(response, BoxedOptions()) == value, response
+        assert boxed_term(response) == value, response
 
 
 def test_options_that_make_no_sense() -> None:
     with pytest.raises(WhetError, match="is no regular expression"):
-        FormatOptions(pattern="(")
+        format_term("", pattern="(")
     with pytest.raises(WhetError, match="not both"):
-        FormatOptions(pattern="a", tags="b")
+        format_term("", pattern="a", tags="b")
     with pytest.raises(WhetError, match='got "<b>"'):
-        FormatOptions(tags="<b>")
+        format_term("", tags="<b>")
     with pytest.raises(WhetError, match="1 word or more"):
-        RepetitionOptions(words=0)
+        repetition_term("", words=0)
 
 
 @given(st.text(max_size=300))
 def test_finite_for_any_text(text: str) -> None:
-    for term in REWARDS.values():
-        if term.reads is str:
-            assert math.isfinite(term.value(text, term.options()))
+    for reads, term in REWARDS.values():
+        if reads is str:
+            assert math.isfinite(term(text))
 
 
 # ---- several weighted rewards: what is computed where, and how they add up

@@ -248,11 +248,13 @@ def problem_text(problem: Problem) -> str:
 
 
 def read_options(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass of a table in the recipe, or raise one sentence, opened by `where`, about the wrong option.
+    """Make a dataclass of a table in the recipe; whether a value makes sense is checked by `kind` itself."""
+    check_options(dataclasses.asdict(kind()), given, where)  # type: ignore[call-overload]
+    return kind(**given)
 
-    The defaults of `kind` show the type of each option; whether a value makes sense is checked by `kind` itself.
-    """
-    defaults = dataclasses.asdict(kind())  # type: ignore[call-overload]
+
+def check_options(defaults: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
+    """Raise one sentence, opened by `where`, about an unknown option or one of another type than its default."""
     for key, value in given.items():
         if key not in defaults:
             raise WhetError(f'{where} has no option "{key}"{did_you_mean(key, defaults)}')
@@ -260,7 +262,6 @@ def read_options(kind: type[T], given: Mapping[str, Any], where: str) -> T:
         accepted = {float: int | float, dict: Mapping}.get(expected, expected)
         if isinstance(value, bool) != (expected is bool) or not isinstance(value, accepted):  # True is no number here
             raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}.")
-    return kind(**given)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -20,15 +20,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from whet import config
 from whet.config import Problems
 from whet.errors import WhetError
-from whet.tasks.base import Judgement, Task, did_you_mean, read_options
+from whet.tasks.base import Judgement, Task, check_options, did_you_mean
 from whet.tasks.chain import ChainTask
 from whet.tasks.final import after_thinking, boxed, tagged
 from whet.tasks.gym import GymTask
@@ -146,35 +145,28 @@ def _import(name: str, spec: str) -> ModuleType:
 # ---- reward terms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormatOptions:
-    pattern: str = ""  # a regular expression that the whole response must match (dots match newlines)
-    tags: str = ""  # tags in order, as "think answer": each opened and closed once, only space between and around them
+def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
+    r"""1 if the response has the wanted form, else 0.
 
-    def __post_init__(self) -> None:
-        if self.pattern and self.tags:
-            raise WhetError('The reward "format" takes a pattern or tags, not both.')
-        try:
-            re.compile(self.pattern)
-        except re.error as error:
-            raise WhetError(f'The pattern of reward "format" is no regular expression: {error}.') from None
-        if bad := [tag for tag in self.tags.split() if not re.fullmatch(r"[\w-]+", tag)]:
-            raise WhetError(f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".')
+    pattern: a regular expression that the whole response must match (dots match newlines). tags: in order, as
+    "think answer", each opened and closed once, with only space between and around them. Without options: thinking,
+    closed once, and after it an answer in \boxed{} or <answer> tags. The opening <think> may be missing: many chat
+    templates write it into the prompt.
 
-
-def format_term(response: str, options: FormatOptions) -> float:
-    r"""1 if the response has the wanted form, else 0. Without options: thinking, closed once, and after it an answer
-    in \boxed{} or <answer> tags. The opening <think> may be missing: many chat templates write it into the prompt.
-
-    >>> format_term(r"<think>2+2</think>It is \boxed{4}.", FormatOptions()), format_term("4", FormatOptions())
+    >>> format_term(r"<think>2+2</think>It is \boxed{4}."), format_term("4")
     (1.0, 0.0)
-    >>> format_term("<think>2+2</think> <answer>4</answer>", FormatOptions(tags="think answer"))
+    >>> format_term("<think>2+2</think> <answer>4</answer>", tags="think answer")
     1.0
     """
-    if options.pattern:
-        return float(re.fullmatch(options.pattern, response, re.DOTALL) is not None)
-    if options.tags:
-        return float(_only_tags(response, options.tags.split()))
+    if pattern and tags:
+        raise WhetError('The reward "format" takes a pattern or tags, not both.')
+    if pattern:
+        try:
+            return float(re.fullmatch(pattern, response, re.DOTALL) is not None)
+        except re.error as error:
+            raise WhetError(f'The pattern of reward "format" is no regular expression: {error}.') from None
+    if tags:
+        return float(_only_tags(response, tags.split()))
     closed, opened = response.count("</think>"), response.count("<think>")
     if closed != 1 or opened > 1 or (opened and not response.lstrip().startswith("<think>")):
         return 0.0
@@ -183,6 +175,8 @@ def format_term(response: str, options: FormatOptions) -> float:
 
 
 def _only_tags(response: str, tags: list[str]) -> bool:
+    if bad := [tag for tag in tags if not re.fullmatch(r"[\w-]+", tag)]:
+        raise WhetError(f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".')
     rest = response
     for tag in tags:
         before, opened, rest = rest.partition(f"<{tag}>")
@@ -194,58 +188,45 @@ def _only_tags(response: str, tags: list[str]) -> bool:
     return not rest.strip()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BoxedOptions:
-    pass
-
-
-def boxed_term(response: str, options: BoxedOptions) -> float:
+def boxed_term(response: str) -> float:
     r"""1 for exactly one \boxed{...} with something in it after the thinking, else 0.
 
-    >>> boxed_term(r"\boxed{4}", BoxedOptions()), boxed_term(r"\boxed{4} or \boxed{5}", BoxedOptions())
+    >>> boxed_term(r"\boxed{4}"), boxed_term(r"\boxed{4} or \boxed{5}")
     (1.0, 0.0)
     """
     answer = after_thinking(response)
     return float(answer.count("\\boxed{") == 1 and bool(boxed(answer)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepetitionOptions:
-    words: int = 20  # length of the runs that are compared
-
-    def __post_init__(self) -> None:
-        if self.words < 1:
-            raise WhetError(f'The reward "repetition" compares runs of 1 word or more, not {self.words}.')
-
-
-def repetition_term(response: str, options: RepetitionOptions) -> float:
+def repetition_term(response: str, *, words: int = 20) -> float:
     """-(1 - distinct runs / runs) over all runs of so many words: 0 where none repeats, towards -1 in a loop.
 
     The n-gram penalty of Yeo et al. 2025 (arXiv 2502.03373, section 4.4), given once per response instead of at the
     repeated tokens, in the normalised form of open-r1. Four words, three runs of two, two of them distinct: -1/3.
 
-    >>> round(repetition_term("so it so it", RepetitionOptions(words=2)), 4)
+    >>> round(repetition_term("so it so it", words=2), 4)
     -0.3333
     """
-    words = response.split(maxsplit=MOST_WORDS)[:MOST_WORDS]
-    runs = len(words) - options.words + 1
+    if words < 1:
+        raise WhetError(f'The reward "repetition" compares runs of 1 word or more, not {words}.')
+    said = response.split(maxsplit=MOST_WORDS)[:MOST_WORDS]
+    runs = len(said) - words + 1
     if runs < 1:
         return 0.0
-    distinct = len({hash(tuple(words[i : i + options.words])) for i in range(runs)})
+    distinct = len({hash(tuple(said[i : i + words])) for i in range(runs)})
     return distinct / runs - 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthOptions:
-    right_short: float = 1.0
-    right_long: float = 0.5
-    wrong_short: float = -1.0
-    wrong_long: float = -0.5
-    cut: float = -1.0  # value of a response that was cut at the limit
-    limit: int = 0  # tokens of the longest response; 0 is the rollout's own limit
-
-
-def length_term(rollout: Rollout, options: LengthOptions) -> float:
+def length_term(
+    rollout: Rollout,
+    *,
+    right_short: float = 1.0,
+    right_long: float = 0.5,
+    wrong_short: float = -1.0,
+    wrong_long: float = -0.5,
+    cut: float = -1.0,  # value of a response that was cut at the limit
+    limit: int = 0,  # tokens of the longest response; 0 is the rollout's own limit
+) -> float:
     r"""A cosine from the value of an empty response to that of one at the limit, with other ends for wrong answers.
 
         long + (short - long) / 2 * (1 + cos(pi * length / limit))
@@ -256,25 +237,18 @@ def length_term(rollout: Rollout, options: LengthOptions) -> float:
     of both ends: 0.75 for a right response, -0.75 for a wrong one.
     """
     if rollout.finish == "length":
-        return options.cut
-    share = min(1.0, rollout.length / (options.limit or rollout.sampling.max_tokens))
-    right = rollout.verdict == "right"
-    short = options.right_short if right else options.wrong_short
-    long = options.right_long if right else options.wrong_long
+        return cut
+    share = min(1.0, rollout.length / (limit or rollout.sampling.max_tokens))
+    short, long = (right_short, right_long) if rollout.verdict == "right" else (wrong_short, wrong_long)
     return long + (short - long) / 2 * (1 + math.cos(math.pi * share))
 
 
-class Term(NamedTuple):
-    reads: type  # str (the response) or Rollout
-    options: type
-    value: Callable[[Any, Any], float]
-
-
-REWARDS: dict[str, Term] = {
-    "format": Term(str, FormatOptions, format_term),
-    "boxed": Term(str, BoxedOptions, boxed_term),
-    "repetition": Term(str, RepetitionOptions, repetition_term),
-    "length": Term(Rollout, LengthOptions, length_term),
+# Name -> what the term reads (the response or the rollout), and its function; the keyword arguments are its options.
+REWARDS: dict[str, tuple[type, Callable[..., float]]] = {
+    "format": (str, format_term),
+    "boxed": (str, boxed_term),
+    "repetition": (str, repetition_term),
+    "length": (Rollout, length_term),
 }
 
 
@@ -326,12 +300,16 @@ class Rewards:
         return reward, terms
 
     def _add(self, name: str, entry: config.Reward) -> None:
-        if (term := REWARDS.get(entry.name)) is not None:
-            options: Any = read_options(term.options, entry.options, f'The reward "{entry.name}"')
-            if term.reads is Rollout:
-                self._of_rollout[name] = lambda rollout: term.value(rollout, options)
+        if entry.name in REWARDS:
+            reads, term = REWARDS[entry.name]
+            check_options(
+                inspect.getfullargspec(term).kwonlydefaults or {}, entry.options, f'The reward "{entry.name}"'
+            )
+            if reads is Rollout:
+                self._of_rollout[name] = lambda rollout: term(rollout, **entry.options)
             else:
-                self._of_text[name] = lambda prompt, response: term.value(response, options)
+                term("", **entry.options)  # refuses values that make no sense
+                self._of_text[name] = lambda prompt, response: term(response, **entry.options)
         elif ":" not in entry.name:
             raise WhetError(
                 f'There is no reward "{entry.name}"{did_you_mean(entry.name, REWARDS)}'

@@ -69,7 +69,7 @@ class GymTask:
         name, datasets = self.options.dataset, factory.DATASETS
         if name == "composite":
             raise WhetError(
-                "Task gym takes one dataset an entry; write a [[data]] entry with a weight for each instead."
+                "Task gym takes one dataset per entry; write a [[data]] entry with a weight for each instead."
             )
         if name not in datasets:
             raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}')

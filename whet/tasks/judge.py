@@ -36,7 +36,7 @@ def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str
     return judgement.score, dict(judgement.terms)
 
 
-class Judge(AbstractContextManager):  # type: ignore[type-arg]
+class Judge(AbstractContextManager):
     """A pool of worker processes.
 
     judges: by `Prompt.task`. decode: makes text of `trace.ids`. truncated: what becomes of a training response that

@@ -1,17 +1,16 @@
-r"""`whet data prepare`: from a problem set to the part of it that is worth training on, once, before any run.
+"""`whet data prepare`: from a problem set to the part of it that is worth training on, once, before any run.
 
-Leaves out answers that no response could match, problems that contradict themselves, repeats, what stands in an
-evaluation set, and what a model always or never solves; then takes a stratified sample. `prepare` is the pipeline on a
-table, `prepare_file` reads and writes the files. Loads no model: pass rates come from the file of a probe. Whether
-a problem is clear, or needs a figure that is not there, nobody looks at.
+The command calls `prepare_file`, which reads and writes the files around `prepare`. It leaves out answers that no
+response could match, problems that contradict themselves, repeats, problems of an evaluation set, and problems that a
+model always or never solves; then it takes a stratified sample. It loads no model: pass rates come from the file of a
+probe. Whether a problem is clear, or needs a figure that is missing, is not checked.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,10 @@ from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt
 
-Lines = list[tuple[str, str]]
-"""(what, value) pairs for the terminal."""
+Lines = list[tuple[str, str]]  # (what, value) pairs for the terminal
 
 RESPONSES = "responses.jsonl"
-BINS = 5
-"""Of pass rates, where the data has no levels."""
+BINS = 5  # bins of pass rates, where the data has no levels
 
 
 def prepare_file(
@@ -46,11 +43,11 @@ def prepare_file(
     size: int = 0,
     seed: int = 0,
 ) -> Lines:
-    """Writes what is left of `entry` to `out`, which `[[data]] path` reads. Returns what was left out, and why.
+    """Write what is left of `entry` to `out`, which `[[data]] path` reads, and return what was left out, and why.
 
     folder: where short names are looked for first. against: evaluation sets whose problems must not be trained on.
     pass_rates: a probe's folder or its responses.jsonl, or JSON lines of {"id": ..., "pass_rate": ...}.
-    size: at most so many problems, the levels (or pass rates) in the shares they have; 0 keeps all.
+    size: most problems to keep, the levels (or pass rates) in the shares they have; 0 keeps all.
     """
     if out.suffix != ".jsonl":
         raise WhetError(f"{out} must end in .jsonl, so that [[data]] can read it.")
@@ -61,8 +58,14 @@ def prepare_file(
     rates = read_pass_rates(pass_rates) if pass_rates else {}
     if pass_rates and not any(prompt_id in rates for prompt_id in table.ids):
         raise WhetError(f"None of the {len(rates):,} prompts of {pass_rates} is in {task.origin}; probe this data.")
-    sets = {name: eval_keys(name, folder) for name in against}
-    usable = (lambda prompt: True) if entry.reward or "answer" not in task.columns else partial(is_usable, task)
+    held_out = {name: _read(config.Eval(path=name), folder).prompts("eval", 0).problems for name in against}
+    sets = {name: set(map(problem_key, problems)) for name, problems in held_out.items()}
+    judged = not entry.reward and "answer" in task.columns
+
+    def usable(prompt: Prompt) -> bool:
+        """Whether a response that gives the data's own answer, where the task looks for it, would be right."""
+        return not judged or gold_score(task, prompt) == 1.0
+
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
     files.make_folder(out.parent)
     files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
@@ -73,14 +76,14 @@ def prepare(
     table: PromptTable,
     *,
     usable: Callable[[Prompt], bool],
-    against: Mapping[str, frozenset[int]],
+    against: Mapping[str, Set[int]],
     rates: Mapping[str, float],
     size: int = 0,
     seed: int = 0,
 ) -> tuple[list[int], Lines]:
     """The rows to keep, in order, and how many were left out by each rule; a row counts for the first that it meets.
 
-    against: problem keys by evaluation set. rates: pass rates by prompt id; who has none is neither easy nor hard.
+    against: problem keys by evaluation set. rates: pass rates by prompt id; one without is neither easy nor hard.
     """
     keys = [problem_key(problem) for problem in table.problems]
     fit = [usable(prompt) for prompt in table]
@@ -121,7 +124,8 @@ def prepare(
         kept = stratified(kept, strata, size, seed)
         report.append(("left out: not in the sample", f"{len(strata) - size:,}"))
         strata = _strata(table, kept, rates)
-    return kept, [*report, ("kept", f"{len(kept):,}"), *_told(strata)]
+    shares = [(f"kept: {stratum}", f"{n:,}") for stratum, n in sorted(Counter(strata).items())[:20] if stratum]
+    return kept, [*report, ("kept", f"{len(kept):,}"), *shares]
 
 
 def stratified(rows: Sequence[int], strata: Sequence[Hashable], size: int, seed: int) -> list[int]:
@@ -139,17 +143,8 @@ def stratified(rows: Sequence[int], strata: Sequence[Hashable], size: int, seed:
     return sorted(int(row) for some in chosen for row in some)
 
 
-def is_usable(task: TextTask, prompt: Prompt) -> bool:
-    """Whether a response that gives the data's own answer, where the task looks for it, would be right."""
-    return gold_score(task, prompt) == 1.0
-
-
-def eval_keys(name: str, folder: str) -> frozenset[int]:
-    return frozenset(map(problem_key, _read(config.Eval(path=name), folder).prompts("eval", 0).problems))
-
-
 def read_pass_rates(path: Path) -> dict[str, float]:
-    """By prompt id: given, or counted from judged rollouts."""
+    """Pass rates by prompt id: given, or counted from judged rollouts."""
     sheet = read_file(path / RESPONSES if path.is_dir() else path)
     names = next((name for name in ("prompt_id", "id") if name in sheet.names), "")
     if not names or not {"pass_rate", "verdict"} & set(sheet.names):
@@ -157,12 +152,16 @@ def read_pass_rates(path: Path) -> dict[str, float]:
             f'{sheet.origin} holds no pass rates: its rows should read {{"id": ..., "pass_rate": ...}}, '
             "or be the responses of a probe."
         )
-    ids = [_plain_id(str(name)) for name in sheet.column(names)]
+    # An evaluation names its prompts eval:SET:ID.
+    ids = [name.split(":", 2)[-1] if name.startswith("eval:") else name for name in map(str, sheet.column(names))]
     if "pass_rate" in sheet.names:
-        return {
-            i: _rate(v, f"{sheet.origin}, {sheet.place(row)}")
-            for row, (i, v) in enumerate(zip(ids, sheet.column("pass_rate"), strict=True))
-        }
+        rates = sheet.column("pass_rate")
+        for row, rate in enumerate(rates):
+            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+                raise WhetError(
+                    f"{sheet.origin}, {sheet.place(row)}: pass_rate should be a number from 0 to 1, got {rate!r}."
+                )
+        return dict(zip(ids, map(float, rates), strict=True))
     counts: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
     for prompt_id, verdict in zip(ids, sheet.column("verdict"), strict=True):
         counts[prompt_id][0] += verdict == "right"
@@ -171,7 +170,7 @@ def read_pass_rates(path: Path) -> dict[str, float]:
 
 
 def _read(entry: config.Problems, folder: str) -> TextTask:
-    """Without math-verify: no formula is compared here."""
+    """Build the task without math-verify: no formula is compared here."""
     if entry.kind in TASKS.keys() - READS_DATA:
         raise WhetError(f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data.")
     task = build_task(entry.model_copy(update={"options": {**entry.options, "matcher": "exact"}}), folder=folder)
@@ -179,31 +178,18 @@ def _read(entry: config.Problems, folder: str) -> TextTask:
     return task
 
 
-def _plain_id(prompt_id: str) -> str:
-    """An evaluation names its prompts eval:SET:ID."""
-    return prompt_id.split(":", 2)[-1] if prompt_id.startswith("eval:") else prompt_id
-
-
-def _rate(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise WhetError(f"{where}: pass_rate should be a number from 0 to 1, got {value!r}.")
-    return float(value)
-
-
 def _contradicted(pairs: Iterable[tuple[int, str]]) -> set[int]:
-    """Problems that stand there with different answers: at least one is wrong, and nobody knows which."""
+    """Problems that occur with different answers: at least one is wrong, and it is unknown which."""
     first: dict[int, str] = {}
-    found = set()
-    for key, answer in pairs:
-        other = first.setdefault(key, answer)
-        if answer != other and not _agree(answer, other):
-            found.add(key)
-    return found
+    return {key for key, answer in pairs if not _agree(answer, first.setdefault(key, answer))}
 
 
 def _agree(answer: str, other: str) -> bool:
-    pairs = [(a, b) for a in right_answers(answer) for b in right_answers(other)]
-    return any(Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False) for a, b in pairs)
+    return answer == other or any(
+        Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False)
+        for a in right_answers(answer)
+        for b in right_answers(other)
+    )
 
 
 def _strata(table: PromptTable, rows: Sequence[int], rates: Mapping[str, float]) -> list[str]:
@@ -224,12 +210,8 @@ def _bin(rate: float) -> str:
     return f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
 
 
-def _told(strata: Sequence[str]) -> Lines:
-    return [(f"kept: {stratum}", f"{n:,}") for stratum, n in sorted(Counter(strata).items())[:20] if stratum]
-
-
 def _records(task: TextTask, rows: Sequence[int], rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """Rows that read back as the same prompts: ids that the data gave stay, the others are found again."""
+    """Rows that read back as the same prompts: ids of the data are written, hashes are found again."""
     table = task.prompts("train", 0)
     worked = task.solutions(np.random.default_rng(0), task.worked) if task.worked else []
     solutions = {prompt.id: text for prompt, text in worked}
