@@ -56,8 +56,9 @@ def test_an_arm_that_fails_ends_the_experiment_in_its_own_words(tmp_path: Path) 
         train_arms(arms, Console(file=io.StringIO()))
 
 
+@pytest.mark.slow
 def test_an_arm_that_is_stopped_leaves_the_others_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     long, short = tmp_path / "long", tmp_path / "short"
     own = {"data.0.reward": "small_run:even_digits", "eval.0.reward": "small_run:even_digits"}
     sets = [f"{key}={value}" for key, value in own.items()]
