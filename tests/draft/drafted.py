@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from whet.draft.buffer import DataBuffer
+from whet.draft.eagle import EagleHead
 from whet.model.load import tiny_model
 
 VOCABULARY = 23
@@ -47,6 +48,13 @@ def filled(model: Any, lengths: tuple[int, ...] = (9, 5, 17, 12), prompt: int = 
         ids = torch.randint(VOCABULARY, (length,), generator=random)
         buffer.add(f"r{i}", 0, ids, hidden_of(model, ids)[:-1], prompt)
     return buffer
+
+
+def attach_slots(head: EagleHead, slots: int, context: int) -> None:
+    """Pages of its own, each a whole row, for use apart from an engine: the table of row i is [i]."""
+    size = (slots + 1, head.shape.kv_heads, context, head.shape.dim)
+    keys, values = (torch.zeros(size, dtype=head.dtype, device=head.fc.device) for _ in range(2))
+    head.attach(keys, values, context)
 
 
 def numbers(values: Any) -> Tensor:

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from drafted import VOCABULARY, hidden_of, numbers, qwen3_target, target
+from drafted import VOCABULARY, attach_slots, hidden_of, numbers, qwen3_target, target
 from kernel_env import device, needs_triton
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
@@ -146,7 +146,7 @@ def test_padding_and_the_end_of_the_table_touch_no_page() -> None:
 def test_slots_serve_apart_from_an_engine() -> None:
     model = target()
     head = eagle_head(model, seed=1)
-    head.attach_slots(1, 32)
+    attach_slots(head, 1, 32)
     ids = torch.arange(9) % VOCABULARY
     hidden = hidden_of(model, ids)[:-1]
     last = extend(head, numbers([[0]]), [(0, hidden, ids[1:])])
@@ -226,7 +226,7 @@ def test_a_graph_drafts_what_a_call_drafts() -> None:
     model = target(torch.bfloat16).cuda()
     head = eagle_head(model, draft_ids=torch.arange(2, 20), seed=1)
     head.ops = KERNELS
-    head.attach_slots(4, 64)
+    attach_slots(head, 4, 64)
     table = torch.arange(4, dtype=torch.int32, device="cuda")[:, None]
     hidden = torch.randn(4, 32, device="cuda", dtype=torch.bfloat16)
     ids = torch.tensor([3, 4, 5, 6], dtype=torch.int32, device="cuda")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from whet.fast.graphs import GraphRunner
 from whet.fast.lanes import LANE, LENGTH
 from whet.rollout.engine import LocalEngine
 from whet.rollout.guesser import Guesser
+
+sys.path.append(str(Path(__file__).parent.parent / "draft"))
+from drafted import attach_slots
 
 FORMS: list[dict[str, Any]] = [
     {},
@@ -143,7 +148,7 @@ def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
     """Whatever came before: what the engine asks to verify is what the drafter says of the whole text at once."""
     model = target()
     head, alone = eagle_head(model, seed=3), eagle_head(model, seed=3)
-    alone.attach_slots(1, 64)
+    attach_slots(alone, 1, 64)
     engine = drafting(model, head, [OFF, Arm("eagle", 4), Arm("eagle", 2)], **form)
     seen: list[tuple[list[int], list[int]]] = []
     verify = engine.runner.verify

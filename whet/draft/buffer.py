@@ -1,13 +1,12 @@
-"""The data buffer: what the target has written lately, with the hidden states it computed while doing so.
+"""The data buffer: what the target has written lately, with the hidden states that it computed while doing so.
 
-Whoever runs the target adds finished rollouts; the drafter's trainer samples windows of them. Hidden states lie on the
-device where the trainer wants them (to bring them to the host would make it wait at every rollout's end), and are
-measured in tokens. A drafter trains before the longest responses of a step exist, so those of the last one stay: when a
-step begins, of the last one only the longest quarter is kept, and nothing of those before (TLT, "one-step-off"). Beyond
-capacity the lengths share alike (OURS): the class of lengths (by powers of two) that holds the most tokens loses its
-oldest entry. A lesson takes a share of a step's tokens, so not all that end are wanted (`wants`, OURS).
-
-What it holds and gives follows from what was added and from the key of the sample alone. It knows no model.
+The engine adds finished rollouts (`rollout.guesser`); the drafter's trainer samples windows of them. Hidden states lie
+on the device where the trainer wants them, since moving them to the host would make it wait at every rollout's end.
+A drafter trains before the longest responses of a step exist, so when a step begins the longest quarter of the last
+one is kept, and nothing older (TLT, "one-step-off"). Beyond capacity the lengths share alike (OURS): the class of
+lengths (by powers of two) that holds the most tokens loses its oldest entry. A lesson takes a share of a step's tokens,
+so not all that end are wanted (`wants`, OURS). What it holds and gives follows only from what was added and from the
+key of the sample.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ from torch import Tensor
 
 from whet.errors import WhetError
 
-KEPT = 0.25
-"""Share of the last step's entries that stay, the longest."""
-FEW = 4096
-"""Tokens of a step below which all that ends is wanted."""
-SCRAP = 8
-"""Pairs below which the rest of a sample's room is left empty, rather than filled with a snippet without context."""
+KEPT = 0.25  # share of the last step's entries that stay, the longest
+FEW = 4096  # tokens of a step below which all that ends is wanted
+SCRAP = 8  # pairs below which the rest of a sample's room stays empty: a snippet has no context
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +38,9 @@ class BufferEntry:
 
     uid: str
     step: int
-    ids: Tensor
-    """int64 [tokens]."""
-    hidden: Tensor
-    """[tokens or less, width]."""
-    prompt: int
-    """Tokens of the prompt: guesses of these are not trained."""
+    ids: Tensor  # int64 [tokens]
+    hidden: Tensor  # [tokens or less, width]
+    prompt: int  # tokens of the prompt: guesses of these are not trained
 
     def __len__(self) -> int:
         return len(self.hidden)
@@ -66,33 +59,28 @@ class Window:
 
 
 class DataBuffer:
-    def __init__(
-        self, capacity: int, *, kept: float = KEPT, share: float = 1.0, device: torch.device | str = "cpu"
-    ) -> None:
-        """share: of a step's tokens, what a lesson trains on."""
+    def __init__(self, capacity: int, *, share: float = 1.0, device: torch.device | str = "cpu") -> None:
+        """capacity: in tokens; share: the part of a step's tokens that a lesson trains on."""
         if capacity < 2:
             raise WhetError(f"A buffer of {capacity} tokens holds no pair to train a drafter on; give it at least 2.")
-        self.capacity, self.kept, self.share, self.device = capacity, kept, share, torch.device(device)
+        self.capacity, self.share, self.device = capacity, share, torch.device(device)
         self.step = 0
-        self.entries: list[BufferEntry] = []
-        """In the order they came."""
-        self.tokens = 0
-        """Of all entries: counted as they come and go, since rollouts end while a GPU may wait."""
-        self._held = Counter[int]()
-        """The same by classes of lengths."""
-        self._lengths: list[list[int]] = [[], []]
-        """Of rollouts that ended, in the last step and in this one, sorted."""
-        self._ended = self._fair = 0
-        """Tokens that ended in this step, and of these wanted whatever their length."""
+        self.entries: list[BufferEntry] = []  # in the order they came
+        self.tokens = 0  # of all entries: counted as they come and go, since rollouts end while a GPU may wait
+        self._held = Counter[int]()  # tokens by class of lengths
+        self._lengths: list[list[int]] = [[], []]  # of rollouts that ended in the last step and in this one, sorted
+        self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
     def wants(self, step: int, tokens: int) -> bool:
-        """Whether a rollout that has just ended is worth its memory: to be asked once of each, before its hidden
-        states are looked for. OURS: those whose turn it is (`due`), and the longest for the step to come."""
+        """Whether a rollout that has just ended is worth its memory; call it once for each rollout.
+
+        OURS: the rollouts whose turn it is (`due`), and the longest ones for the step to come.
+        """
         if self.share <= 0 or tokens < 2:
             return False
         self._turn(step)
         mine = due(self._fair, self._ended, self.share)
-        wanted = mine or among_longest(tokens, self._lengths, self.kept)
+        wanted = mine or among_longest(tokens, self._lengths, KEPT)
         insort(self._lengths[1], tokens)
         self._ended += tokens
         self._fair += tokens if mine else 0
@@ -101,10 +89,9 @@ class DataBuffer:
     def add(
         self, uid: str, step: int, ids: Tensor | np.ndarray | Sequence[int], hidden: Tensor, prompt: int = 0
     ) -> None:
-        """A finished rollout, prompt and response; copied. Steps must not fall.
+        """Copy a finished rollout, prompt and response. Steps must not decrease.
 
-        Two hidden states make the first pair: shorter ones teach nothing and are left out; what is longer than the
-        buffer is cut at its end.
+        Rollouts with less than two hidden states hold no pair and are left out; longer ones than the buffer are cut.
         """
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
         if step < self.step:
@@ -120,9 +107,9 @@ class DataBuffer:
             self._evict()
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
-        """Windows of at most `tokens` pairs together, longest first: entries in an order drawn from `key`.
+        """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`.
 
-        An entry longer than the room left gives a window of it at a place drawn as well.
+        An entry that is longer than the room left gives a window at a drawn place.
         """
         random = np.random.default_rng(list(key))
         windows: list[Window] = []
@@ -143,7 +130,7 @@ class DataBuffer:
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON; with `tensors` all there is to continue from."""
+        """JSON; together with `tensors` it is the whole state."""
         described = [[e.uid, e.step, e.prompt, len(e.ids), len(e)] for e in self.entries]
         seen = {"lengths": [list(part) for part in self._lengths], "ended": self._ended, "fair": self._fair}
         return {"step": self.step, "entries": described, **seen}
@@ -166,7 +153,7 @@ class DataBuffer:
             self._put(BufferEntry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
 
     def close(self) -> None:
-        """There are no more lessons: it lets go of all it has, and wants nothing."""
+        """Drop all entries and want nothing more: there are no more lessons."""
         self.share = 0.0
         self._clear()
 
@@ -185,7 +172,7 @@ class DataBuffer:
         if step <= self.step:
             return
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
-        longest = {id(e) for e in last[: math.ceil(self.kept * len(last))]}
+        longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
         entries = [e for e in self.entries if id(e) in longest]
         self._clear()
         for entry in entries:
@@ -194,7 +181,7 @@ class DataBuffer:
         self._lengths = [self._lengths[1], []]
 
     def _evict(self) -> None:
-        """Never the newest, which fits by itself."""
+        """Drop one entry, never the newest, which fits by itself."""
         newest, held = self.entries[-1], self._held.copy()
         held[_class(newest)] -= len(newest)
         fullest = max(held, key=lambda c: (held[c], c))
@@ -205,9 +192,9 @@ class DataBuffer:
 
 
 def due(fair: int, ended: int, share: float) -> bool:
-    """Whether the next rollout is wanted whatever its length, when of `ended` tokens so many were (OURS).
+    """Whether the next rollout is wanted whatever its length, when `fair` of `ended` tokens were (OURS).
 
-    A lesson trains on a share of them; twice that leaves it a choice. Of a small step all are.
+    A lesson trains on a share of them; twice that leaves it a choice. In a small step all are wanted.
 
     >>> [due(fair, 100_000, 0.2) for fair in (4_095, 40_000, 40_001)]
     [True, True, False]
@@ -218,9 +205,9 @@ def due(fair: int, ended: int, share: float) -> bool:
 
 
 def among_longest(tokens: int, lengths: Sequence[Sequence[int]], kept: float) -> bool:
-    """Whether less than `kept` of these lengths, each part of them sorted, are as long or longer (OURS).
+    """Whether less than a share `kept` of these lengths, each part sorted, are as long or longer (OURS).
 
-    The last step's are among them: rollouts that begin together end the shortest first, each the longest so far.
+    The last step's lengths are among them: rollouts that begin together end the shortest first.
 
     >>> [among_longest(n, ([10, 20, 30, 40], [10, 20, 30, 40]), 0.25) for n in (30, 31, 40, 41)]
     [False, False, False, True]

@@ -1,19 +1,16 @@
 """The EAGLE-style drafter: one decoder layer that guesses the target's next hidden state, and so its next tokens.
 
-`eagle_head` makes one for a target. A pair is (h_t, x_{t+1}): the target's last hidden state after token t, past its
-final norm, and the token that came next; the layer's output stands for h_{t+1}, and the target's own head turns it
-into a guess of x_{t+2}. The pair of t lies at position t: a row whose target caches L tokens, the newest token x_L
-not among them, has exactly L pairs, so keys and values lie in pages parallel to the target's, under its own table.
+`eagle_head` makes one for a target; `rollout.guesser` drafts with it, `draft.training` trains it. A pair is
+(h_t, x_{t+1}): the target's last hidden state after token t, past its final norm, and the token that came next. The
+layer's output stands for h_{t+1}, and the target's own head turns it into a guess of x_{t+2}. The pair of t lies at
+position t, so keys and values lie in pages parallel to the target's, under its own table.
 
     x = fc [embedding(x_{t+1}), h_t];  x = x + attention(x);  x = x + mlp(norm(x));  logits = head(x)
 
-That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias.
-The layer is a Llama layer in the target's sizes whatever the family (OURS): it is the one that both vLLM and SGLang
-load for an EAGLE-1 drafter. Embedding, head and rotary angles are the target's very tensors: read, never trained.
-
-Training runs `forward` over packed documents, drafting runs `extend` and `draft` over pages; both are these lines.
-No host reads, sizes from shapes alone: they can be captured as a graph. What is drafted may be wrong, never harmful:
-verification is the target's. Rows, pages and versions of rollouts are not known here; training is in `training`.
+That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias. It is a
+Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load for an EAGLE-1 drafter.
+Embedding, head and rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing
+on the host and take sizes from shapes alone, so they can be captured as a graph.
 """
 
 from __future__ import annotations
@@ -33,6 +30,8 @@ from whet.model.head import Head, head_of
 from whet.model.ops import FAMILIES, PLAIN
 from whet.model.packing import Boundaries, attention
 
+# Shapes: B rows, T pairs, `width` hidden size of the target, d head size.
+
 
 @dataclass(frozen=True, slots=True)
 class EagleShape:
@@ -40,14 +39,13 @@ class EagleShape:
     inner: int
     heads: int
     kv_heads: int
-    dim: int
-    """Of one head."""
+    dim: int  # size of one head
     eps: float
 
 
 @dataclass(frozen=True, slots=True)
 class Borrowed:
-    """What the drafter reads of its target. Never trained, saved or published."""
+    """The parts of the target that the drafter reads. They are never trained, saved or published."""
 
     embedding: Tensor
     head: Head
@@ -55,7 +53,7 @@ class Borrowed:
 
 
 class EagleHead(nn.Module):
-    """Its parameters are what is trained, and all there is in its state dict."""
+    """Its parameters are what is trained, and its whole state dict."""
 
     def __init__(
         self,
@@ -68,14 +66,14 @@ class EagleHead(nn.Module):
     ) -> None:
         super().__init__()
         self.shape, self.dtype = shape, dtype or target.embedding.dtype
-        self._borrowed = [target]  # in a list, or the rotary module would count as one of ours
+        self._borrowed = [target]  # in a list, or the rotary module would become a submodule
         device = target.embedding.device
         width, inner, attended = shape.hidden, shape.inner, shape.heads * shape.dim
         random = torch.Generator().manual_seed(seed)
 
         def fresh(*size: int) -> nn.Parameter:
-            """Outputs as large as inputs: from there a drafter learns in a fraction of the tokens it takes from the
-            0.02 of most configs (OURS)."""
+            """Outputs as large as inputs (OURS): a drafter learns in a fraction of the tokens that it needs from the
+            0.02 of most configs."""
             return nn.Parameter((torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype))
 
         self.fc = fresh(width, 2 * width)
@@ -84,21 +82,19 @@ class EagleHead(nn.Module):
         self.norm = nn.Parameter(torch.ones(width, device=device, dtype=self.dtype))
         self.gate_up = fresh(2 * inner, width)
         self.down = fresh(width, inner)
+        # The target's ids of the draft vocabulary, or None where it is all of them.
         self.draft_ids = None if draft_ids is None else draft_ids.to(device, torch.int64)
-        """The target's ids of the draft vocabulary, or None where it is all of them."""
         self.draft_head = _rows_of(target.head, self.draft_ids)
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
-        self.version = 0
-        """Counts publications."""
-        self.ops = PLAIN
-        """What `extend` and `draft` compute with; kernels may be handed in, before anything is captured."""
+        self.version = 0  # counts publications
+        self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
 
     @property
     def target(self) -> Borrowed:
         return self._borrowed[0]
 
     def copy(self, dtype: torch.dtype | None = None) -> EagleHead:
-        """With parameters of its own and the same target and draft vocabulary: what a trainer works on."""
+        """A copy with its own parameters and the same target and draft vocabulary, for a trainer."""
         twin = EagleHead(self.shape, self.target, dtype=dtype or self.dtype)
         twin.draft_ids, twin.draft_head, twin.ops = self.draft_ids, self.draft_head, self.ops
         twin.take(self)
@@ -106,26 +102,24 @@ class EagleHead(nn.Module):
 
     @torch.no_grad()
     def take(self, other: EagleHead) -> None:
-        """The parameters of `other`, written in place: graphs that were captured with ours stay valid."""
+        """Copy the parameters of `other` in place: graphs that were captured with ours stay valid."""
         for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
             mine.copy_(theirs)
         self.version += 1
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """The draft vocabulary's rows of the target's head, gathered anew in place: call it when the target moved."""
+        """Gather the draft vocabulary's rows of the target's head again, in place, after the target changed."""
         if self.draft_ids is None:
             return
-        for ours, theirs in (
-            (self.draft_head.weight, self.target.head.weight),
-            (self.draft_head.bias, self.target.head.bias),
-        ):
-            if ours is not None and theirs is not None:
-                torch.index_select(theirs.detach(), 0, self.draft_ids, out=ours)
+        ours, theirs = self.draft_head, self.target.head
+        torch.index_select(theirs.weight.detach(), 0, self.draft_ids, out=ours.weight)
+        if ours.bias is not None and theirs.bias is not None:
+            torch.index_select(theirs.bias.detach(), 0, self.draft_ids, out=ours.bias)
 
     @torch.no_grad()
     def speak(self, ids: Tensor | None) -> None:
-        """Another draft vocabulary of the same size, written in place: graphs and trainers share it."""
+        """Change to another draft vocabulary of the same size, in place: graphs and trainers share it."""
         assert self.draft_ids is not None and ids is not None and len(ids) == len(self.draft_ids)
         self.draft_ids.copy_(ids)
         self.refresh()
@@ -133,7 +127,7 @@ class EagleHead(nn.Module):
     # ---- training
 
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
-        """[T, width], guesses of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
+        """Guesses [T, width] of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
         shape = self.shape
         x = self._fuse(hidden, ids)
         parts = F.linear(x, self.qkv).unflatten(1, (-1, shape.dim)).transpose(0, 1)[None]
@@ -143,26 +137,20 @@ class EagleHead(nn.Module):
         return self._finish(mixed[0].flatten(1), x)
 
     def logits(self, features: Tensor) -> Tensor:
-        """Over the draft vocabulary, in fp32 (fp64 for fp64)."""
+        """Logits over the draft vocabulary, in fp32 (fp64 for fp64)."""
         return self.draft_head.logits(features.to(self.draft_head.weight.dtype))
 
     # ---- drafting
 
     @torch.no_grad()
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
-        """The pages that `extend` writes to and reads, [pages, kv heads, page, d]; the last page is nobody's.
+        """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding.
 
-        Angles of positions below `context` are looked up; positions from there on would share the last one's.
+        Angles are computed for positions below `context`; later positions share the last one's.
         """
         self.keys, self.values = keys, values
         places = torch.arange(context, device=self.fc.device)
         self.angles = torch.cat(self.target.rotary(self.fc[None, :1], places[None]), -1)[0]
-
-    def attach_slots(self, slots: int, context: int) -> None:
-        """Pages of its own, each a whole row, for use apart from an engine: the table of row i is [i]."""
-        size = (slots + 1, self.shape.kv_heads, context, self.shape.dim)
-        keys, values = (torch.zeros(size, dtype=self.dtype, device=self.fc.device) for _ in range(2))
-        self.attach(keys, values, context)
 
     @torch.no_grad()
     def extend(
@@ -176,11 +164,10 @@ class EagleHead(nn.Module):
         starts: Tensor,
         most: int,
     ) -> Tensor:
-        """[T, width], guesses of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
+        """Guesses [T, width] of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
 
-        hidden [T, width] of t; ids [T], the tokens t + 1; position [T], t; the rest as for the target's forward, with
-        length the pairs of each row, the new ones included. Turning speculation on in mid-rollout is one call over
-        all pairs of all rows. After a verification, call it over all verified places: pairs past the accepted ones
+        hidden [T, width] of t; ids [T], the tokens t + 1; position [T], t; the rest as in `whet.model.ops`, with length
+        the pairs of each row, the new ones included. Call it over all verified places: pairs past the accepted ones
         write what is overwritten before it is read, since lengths do not count them.
         """
         angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
@@ -198,46 +185,27 @@ class EagleHead(nn.Module):
         starts: Tensor,
         most: int,
     ) -> Tensor:
-        """`extend`, the angles [T, 2 d] of the positions given."""
+        """`extend`, with the angles [T, 2 d] of the positions."""
         shape = self.shape
         x = self._fuse(hidden, ids)
         cos, sin = angles.chunk(2, -1)
-        query = self.ops.rope_write(
-            F.linear(x, self.qkv),
-            cos,
-            sin,
-            self.keys,
-            self.values,
-            table,
-            row,
-            position,
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-        )
-        mixed = self.ops.paged_attention(
-            query,
-            self.keys,
-            self.values,
-            table,
-            length,
-            starts,
-            most=most,
-            scaling=shape.dim**-0.5,
-        )
+        pages = (self.keys, self.values, table)
+        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
+        query = self.ops.rope_write(F.linear(x, self.qkv), cos, sin, *pages, row, position, **heads)
+        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=shape.dim**-0.5)
         return self._finish(mixed.flatten(1), x)
 
     @torch.no_grad()
     def draft(self, feature: Tensor, position: Tensor, row: Tensor, table: Tensor, steps: int) -> Tensor:
-        """int32 [B, steps]: the tokens thought likeliest after the newest, each fed back for the next.
+        """The likeliest tokens after the newest, int32 [B, steps], each fed back for the next.
 
-        feature [B, width]: what `extend` gave for each row's last pair; position int32 [B]: the place after it, which
-        is the number of its pairs; row int32 [B]: its own number, or -1 for padding. Places up to
-        position + steps - 2 are written, so the table must hold pages of the row's own for them, as it must for
-        verifying; places past the table are left out, and what is drafted from there on is of no use.
+        feature [B, width]: what `extend` gave for each row's last pair; position int32 [B]: the number of its pairs;
+        row int32 [B]: its own number, or -1 for padding. Places up to position + steps - 2 are written, so the table
+        must hold pages of the row's own for them; places past the table are left out, and their drafts are useless.
         """
         room = min(table.shape[1] * self.keys.shape[2], len(self.angles))
         starts = torch.arange(len(row) + 1, dtype=torch.int32, device=row.device)
-        # All places at once: what is small is launched as often as what is large.
+        # All places at once, since a small kernel takes as long to launch as a large one.
         place = position + torch.arange(steps - 1, dtype=torch.int32, device=row.device)[:, None]
         out = (row < 0) | (place >= room)
         place = place.masked_fill(out, 0)
@@ -250,7 +218,7 @@ class EagleHead(nn.Module):
         return torch.stack(drafted, 1)
 
     def choose(self, feature: Tensor) -> Tensor:
-        """int32 [B]: the likeliest token of the draft vocabulary, by its id in the target's."""
+        """The likeliest token of the draft vocabulary, by its id in the target's, int32 [B]."""
         head = self.draft_head  # scale and soft-cap do not change which logit is the largest
         best = F.linear(feature.to(head.weight.dtype), head.weight, head.bias).argmax(-1)
         return (best if self.draft_ids is None else self.draft_ids[best]).to(torch.int32)
@@ -273,7 +241,7 @@ def eagle_head(
 ) -> EagleHead:
     """A drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
 
-    `draft_ids`: the tokens it may propose (`draft_vocabulary`), all of them where None.
+    `draft_ids`: the tokens that it may propose (`draft_vocabulary`), all of them where None.
     """
     refuse_undraftable(model)
     config = model.config
@@ -292,7 +260,7 @@ def eagle_head(
 
 
 def undraftable(model: Any) -> str | None:
-    """Why a model can have no EAGLE drafter, in a few words; its weights may be on the meta device."""
+    """Why a model cannot have an EAGLE drafter, in a few words; its weights may be on the meta device."""
     name = type(model).__name__
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(sorted(FAMILIES))}"
@@ -308,7 +276,7 @@ def refuse_undraftable(model: Any) -> None:
 def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int] = ()) -> Tensor | None:
     """The `size` most frequent ids, ascending, int64; those of `always` (stop ids) count as the most frequent.
 
-    Ties go to the smaller id. None where `size` covers the vocabulary: no rows of the head need then be copied.
+    Ties go to the smaller id. None where `size` covers the vocabulary, so that no rows of the head are copied.
 
     >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3, always=[4]).tolist()
     [2, 3, 4]

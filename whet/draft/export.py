@@ -1,11 +1,11 @@
 """The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
 
-`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` holds a
-folder against the table below, `read_drafter` takes the weights back. The table follows the loaders:
+`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` compares a
+folder with the table below, `read_drafter` reads the weights back. The table follows the loaders:
 
   vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
-          before the attention; a name it does not know is an error. The class is "Eagle" + architectures[0], so the
-          config says LlamaForCausalLM. Embedding and head are the target's. It proposes from the whole vocabulary.
+          before the attention; an unknown name is an error. The class is "Eagle" + architectures[0], so the config
+          says LlamaForCausalLM. Embedding and head are the target's. It proposes from the whole vocabulary.
   SGLang  python/sglang/srt/models/llama_eagle.py, speculative/eagle_worker.py. fc with a bias, which keeps random
           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
           off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
@@ -30,15 +30,14 @@ from whet.errors import WhetError
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-FOLDER = "drafter"
-"""Its place in a checkpoint and in an export."""
+FOLDER = "drafter"  # in a checkpoint and in an export
 ARCHITECTURES = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
 LAYER = "layers.0."
 BIAS = "fc.bias"
 
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes that the loader of the config's architecture wants, no more and no less."""
+    """Names and shapes that the loader of the config's architecture expects, no more and no less."""
     width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     table: dict[str, tuple[int, ...]] = {
@@ -58,7 +57,7 @@ def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
-    """Weights in the type of `head`, and the config, for "vllm" or "sglang"."""
+    """Write the weights, in the type of `head`, and the config, for "vllm" or "sglang"."""
     check_engine(engine)
     if engine == "sglang" and head.draft_ids is not None:
         raise WhetError(
@@ -69,7 +68,7 @@ def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, en
 
 
 def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
-    """A written drafter once more, for the same engine or the other; not a bit of its weights is changed."""
+    """Copy a written drafter for the same engine or the other, with its weights bit by bit."""
     source = Path(source)
     check_engine(engine)
     check_layout(source)
@@ -114,7 +113,7 @@ def named_weights(head: EagleHead) -> dict[str, Tensor]:
 
 
 def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
-    """A Llama config of one layer. Rotary settings stand in the old and the new form of transformers."""
+    """A Llama config of one layer, with the rotary settings in the old and the new form of transformers."""
     shape, rope = head.shape, dict(target.rope_parameters)
     scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
@@ -143,7 +142,7 @@ def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
 
 
 def check_layout(folder: Path | str) -> None:
-    """One sentence about the first thing in the folder that its engine would not load."""
+    """Raise one sentence about the first thing in the folder that its engine would not load."""
     folder = Path(folder)
     config, shapes = _read_config(folder), _read_shapes(folder)
     wanted = layout(config)
@@ -159,7 +158,7 @@ def check_layout(folder: Path | str) -> None:
 
 @torch.no_grad()
 def read_drafter(folder: Path | str, head: EagleHead) -> None:
-    """The weights of a written drafter into `head`, in place."""
+    """Read the weights of a written drafter into `head`, in place."""
     folder = Path(folder)
     check_layout(folder)
     saved, mine = load_file(folder / WEIGHTS), named_weights(head)

@@ -37,7 +37,7 @@ from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
-from whet.rollout.runner import Drawn, burst, fork_rows, joined, single
+from whet.rollout.runner import Drawn, Runner, burst, fork_rows, joined, single
 
 # ---- prefill
 #
@@ -191,7 +191,7 @@ class GraphRunners:
         return GraphRunner(network, cache, rows, guesser, lanes, speculation)
 
 
-class GraphRunner:
+class GraphRunner(Runner):
     packed = True
 
     def __init__(

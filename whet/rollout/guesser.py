@@ -102,8 +102,8 @@ class Guesser:
         self.catch_up(running, deepest)
         ids = np.stack([_last_tokens(view, deepest + 1) for view in rows])
         length = self.rows.length[:running]
-        given = to_device(self.device, ids, length, np.arange(running), self.table[:running])
-        drafts: np.ndarray = self.round(*given, deepest).cpu().numpy()
+        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.table[:running])
+        drafts: np.ndarray = self.round(last, states, row, table, deepest).cpu().numpy()
         self.rows.paired[:running] = length
         return drafts, most.astype(np.int32)
 

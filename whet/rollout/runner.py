@@ -46,8 +46,8 @@ class Drawn:
         return np.clip(kept - self.before, 0, self.counted)
 
 
-class Runner(Protocol):
-    """What the engine calls. The bodies are those of a runner that works step by step, without a device of its own."""
+class Runner:
+    """What the engine calls. A runner that computes one step at a time overrides `advance` and `verify` only."""
 
     own: frozenset[str] = frozenset()  # drafters whose drafts it makes itself, where it verifies them
     packed: bool = False  # prompts are fed end to end without padding: a wave may hold prompts of any lengths
