@@ -22,9 +22,9 @@ from transformers import (
 
 from whet import config
 from whet.errors import WhetError
+from whet.fast.fused import graphs_lack
 from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
-from whet.fast.fused import graphs_lack
 from whet.model.load import check_model
 from whet.model.memory import SPARE, MemoryPlan, ModelShape, Room, cache_shapes, lay_out, least
 from whet.model.twin import PAGE

@@ -268,8 +268,7 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
         return None
     if model.device.type != "cuda":
         return AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    from whet.fast.fused import share_storage
-    from whet.fast.fused import KERNELS
+    from whet.fast.fused import KERNELS, share_storage
 
     share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
     drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)

@@ -23,14 +23,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from whet.model.head import head_of, log_probs
 from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
 
+# What is compiled, most first; the head always is, and without a form nothing is. Where attention is not the flash
+# kernel it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix
+# products beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel.
 FORMS = {"whole": "whole layers", "split": "layers around their attention", "head": "the head alone"}
-"""What is compiled, most first; the head always is. Without a form nothing is. Where attention is not the flash kernel
-it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix products
-beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel."""
-TRIAL = 8192
-"""Tokens of the largest trial."""
-FEW = 256
-"""Tokens that are compared."""
+TRIAL, FEW = 8192, 256  # tokens of the largest trial, and tokens that are compared
 MIXED = "triton.mix_order_reduction"
 
 Gradient = dict[str, Tensor]
@@ -38,8 +35,8 @@ Gradient = dict[str, Tensor]
 
 @contextmanager
 def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") -> Iterator[None]:
-    """Until it ends, the layers run compiled, if the form says so. A layer that has a `forward` of its own (put there
-    by another library) is left as it is."""
+    """Runs the layers compiled while it lasts, if the form says so. A layer with a `forward` of its own (put there by
+    another library) is left as it is."""
     wanted = form in ("whole", "split")
     layers = [m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)]
     layers = [layer for layer in layers if "forward" not in vars(layer)]
@@ -58,7 +55,7 @@ def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") 
 
 
 def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = "inductor") -> tuple[str, str]:
-    """(the first form that works, why not one before it), both empty strings where there is nothing to say."""
+    """The first form that works, and why the ones before it do not; empty strings where there is none."""
     reasons: list[str] = []
     for form, what in FORMS.items():
         reason = why_not(model, tokens, form, checkpoint, backend)
@@ -69,10 +66,10 @@ def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = 
 
 
 def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = False, backend: str = "inductor") -> str:
-    """Why this model is better not compiled so, in a few words; empty if it works: same log-probs, same gradient.
+    """Why this model should not be compiled in this form, in a few words; empty if log-probs and gradient are the same.
 
     A plain pass over a few tokens, a compiled one over about `tokens`, and one over the few to compare. No gradient
-    is left behind. The compiler may fail in any way, so any error counts, but for a full memory: that is the caller's.
+    is left behind. The compiler may fail in any way, so any error counts, except a full memory, which is the caller's.
     """
     few = _trial(model, FEW)
     plain_lp, plain = _pass(model, few, checkpoint, "", backend)
@@ -95,7 +92,7 @@ def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = Fal
 
 
 def not_finite(gradient: Gradient) -> str:
-    """Which parameters' gradient is not finite, the last one first: where a backward pass met it. Empty if none is."""
+    """The parameters whose gradient is not finite, the last first, where a backward pass met it. Empty if none is."""
     if not gradient:
         return ""
     sound = torch.stack([g.isfinite().all() for g in gradient.values()]).tolist()
@@ -113,7 +110,7 @@ def _difference(lp: Tensor, plain_lp: Tensor, gradient: Gradient, plain: Gradien
 
 
 def first_line(error: Exception) -> str:
-    """The compiler's errors are pages long."""
+    """The first line of an error, since the compiler's are pages long."""
     lines = (str(error).strip() or "no reason given").splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}"
 
@@ -132,8 +129,8 @@ def _trial(model: Any, tokens: int) -> Pack:
 
 
 def _pass(model: Any, pack: Pack, checkpoint: bool, form: str, backend: str) -> tuple[Tensor, Gradient]:
-    """Of the mean log-prob, each token's slope a number of its own as in the learner's loss: the compiler would take a
-    mean's one number for all as another layout."""
+    """Log-probs, and the gradient of their mean. Each token's slope is a number of its own, as in the learner's loss:
+    the compiler would take a mean's one number for all as another layout."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with packed_attention(model, checkpoint), compiled_layers(model, form, backend), torch.enable_grad():
         lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, compiled=bool(form))
@@ -148,7 +145,7 @@ def _norm(gradient: Gradient) -> float:
 
 @functools.cache
 def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """One a class, with the layer as its first argument: its weights are then inputs, and 30 layers one graph.
+    """Compiled once per class, with the layer as first argument: weights are then inputs, and 30 layers one graph.
 
     torch 2.10 to 2.13 can sum a norm's weight gradient in the kernel of its input gradient, and adds rows past the
     last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
