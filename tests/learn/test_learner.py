@@ -44,7 +44,7 @@ def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, enco
     batch = batch_of(MIXED, temperature=0.7)
     config = Learn(estimator="grpo", kl_coef=kl, entropy_coef=entropy, importance_cap=cap, pack_tokens=pack_tokens)
     learner = Learner(model, config, encode=encoder)
-    learner._heed(batch, kl)
+    learner._apply_resets(batch, kl)
     with torch.no_grad():  # the policy has left the reference by the time of this batch
         for p in model.parameters():
             p.mul_(1.05)

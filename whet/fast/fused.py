@@ -30,7 +30,7 @@ from whet.fast.kernels.attention import kernel_lacks, paged_attention
 from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
 from whet.model.ops import FAMILIES, Ops
-from whet.model.twin import PAGE, KVShape, Probe
+from whet.model.twin import PAGE, How, KVShape, Probe
 
 KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
 # The parts of a decoder layer, each with its projections in the order that their rows take in the shared buffer.
@@ -111,15 +111,12 @@ class KernelContext:
     starts: Tensor
     most: int
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,
-        window: int | None, softcap: float | None, extra: dict[str, Any],
-    ) -> Tensor:  # fmt: skip
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
         write_kv(key, value, keys, values, self.table, self.row, self.position)
         pages = (keys, values, self.table, self.length, self.starts)
-        out = paged_attention(query, *pages, most=self.most, scaling=scaling, window=window, softcap=softcap)
+        out = paged_attention(query, *pages, most=self.most, **how._asdict())
         return out[None]
 
 
@@ -421,12 +418,9 @@ class FusedInput(Probe):
 
     calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
 
-    def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float,
-        window: int | None, softcap: float | None, extra: dict[str, Any],
-    ) -> Tensor:  # fmt: skip
-        self.calls[layer] = (query.shape[1], scaling, window, softcap)
-        return Probe.attend(self, layer, query, key, value, scaling, window, softcap, extra)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        self.calls[layer] = (query.shape[1], *how)
+        return Probe.attend(self, layer, query, key, value, how, extra)
 
 
 def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
