@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
-from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
-from whet.fast.head import compiled_log_probs
+from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, compiled_log_probs, first_line
 from whet.fast.pool import pool_bytes
 from whet.learn.learner import Passes
 from whet.learn.samples import Sample

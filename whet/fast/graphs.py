@@ -203,7 +203,7 @@ class GraphRunner:
         on_gpu = self.device.type == "cuda"
         self._drawn = [torch.zeros(BURST, *self.drawn.shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
-        feeds = (on_device.fed, on_device.fed_with_drafts)
+        feeds: list[Callable[..., Any]] = [on_device.fed, on_device.fed_with_drafts]
         self._fed, self._fed_with_drafts = (torch.compile(f, dynamic=True) if on_gpu else f for f in feeds)
         self._uploaded = STALE  # the edits of rows and pages that the device has
         self._next: Launch | None = None  # launched before its turn
