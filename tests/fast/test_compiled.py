@@ -11,8 +11,17 @@ from families import FAMILIES, small, some_pairs
 from torch._dynamo.utils import counters
 
 from whet.config import Lora
-from whet.fast.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
-from whet.fast.head import compiled_log_probs, gradient_chunk, score_chunk
+from whet.fast.compiled import (
+    FORMS,
+    _trial,
+    best_form,
+    compiled_layers,
+    compiled_log_probs,
+    gradient_chunk,
+    not_finite,
+    score_chunk,
+    why_not,
+)
 from whet.model import packing
 from whet.model import packing as packed
 from whet.model.head import Head, head_of, log_probs
@@ -219,7 +228,8 @@ def test_the_heads_chunks_are_what_autograd_says(changes, entropy_grad):
 def test_a_compiled_head_equals_the_plain_one(monkeypatch):
     """Over several chunks and a rest; a second length and a second temperature are no second graph."""
     monkeypatch.setattr(
-        "whet.fast.head._compile", functools.cache(functools.partial(torch.compile, dynamic=True, backend="aot_eager"))
+        "whet.fast.compiled._compile_chunk",
+        functools.cache(functools.partial(torch.compile, dynamic=True, backend="aot_eager")),
     )
     g = torch.Generator().manual_seed(1)
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
@@ -239,14 +249,14 @@ def test_a_compiled_head_equals_the_plain_one(monkeypatch):
 
 
 def test_why_not_is_silent_about_a_model_that_works_and_names_what_does_not(monkeypatch, flash):
-    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)
     model = small("llama", torch.float32)
     assert why_not(model, tokens=64, backend="eager") == ""
     assert all(p.grad is None for p in model.parameters())
     assert counters["stats"]["unique_graphs"] == 1
     assert best_form(model, tokens=64, backend="eager") == ("whole", "")
     assert "no_such_backend" in why_not(model, tokens=64, backend="no_such_backend")
-    monkeypatch.setattr("whet.fast.head._compile", lambda f: f if f is gradient_chunk else wrong)
+    monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda f: f if f is gradient_chunk else wrong)
     assert "log-probs are off" in why_not(model, tokens=64, backend="eager")
 
 
@@ -308,7 +318,7 @@ def nan_with(operator):
 
 def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     """Forward passes agree in all of these; only the gradient tells."""
-    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)
     model = small("llama", torch.float32)
     form, reason = best_form(model, tokens=64, backend=nan_with("varlen"))
     assert form == "split"
@@ -317,7 +327,7 @@ def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     assert form == "head"
     assert all(f"{FORMS[name]}: InvalidBackend" in reason for name in ("whole", "split"))
     nan = lambda f: (lambda *given: f(*given) * torch.nan) if f is gradient_chunk else f  # noqa: E731
-    monkeypatch.setattr("whet.fast.head._compile", nan)
+    monkeypatch.setattr("whet.fast.compiled._compile_chunk", nan)
     form, reason = best_form(model, tokens=64, backend="no_such_backend")
     assert form == ""
     assert "the head alone: its gradient of 108 tokens is not finite in lm_head.weight (21 of 21 parameters)" in reason

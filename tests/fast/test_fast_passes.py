@@ -95,7 +95,7 @@ def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch,
     """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
     torch._dynamo.reset()
     monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="eager"))
-    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)
     config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
     results = []
     for compiled in ("", form):

@@ -12,13 +12,18 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from whet import config
-from whet.fast.fused import is_shared, joined, layers_of, share_storage, unshareable
+from whet.fast.fused import _shares, joined, layers_of, share_storage, unshareable
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
 from whet.model.twin import rollout_twin, sharing_copy
 
 LLAMA_LIKE = ("llama", "smollm2", "mistral", "qwen2", "qwen3")
 IDS = torch.arange(2, 2 + 24).view(2, 12) % VOCAB
+
+
+def is_shared(model: nn.Module) -> bool:
+    """Whether the projections of every layer lie in shared buffers now."""
+    return unshareable(model) is None and all(joined(parts) is not None for parts in _shares(model))
 
 
 def shared(family: str = "qwen2", dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:

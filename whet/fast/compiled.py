@@ -1,4 +1,4 @@
-"""The decoder layers of a Hugging Face model, compiled for the learner: one graph for all of them and for every pack.
+"""The decoder layers and the LM head of a model, compiled for the learner: one graph for all layers and every pack.
 
 `compiled_layers(model, form)` goes around the forward and backward passes inside `packing.packed_attention`. It hangs
 a compiled `forward` on each layer while it lasts and takes it off again, so modules, parameter names, copies (the
@@ -20,18 +20,14 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.fast.head import compiled_log_probs
-from whet.model.head import head_of, log_probs
+from whet.model.head import CHUNK, Chunked, Head, Job, finish, head_of, log_probs, wide_type
 from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
 
+# What is compiled, most first; the head always is, and without a form nothing is. Where attention is not the flash
+# kernel it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix
+# products beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel.
 FORMS = {"whole": "whole layers", "split": "layers around their attention", "head": "the head alone"}
-"""What is compiled, most first; the head always is. Without a form nothing is. Where attention is not the flash kernel
-it is never inside a graph. A split layer is four graphs: no fusion is lost, since attention and the matrix products
-beside it fuse with nothing, but the host has three more calls to check and start, which short packs feel."""
-TRIAL = 8192
-"""Tokens of the largest trial."""
-FEW = 256
-"""Tokens that are compared."""
+TRIAL, FEW = 8192, 256  # tokens of the largest trial, and tokens that are compared
 MIXED = "triton.mix_order_reduction"
 
 Gradient = dict[str, Tensor]
@@ -39,8 +35,8 @@ Gradient = dict[str, Tensor]
 
 @contextmanager
 def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") -> Iterator[None]:
-    """Until it ends, the layers run compiled, if the form says so. A layer that has a `forward` of its own (put there
-    by another library) is left as it is."""
+    """Runs the layers compiled while it lasts, if the form says so. A layer with a `forward` of its own (put there by
+    another library) is left as it is."""
     wanted = form in ("whole", "split")
     layers = [m for m in model.modules() if wanted and isinstance(m, GradientCheckpointingLayer)]
     layers = [layer for layer in layers if "forward" not in vars(layer)]
@@ -59,7 +55,7 @@ def compiled_layers(model: Any, form: str = "whole", backend: str = "inductor") 
 
 
 def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = "inductor") -> tuple[str, str]:
-    """(the first form that works, why not one before it), both empty strings where there is nothing to say."""
+    """The first form that works, and why the ones before it do not; empty strings where there is none."""
     reasons: list[str] = []
     for form, what in FORMS.items():
         reason = why_not(model, tokens, form, checkpoint, backend)
@@ -70,10 +66,10 @@ def best_form(model: Any, tokens: int, checkpoint: bool = False, backend: str = 
 
 
 def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = False, backend: str = "inductor") -> str:
-    """Why this model is better not compiled so, in a few words; empty if it works: same log-probs, same gradient.
+    """Why this model should not be compiled in this form, in a few words; empty if log-probs and gradient are the same.
 
     A plain pass over a few tokens, a compiled one over about `tokens`, and one over the few to compare. No gradient
-    is left behind. The compiler may fail in any way, so any error counts, but for a full memory: that is the caller's.
+    is left behind. The compiler may fail in any way, so any error counts, except a full memory, which is the caller's.
     """
     few = _trial(model, FEW)
     plain_lp, plain = _pass(model, few, checkpoint, "", backend)
@@ -96,7 +92,7 @@ def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = Fal
 
 
 def not_finite(gradient: Gradient) -> str:
-    """Which parameters' gradient is not finite, the last one first: where a backward pass met it. Empty if none is."""
+    """The parameters whose gradient is not finite, the last first, where a backward pass met it. Empty if none is."""
     if not gradient:
         return ""
     sound = torch.stack([g.isfinite().all() for g in gradient.values()]).tolist()
@@ -114,7 +110,7 @@ def _difference(lp: Tensor, plain_lp: Tensor, gradient: Gradient, plain: Gradien
 
 
 def first_line(error: Exception) -> str:
-    """The compiler's errors are pages long."""
+    """The first line of an error, since the compiler's are pages long."""
     lines = (str(error).strip() or "no reason given").splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}"
 
@@ -133,8 +129,8 @@ def _trial(model: Any, tokens: int) -> Pack:
 
 
 def _pass(model: Any, pack: Pack, checkpoint: bool, form: str, backend: str) -> tuple[Tensor, Gradient]:
-    """Of the mean log-prob, each token's slope a number of its own as in the learner's loss: the compiler would take a
-    mean's one number for all as another layout."""
+    """Log-probs, and the gradient of their mean. Each token's slope is a number of its own, as in the learner's loss:
+    the compiler would take a mean's one number for all as another layout."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with packed_attention(model, checkpoint), compiled_layers(model, form, backend), torch.enable_grad():
         compute = compiled_log_probs if form else log_probs
@@ -150,7 +146,7 @@ def _norm(gradient: Gradient) -> float:
 
 @functools.cache
 def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """One a class, with the layer as its first argument: its weights are then inputs, and 30 layers one graph.
+    """Compiled once per class, with the layer as first argument: weights are then inputs, and 30 layers one graph.
 
     torch 2.10 to 2.13 can sum a norm's weight gradient in the kernel of its input gradient, and adds rows past the
     last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
@@ -159,3 +155,95 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     if backend == "inductor" and MIXED in inductor.get_config_copy():
         options = {MIXED: False}
     return torch.compile(forward, dynamic=True, backend=backend, options=options or None)
+
+
+# ---- the LM head: the work after its matrix product is one kernel forward and one backward, and no fp32 logits are
+# ever written. `whet.model.head` has the plain form.
+
+
+def compiled_log_probs(
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    temperature: Tensor | float = 1.0,
+    *,
+    entropy_grad: bool = False,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """`log_probs`. It makes two narrow copies of the logits where the plain form makes four wide ones, so its chunks
+    are larger by as much."""
+    rows = max(1, chunk // head.weight.shape[0]) * max(1, 8 // hidden.element_size())
+    if not isinstance(temperature, Tensor):  # a number would be compiled in
+        temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
+    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
+    return lp, entropy
+
+
+def score_chunk(
+    product: Tensor, targets: Tensor, temperature: Tensor, scale: float, softcap: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-prob, entropy, log sum exp) of the matrix product of a chunk."""
+    logits = finish(product, temperature, scale, softcap)
+    log_sum = torch.logsumexp(logits, dim=-1)
+    log_p = logits - log_sum[:, None]
+    return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), log_sum
+
+
+def gradient_chunk(
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    log_sum: Tensor,
+    entropy: Tensor,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    """The gradient of the product, element by element: the target is found by comparison and not by a scatter."""
+    logits = finish(product, temperature, scale, softcap)
+    log_p = logits - log_sum[:, None]
+    p = log_p.exp()
+    hit = torch.arange(product.shape[1], device=product.device) == targets[:, None]
+    gradient = torch.where(hit, of_lp[:, None], 0.0) - p * of_lp[:, None]
+    if of_entropy is not None:
+        gradient = gradient - p * of_entropy[:, None] * (log_p + entropy[:, None])
+    gradient = gradient / temperature.to(gradient.dtype)[:, None]
+    if softcap is not None:  # d c tanh(x / c) = 1 - tanh^2
+        tanh = torch.tanh(product.to(gradient.dtype) * scale / softcap)
+        gradient = gradient * (1.0 - tanh * tanh)
+    return (gradient * scale).to(product.dtype)
+
+
+def _score(product: Tensor, targets: Tensor, temperature: Tensor, head: Head) -> tuple[Tensor, ...]:
+    scores: tuple[Tensor, ...] = _compile_chunk(score_chunk)(
+        _static_width(product), targets, temperature, head.scale, head.softcap
+    )
+    return scores
+
+
+def _gradient(
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    head: Head,
+    of_lp: Tensor,
+    of_entropy: Tensor | None,
+    entropy: Tensor,
+    log_sum: Tensor,
+) -> Tensor:
+    known = targets, temperature, log_sum, entropy, of_lp, of_entropy
+    gradient: Tensor = _compile_chunk(gradient_chunk)(_static_width(product), *known, head.scale, head.softcap)
+    return gradient
+
+
+@functools.cache
+def _compile_chunk(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=True)
+
+
+def _static_width(product: Tensor) -> Tensor:
+    """Tokens differ from chunk to chunk, the vocabulary never."""
+    torch._dynamo.mark_static(product, 1)
+    return product

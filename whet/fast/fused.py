@@ -147,11 +147,6 @@ def share_storage(model: nn.Module, device: torch.device | None = None) -> bool:
     return True
 
 
-def is_shared(model: nn.Module) -> bool:
-    """Whether the projections of every layer lie in shared buffers now."""
-    return unshareable(model) is None and all(joined(parts) is not None for parts in _shares(model))
-
-
 def unshareable(model: nn.Module) -> str | None:
     """Why the projections of `model` cannot share storage, in a few words; None where they can."""
     layers = layers_of(model)
@@ -166,7 +161,7 @@ def unshareable(model: nn.Module) -> str | None:
                     return f"{part}.{name} {why}"
                 if any(used[_owner(parameter)] > 1 for parameter in linear.parameters()):
                     return f"{part}.{name} is tied to another weight"
-            if len({_form(linear) for linear in linears}) > 1:
+            if len({(a.in_features, a.weight.dtype, a.weight.device, a.bias is None) for a in linears}) > 1:
                 return f"{', '.join(names)} of {part} differ in type, place, width or bias"
     return None
 
@@ -221,10 +216,6 @@ def _odd(linear: object) -> str | None:
     if any(type(p) is not nn.Parameter or not p.is_floating_point() for p in linear.parameters()):
         return "holds weights of a special kind"
     return None
-
-
-def _form(linear: Any) -> tuple[object, ...]:
-    return linear.in_features, linear.weight.dtype, linear.weight.device, linear.bias is None
 
 
 # ---- a layer of the fused stack as pure functions
@@ -372,11 +363,6 @@ class FusedStack:
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head.narrow_logits(hidden)
 
-    @property
-    def stale(self) -> bool:
-        """Whether a weight of the model was moved instead of written in place; a new stack must then be made."""
-        return any(joined(parts) is None or parts[0].data_ptr() != view.data_ptr() for parts, view in self.sources)
-
     def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
         """cos and sin [T, d] in the type of x, the same for every layer; looked up where only the position counts."""
         if getattr(self.rotary, "rope_type", None) not in FIXED:
@@ -511,7 +497,9 @@ def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
     """Compiles with all but the first size of its plain tensors declared constant: the compiler would else take the
     width for the number of tokens wherever the two happen to be equal at the first call."""
-    run = torch.compile(_own(function), **options)
+    # A copy with its own code object: by these the compiler counts recompilations, and a second model is one.
+    own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    run = torch.compile(own, **options)
 
     def call(*given: Any) -> Any:
         for tensor in given:
@@ -520,8 +508,3 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable
         return run(*given)
 
     return call
-
-
-def _own(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy with its own code object: by these the compiler counts recompilations, and a second model is one."""
-    return types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__)

@@ -1,11 +1,14 @@
-"""The network's forward and backward pass as CUDA graphs, for models so small that the host cannot keep up.
+"""The learner's passes on a GPU: compiled layers, and CUDA graphs for models so small that the host cannot keep up.
 
-The learner calls a `Graphed` in place of `packing.hidden_states`, inside the same contexts: what is captured are the
-layers as they are there, compiled or plain. Head, loss and optimiser stay outside: they are few launches. A pack is
-padded to one of few sizes; padding is sequences of its own whose gradient is zero, so that it adds exactly nothing. A
-size that comes a second time is captured, and replayed from then on; all graphs lie in one memory pool, so a backward
-pass must follow its own forward pass before another is replayed (it raises if not). What has no graph takes the plain
-way. On a CPU the same buffers go through plain calls, which is how the tests compare it with `hidden_states`.
+`whet.assembly` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
+the network's forward and backward pass as they are there, with compiled or plain layers; head, loss and optimiser stay
+outside: they are few launches. A pack is padded to one of few sizes; padding is sequences of its own whose gradient is
+zero, so that it adds exactly nothing. A size that comes a second time is captured, and replayed from then on. All
+graphs lie in one memory pool, so a backward pass must follow its own forward pass before another is replayed (it raises
+if not). What has no graph takes the plain way. On a CPU the same buffers go through plain calls, which is how the tests
+compare it with `hidden_states`.
+
+Shapes: `tokens` padded tokens of a pack, `sequences` + 1 starts, `width` numbers per hidden state.
 """
 
 from __future__ import annotations
@@ -24,8 +27,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
-from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
-from whet.fast.head import compiled_log_probs
+from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, compiled_log_probs, first_line
 from whet.fast.pool import pool_bytes
 from whet.learn.learner import Passes
 from whet.learn.samples import Sample
@@ -33,35 +35,30 @@ from whet.model.head import head_of, log_probs
 from whet.model.memory import host_bound
 from whet.model.packing import Boundaries, Keys, Pack, Padding, hidden_states
 
-MOST = 16
-"""Sizes that are captured; those that come later take the plain way."""
+MOST = 16  # sizes that are captured; those that come later take the plain way
+# Parts of the budget that tokens are padded to, by less than half unless they are fewer than the least.
 PARTS = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 3 / 16, 1 / 8)
-"""Of the budget: what tokens are padded to, by less than half unless they are fewer than the least."""
+# Times the tokens that keys are padded to where prompts are shared, or twice that, and so on. Eight responses to a
+# prompt of twice their length have 2.4 times as many.
 KEYS = 3
-"""Times the tokens: what keys are padded to where prompts are shared, or twice that, and so on. Eight responses to a
-prompt of twice their length have 2.4 times as many."""
-SEQUENCES = 256
-LONGEST = 512
-"""Sizes begin here. Few sizes: a capture takes as long as several plain passes, and blocks of attention that find no
-sequence, or none so long, end at once."""
-SPARE = 0.9
-"""Of the free memory, what a capture may want: one that runs out half-way is worse than none."""
+# The least sizes. There are few, since a capture takes as long as several plain passes, and blocks of attention that
+# find no sequence, or none so long, end at once.
+SEQUENCES, LONGEST = 256, 512
+SPARE = 0.9  # share of the free memory that a capture may need: one that runs out half-way is worse than none
 
 
 class Size(NamedTuple):
     tokens: int
     sequences: int
     longest: int
-    keys: int = 0
-    """Where sequences share prompts; 0: they do not."""
+    keys: int = 0  # where sequences share prompts; 0: they do not
 
 
 def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 0) -> Size | None:
-    """What a pack is padded to: tokens to a part of the budget, keys to 3, 6, ... times these, the rest to powers of
-    two.
+    """The size a pack is padded to: tokens to a part of the budget, keys to 3, 6, ... times these, the rest to powers
+    of two; None for one sequence beyond the budget, which is rare and long enough to keep the device busy.
 
-    Padding is cut into sequences no longer than the pack's own, since a model may know no later position. None: the
-    pack is one sequence beyond the budget, seldom and long enough to keep the device busy.
+    Padding is cut into sequences no longer than the pack's own, since a model may have no later position.
 
     >>> size_of(15000, sequences=20, longest=1000, budget=16384)
     Size(tokens=16384, sequences=256, longest=1024, keys=0)
@@ -78,7 +75,7 @@ def size_of(tokens: int, sequences: int, longest: int, budget: int, keys: int = 
 
 
 def full_sizes(budget: int) -> list[int]:
-    """Tokens of packs that fill each size, the largest first, since what it takes serves the others.
+    """Tokens of packs that fill each size, the largest first, since its memory serves the others.
 
     >>> full_sizes(16384)
     [16384, 12288, 8192, 6144, 4096, 3072, 2048]
@@ -87,7 +84,7 @@ def full_sizes(budget: int) -> list[int]:
 
 
 def worth_graphs(model: Any, tokens: int) -> bool:
-    """`host_bound`, and its attention is the flash kernel's: the other one depends on each pack's lengths."""
+    """Whether the model is `host_bound` and attends by the flash kernel: the other depends on each pack's lengths."""
     config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     flash = getattr(config, "attn_logit_softcapping", None) is None and width % 8 == 0 and width <= 256
@@ -95,7 +92,7 @@ def worth_graphs(model: Any, tokens: int) -> bool:
 
 
 class Buffers:
-    """What a pass of one size reads and writes, always at the same place; on CUDA, the graphs that do it."""
+    """The tensors that a pass of one size reads and writes, always in the same place; on CUDA, its graphs."""
 
     def __init__(self, size: Size, hidden: tuple[int, torch.dtype], device: torch.device) -> None:
         self.size = size
@@ -103,10 +100,8 @@ class Buffers:
         whole = torch.zeros(2 * size.tokens, dtype=torch.int64, device=device)
         self.ids, self.position = (half[None] for half in whole.split(size.tokens))
         self.starts = torch.zeros(size.sequences + 1, dtype=torch.int32, device=device)
-        self.slope = torch.zeros(1, size.tokens, hidden[0], dtype=hidden[1], device=device)
-        """The gradient that comes in."""
-        self.out: Tensor | None = None
-        """[1, tokens, width], written anew by every forward pass."""
+        self.slope = torch.zeros(1, size.tokens, hidden[0], dtype=hidden[1], device=device)  # the incoming gradient
+        self.out: Tensor | None = None  # [1, tokens, width], written anew by every forward pass
         self.graphs: tuple[torch.cuda.CUDAGraph, torch.cuda.CUDAGraph] | None = None
         self.keys: Keys | None = None
         if size.keys:
@@ -116,7 +111,7 @@ class Buffers:
         self._counted = torch.arange(max(*size), device=device)
 
     def fill(self, pack: Pack) -> None:
-        """With a pack and its padding: copies of its first token, in sequences as long as its longest; those after
+        """Writes a pack and its padding: copies of its first token, in sequences as long as its longest; those after
         the last token are empty."""
         real, n, longest = pack.input_ids.shape[1], len(pack.members), pack.boundaries.longest
         rest = self.size.tokens - real
@@ -152,24 +147,20 @@ class Graphed:
         self.decoder = model.get_decoder()
         self.device: torch.device = model.get_input_embeddings().weight.device
         self.ready: dict[Size, Buffers] = {}
-        self.bytes = 0
-        """What the graphs' memory pool took."""
+        self.bytes = 0  # what the graphs' memory pool took
         self.stopped = False
-        self.trained: list[nn.Parameter] = []
-        """Those that a pass gives a gradient to, in the order of `slopes`."""
-        self.slopes: list[Tensor] = []
-        """Their gradient from the last backward pass, whatever its size was."""
+        self.trained: list[nn.Parameter] = []  # those that a pass gives a gradient to, in the order of `slopes`
+        self.slopes: list[Tensor] = []  # their gradient from the last backward pass, whatever its size was
         self._seen = Counter[Size]()
         self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
         self._places: tuple[int, ...] = ()
+        # Stand-ins for the parameters, by their id: the same memory, but leaves of their own. Autograd remembers the
+        # stream that a leaf is used on for as long as any pass over it is kept: outside, it may be one that is not
+        # captured.
         self._stand_ins: dict[int, nn.Parameter] = {}
-        """Of the parameters, by their id: the same memory, but leaves of their own. Autograd remembers with a leaf the
-        stream it is used on for as long as any pass over it is kept: outside, it may be one that is not captured."""
-        self._turn: object = None
-        """Of the forward pass whose backward pass may be run."""
+        self._turn: object = None  # the forward pass whose backward pass may be run
         self._pool: Any = None
-        self._aside: Any = None
-        """The stream of trials: one, since each keeps a workspace of its own for matrix products."""
+        self._aside: Any = None  # the one stream of trials: each stream keeps a workspace for matrix products
 
     def __call__(self, pack: Pack) -> Tensor:
         """As `hidden_states(model, pack)`."""
@@ -180,8 +171,8 @@ class Graphed:
         return hidden
 
     def read(self, pack: Pack) -> Tensor:
-        """The same without a gradient: by the graph of a forward pass if there is one of this size, else by the pass
-        that could have one, for which the compiler has done its work."""
+        """The same without a gradient: by the graph of a forward pass if this size has one, else by the pass with a
+        gradient, since the compiler has done its work for that one."""
         buffers = None if self.stopped else self._known(pack)
         if buffers is None:
             with torch.enable_grad():
@@ -191,7 +182,7 @@ class Graphed:
             return self.forward(buffers)[0].index_select(0, pack.predict)
 
     def stop(self, reason: str) -> None:
-        """The plain way from now on; the memory of the graphs is free."""
+        """Takes the plain way from now on, and frees the memory of the graphs."""
         self._forget()
         if not self.stopped:
             self.stopped = True
@@ -207,7 +198,7 @@ class Graphed:
         return buffers.out.detach()
 
     def backward(self, buffers: Buffers) -> list[Tensor]:
-        """The gradient of `trained`, copied by few launches: the next replay will write over what this one wrote."""
+        """The gradient of `trained`, copied by few launches: the next replay overwrites what this one wrote."""
         if buffers.graphs is not None:
             buffers.graphs[1].replay()
         else:
@@ -219,7 +210,7 @@ class Graphed:
     # ---- making ready
 
     def _known(self, pack: Pack) -> Buffers | None:
-        """Filled with the pack, if its size is ready."""
+        """The buffers of the pack's size, filled with it; None where they are not ready."""
         self._look_around()
         size = self._size(pack)
         found = None if size is None else self.ready.get(size)
@@ -235,7 +226,7 @@ class Graphed:
         return size_of(pack.input_ids.numel(), len(pack.members), around.longest, self.budget, keys)
 
     def _buffers(self, pack: Pack) -> Buffers | None:
-        """Filled with the pack; None where it is to take the plain way."""
+        """The buffers of the pack's size, made ready at its second pack; None where it takes the plain way."""
         size = self._size(pack)
         if size is None:
             return None
@@ -248,7 +239,7 @@ class Graphed:
         return self._known(pack)
 
     def _look_around(self) -> None:
-        """Graphs know weights by their place: if one has moved, they begin anew."""
+        """Begins anew if a weight has moved: graphs hold addresses."""
         weights = [module._parameters[name] for module, name in self._owners]
         places = tuple(0 if weight is None else weight.data_ptr() for weight in weights)
         if places != self._places:
@@ -275,20 +266,20 @@ class Graphed:
             self.ready[size] = buffers
 
     def _tried(self, buffers: Buffers) -> str:
-        """Why not to capture, empty if nothing is against it. Compiles what is to be compiled, and finds what a graph
-        cannot hold: it would leave CUDA's state broken."""
+        """Why the passes cannot be captured, or an empty string. Compiles what is to be compiled, and finds what a
+        graph cannot hold, since a failed capture would leave CUDA's state broken."""
         try:
             if self.device.type != "cuda":
-                self._both(buffers)
+                self._differentiate(self._decode(buffers), buffers)
                 return ""
             torch.cuda.empty_cache()
             reserved = torch.cuda.memory_reserved(self.device)
             self._aside = self._aside or torch.cuda.Stream(self.device)
             self._aside.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._aside):
-                self._both(buffers)
+                self._differentiate(self._decode(buffers), buffers)
                 with _no_waiting():
-                    self._both(buffers)
+                    self._differentiate(self._decode(buffers), buffers)
             torch.cuda.synchronize(self.device)
         except torch.OutOfMemoryError:
             return "they do not fit in memory"
@@ -300,7 +291,7 @@ class Graphed:
         return "" if needed - self.bytes < SPARE * free else "they do not fit in memory"
 
     def _captured(self, buffers: Buffers) -> str:
-        """Why it failed, if it did. Errors other than a full memory leave CUDA's state broken: they are not caught."""
+        """Captures; why it failed, if it did. Errors other than a full memory leave CUDA's state broken: not caught."""
         pool = self._pool = self._pool or torch.cuda.graph_pool_handle()
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         try:
@@ -316,9 +307,6 @@ class Graphed:
 
     # ---- the passes
 
-    def _both(self, buffers: Buffers) -> None:
-        self._differentiate(self._decode(buffers), buffers)
-
     def _decode(self, buffers: Buffers) -> Tensor:
         with self._standing_in(), torch.enable_grad():
             out: Tensor = self.decoder(
@@ -327,7 +315,7 @@ class Graphed:
         return out
 
     def _differentiate(self, out: Tensor, buffers: Buffers) -> None:
-        """`slopes`. The first time it finds out what has any: a weight that is not used must not get a zero."""
+        """Writes `slopes`. The first call finds out which weights have one: an unused weight must not get a zero."""
         asked = self.trained or [p for p in self.decoder.parameters() if p.requires_grad]
         leaves = [self._stand_ins[id(p)] for p in asked]
         found = torch.autograd.grad(out, leaves, buffers.slope, allow_unused=True)
@@ -349,7 +337,7 @@ class Graphed:
 
 
 class _Pass(torch.autograd.Function):
-    """Parameters go in so that autograd brings them their gradient, as it would."""
+    """The parameters are arguments, so that autograd hands them their gradient as in a plain pass."""
 
     @staticmethod
     def forward(ctx: Any, graphed: Graphed, buffers: Buffers, pack: Pack, *trained: Tensor) -> Tensor:
@@ -410,7 +398,7 @@ class FastPasses(Passes):
         return [made_up(tokens, longest, share) for tokens in sizes]
 
     def recover(self, error: Exception) -> bool:
-        """The compiler may fail after all: its trial had a gradient, and other sizes."""
+        """The compiler may fail after its trial: passes without a gradient were not tried."""
         if not isinstance(error, TorchDynamoException):
             return False
         self.form = ""
@@ -425,7 +413,7 @@ class FastPasses(Passes):
         return True
 
     def _best_form(self) -> str:
-        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
+        """The form that works, tried before the first batch; where the compiler fails the model is trained as it is."""
         tokens, found = self.config.pack_tokens, None
         while found is None:
             try:
@@ -470,7 +458,7 @@ def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
 
 @contextmanager
 def _no_waiting() -> Iterator[None]:
-    """The host waiting for the device is an error, as it would be in a capture."""
+    """Makes it an error that the host waits for the device, as it would be in a capture."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it may overlook some

@@ -1,15 +1,12 @@
-"""The step on CUDA: state on the device, decoding as one captured graph for each size of batch.
+"""The rollout step on CUDA: state on the device, decoding as one captured graph for each size of batch.
 
-A decode step is forward, draw and bookkeeping in one graph replay; the host tells the device of rows only when one
-came, went or got a page, and reads two numbers a row when the step is done. Where nothing stands against it the next
-steps are launched before these are read, a few at once, so that the device does not wait for the host: the device ends
-rows by itself, and what it draws for them after that is left out. Prompts are prefilled apart (`prefill.py`), by the
-same network. On a CPU everything runs as plain calls, which is how the tests compare it with `EagerRunner`. A
-step that speculates is two replays, the drafter's (`lanes.py`, `guesser.py`) and the target's, and several numbers a
-row.
-
-Graphs (`captures.py`) are made for sizes up to the number of slots. Rows beyond the batch are padding: length -1,
-written to the page that is nobody's.
+`whet.assembly` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
+decode step is forward, draw and bookkeeping in one graph replay; a step that speculates is two replays, the drafter's
+and the target's. The host writes rows to the device only when one came, went or got a page, and reads a few numbers
+per row when the step is done. The device ends rows by itself, so the next steps can be launched before the host has
+read these, a few at once; what is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for
+sizes up to the number of slots; rows beyond the batch are padding, with length -1, written to the spare page. On a CPU
+everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
 """
 
 from __future__ import annotations
@@ -39,38 +36,46 @@ from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
 from whet.rollout.runner import Drawn, Runner, burst, fork_rows, joined, single
 
-# ---- prefill
+# Shapes: B rows, N prompts of a wave, T tokens, K drafts per row, V vocabulary.
 #
-# The forward over tokens of prompts: a graph where they are few, plain calls where they are many.
+# One steady stretch of decoding (BURST = 4). The device has the next burst before the host reads the last one, so it
+# never waits; the host records tokens, retires rows and admits new ones while the device computes:
 #
-# Every launch takes the host its time, and a forward is hundreds: with a small model more than a thousand tokens take
-# the device, while the rows that run wait. So waves of up to 2,048 tokens are padded to one of a few sizes, each
-# captured once. Padding is of no row: it writes to the page of no row, and what is computed of it is left out. Used by
-# `graphs.py`, which draws.
+#   host    | launch 1 | launch 2-5 | read 1, record | engine work   | launch 6-9 | read 2-5, record | engine work ...
+#   device             | step 1     | step 2 | step 3 | step 4 | step 5            | step 6 | step 7 | ...
+#
+# A wave of prompts, a row that needs the host's own sampler, or too few free pages end it: the host reads what is under
+# way, changes the rows, uploads them (`_upload`), and begins again with a single step.
+
+PROMPTS = "prompts"  # stands in a graph's key where a drafter's name would
+SIZES = (128, 256, 512, 1024, GRAPHED)  # tokens that prompt graphs take
+ROWS = 64  # prompts that a graph takes at most
+LONGEST = 512  # tokens of one prompt at most: attention starts programs for so many in every row, which end if idle
+MOST_DRAFTS = 47  # tokens that a row may be ahead of the target: with the newest, 48 to verify
+# Steps that are launched together ahead of their turn: what the host does for each takes it longer than a small model
+# takes for its step. Rows that end meanwhile stay in the batch, doing nothing, for so many steps more.
+BURST = 4
+STALE = (-1, -1)  # no number of edits: what the device has is not what the host has
 
 
-PROMPTS = "prompts"
-"""Stands in a graph's key where a drafter's name would."""
-SIZES = (128, 256, 512, 1024, GRAPHED)
-"""Tokens of a graph."""
-ROWS = 64
-"""Prompts of a graph at most."""
-LONGEST = 512
-"""Tokens of one of them at most: the attention has programs for so many in every row, which end at once if idle."""
+# ---- prompts: a graph where their tokens are few, plain calls where they are many
+#
+# Every launch takes the host its time, and a forward is hundreds: with a small model that is more than a thousand
+# tokens take the device, while running rows wait. So waves of up to 2,048 tokens are padded to one of a few sizes, each
+# captured once. Padding has row -1: it is written to the spare page, and its results are left out.
 
 
 class Fed(NamedTuple):
-    """What `Network.forward` wants of N rows, but for `most`; or the same as numpy arrays."""
+    """The arguments of `Network.forward` for N rows, all but `most`, as tensors or as numpy arrays."""
 
-    tokens: Any
-    """[3, T]: ids, positions, rows."""
+    tokens: Any  # [3, T]: ids, positions, rows
     table: Any
     length: Any
     starts: Any
 
 
 def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> Fed:
-    """Of so many tokens, rows and pages of a row; beyond those of the chunks, tokens of no row and empty rows."""
+    """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows."""
     sizes = np.array([chunk.size for chunk in chunks])
     real, n = int(sizes.sum()), len(chunks)
     lines, tables = np.zeros((3, tokens), np.int32), np.zeros((rows, width), np.int32)
@@ -87,42 +92,37 @@ def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, widt
 
 class Prefill:
     def __init__(self, network: Network, guesser: Guesser | None, width: int, device: torch.device) -> None:
-        """width: pages of a row; guesser: the drafter that wants the hidden states, if there is one."""
+        """width: pages per row; guesser: the drafter that reads the hidden states, if there is one."""
         self.network, self.guesser, self.device, self.width = network, guesser, device, width
         shapes = ((3, SIZES[-1]), (ROWS, width), (ROWS,), (ROWS + 1,))
-        self._fed = Fed(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
-        """What graphs read."""
-
-    @property
-    def keys(self) -> list[Key]:
-        """Of all graphs, the largest first."""
-        return [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]
+        self._fed = Fed(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))  # graphs read it
+        self.keys: list[Key] = [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]  # the largest first
 
     def key(self, chunks: Sequence[Chunk]) -> Key | None:
-        """The graph that serves them; None where plain calls do."""
+        """The key of the graph that serves these chunks; None where plain calls do."""
         tokens, longest = sum(chunk.size for chunk in chunks), max(chunk.size for chunk in chunks)
         if len(chunks) > ROWS:
             return None
         return next((key for key in reversed(self.keys) if tokens <= key[0] and longest <= key[1]), None)
 
     def rest(self) -> None:
-        """From now on `step` feeds no row."""
+        """Makes `step` feed no row from now on."""
         self._fed.tokens[2] = -1
         self._fed.starts.zero_()
 
     def tell(self, chunks: Sequence[Chunk], table: np.ndarray, tokens: int) -> None:
-        """What `step` feeds next: rows with the pages of `table`."""
+        """Uploads what `step` feeds next: rows with the pages of `table`."""
         news = to_device(self.device, *fed(chunks, table, tokens, ROWS, self.width))
         self._fed.tokens[:, :tokens].copy_(news[0])
         for there, new in zip(self._fed[1:], news[1:], strict=True):
             there.copy_(new)
 
     def step(self, tokens: int, most: int) -> Tensor:
-        """[tokens, width] after the last norm, of what was told."""
+        """Hidden states [tokens, width] after the last norm, of what `tell` uploaded."""
         return self._forward(self._fed._replace(tokens=self._fed.tokens[:, :tokens]), most)
 
     def plain(self, chunks: Sequence[Chunk], table: np.ndarray) -> Tensor:
-        """The same at once, without padding."""
+        """The hidden states of these chunks at once, without padding and without a graph."""
         sizes = [chunk.size for chunk in chunks]
         given = to_device(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
         return self._forward(Fed(*given), max(sizes))
@@ -135,17 +135,8 @@ class Prefill:
         return hidden
 
 
-MOST_DRAFTS = 47
-"""Tokens a row may be ahead of the target: with the newest, 48 to verify."""
-BURST = 4
-"""Steps that are launched together ahead of their turn: what the host does for each takes it longer than a small model
-takes for its step. Rows that end meanwhile stay in the batch, doing nothing, for so many steps more."""
-STALE = (-1, -1)
-"""No number of edits: what the device has is not what the host has."""
-
-
 def buckets(slots: int) -> list[int]:
-    """Sizes of batches that get a graph. One alone is padded to two: compilers make a special case of one.
+    """Sizes of batches that get a graph. A single row is padded to two: compilers make a special case of one.
 
     >>> buckets(100)
     [2, 4, 8, 16, 24, 32, 48, 64, 96, 100]
@@ -159,10 +150,8 @@ class Launch:
     """Decode steps under way."""
 
     arm: Arm
-    logits: Tensor
-    """Of the last of them."""
-    drawn: Tensor
-    """[steps, lines, rows] on the host, once `done`."""
+    logits: Tensor  # those of the last step
+    drawn: Tensor  # [steps, lines, rows] on the host, once `done`
     done: torch.cuda.Event | None
 
 
@@ -175,12 +164,7 @@ class GraphRunners:
         return graphs_lack(shapes, device)
 
     def make(
-        self,
-        twin: PreTrainedModel,
-        cache: Cache,
-        rows: Rows,
-        guesser: Guesser | None,
-        speculation: Speculation | None,
+        self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None, speculation: Speculation | None
     ) -> GraphRunner:
         assert isinstance(cache, PagedCache), "graphs read pages"
         layers = len(cache.keys) - (0 if guesser is None else len(extra_shapes(guesser.head)))
@@ -195,16 +179,11 @@ class GraphRunner(Runner):
     packed = True
 
     def __init__(
-        self,
-        network: Network,
-        cache: PagedCache,
-        rows: Rows,
-        guesser: Guesser | None = None,
-        lanes: Lanes | None = None,
-        speculation: Speculation | None = None,
-    ) -> None:
-        """lanes: texts on the device, from which drafts are made there; guesser: the drafter that wants the hidden
-        states, if there is one; speculation: whose guards are told of a drafter that fails here."""
+        self, network: Network, cache: PagedCache, rows: Rows,
+        guesser: Guesser | None, lanes: Lanes | None, speculation: Speculation | None,
+    ) -> None:  # fmt: skip
+        """guesser: the drafter that reads the hidden states, if there is one; lanes: texts on the device, from which
+        drafts are made there; speculation: its guards retire a drafter that fails here."""
         self.network, self.cache, self.rows, self.guesser, self.lanes = network, cache, rows, guesser, lanes
         self.own = frozenset() if lanes is None else frozenset({"ngram", "suffix"})
         if guesser is not None and lanes is not None:
@@ -220,18 +199,16 @@ class GraphRunner(Runner):
         self.numbers = torch.arange(most + 1, dtype=torch.int32, device=self.device)
         self.places = torch.arange(MOST_DRAFTS + 1, dtype=torch.int32, device=self.device)
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
-        self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)
-        """What `accept` says of each row."""
+        self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)  # by `accept`
         on_gpu = self.device.type == "cuda"
         self._drawn = [torch.zeros(BURST, *self.drawn.shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
-        self._fed, self._fed_with_drafts = _fast(on_device.fed, on_gpu), _fast(on_device.fed_with_drafts, on_gpu)
-        self._uploaded = STALE
-        self._next: Launch | None = None
-        """Launched before its turn."""
+        feeds: list[Callable[..., Any]] = [on_device.fed, on_device.fed_with_drafts]
+        self._fed, self._fed_with_drafts = (torch.compile(f, dynamic=True) if on_gpu else f for f in feeds)
+        self._uploaded = STALE  # the edits of rows and pages that the device has
+        self._next: Launch | None = None  # launched before its turn
         self._launches = 0
-        self._wishes = self._told = 0
-        """How often the rows' wishes for drafts changed, and were told."""
+        self._wishes = self._told = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
@@ -268,7 +245,7 @@ class GraphRunner(Runner):
         return self.captures.stats()
 
     def forget(self) -> None:
-        """What was launched ahead is of no use: the weights change, or its rows are gone."""
+        """Drops what was launched ahead: the weights change, or its rows are gone."""
         self._next, self._uploaded = None, STALE
 
     def budgeted(self) -> None:
@@ -277,8 +254,8 @@ class GraphRunner(Runner):
     # ---- decoding
 
     def _decode(self, running: int, arm: Arm, ahead: bool) -> Drawn:
-        """`ahead`: the next steps may be launched; not where prompts are fed in this, as their rows would be missing.
-        What is waited for at once is one step: tokens come soon, and the host has time while the next ones run."""
+        """`ahead`: the next steps may be launched; not where prompts are fed now, since their rows would be missing.
+        Only one step is waited for at once: its tokens come soon, and the host has time while the next ones run."""
         step, order = self._next, self.rows.launched[:running].copy()
         if step is None or order.min() < 0:
             arm = self._ready(running, arm)
@@ -291,7 +268,7 @@ class GraphRunner(Runner):
         return self._read(step, order)
 
     def _arrange(self, order: np.ndarray) -> None:
-        """Rows as the host has them in the order it has them now, however far the device has come with them."""
+        """Puts the device's rows into the order that the host has now, however far the device has come with them."""
         if self._uploaded[0] != self.rows.edits:
             self.device_rows.arrange(order)
         if self._uploaded != (self.rows.edits, self.cache.edits):
@@ -299,7 +276,7 @@ class GraphRunner(Runner):
         self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _ready(self, running: int, arm: Arm) -> Arm:
-        """The arm, or OFF where it lacks pages; a drafter that has missed tokens reads them."""
+        """The arm, or OFF where there are too few pages for it; a drafter that has missed tokens reads them."""
         rows = self.rows
         drafts = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
         if self.cache.lacking(rows.length[:running] + drafts) > self.cache.free:
@@ -310,8 +287,8 @@ class GraphRunner(Runner):
         return arm
 
     def _steps_ahead(self, running: int, then: Arm, step: Launch | None = None) -> int:
-        """How many of `then` may be launched, after the steps under way if there are any, of which the host needs to
-        learn nothing; gives rows their pages."""
+        """How many steps of `then` may be launched behind `step`, if there is one, before the host has read it; gives
+        rows their pages."""
         rows, under_way, tokens = self.rows, 0, 0
         if rows.picky[:running].any():
             return 0
@@ -320,7 +297,7 @@ class GraphRunner(Runner):
             tokens = under_way * arm.tokens
             reads = self.guesser is not None and then.drafter == self.guesser.name
             if reads and (arm.drafter != then.drafter or then.depth < arm.depth):
-                return 0  # it may have to read more than it does by itself
+                return 0  # the drafter may have to read more tokens than a round reads
         left = rows.limit[:running] - rows.count[:running]
         going = left > under_way
         most = min(BURST, int(left.max()) - under_way)
@@ -357,7 +334,7 @@ class GraphRunner(Runner):
         token = np.ascontiguousarray(lines[:, 2 : 2 + new].swapaxes(1, 2))
         log_prob = np.ascontiguousarray(lines[:, 2 + new :].swapaxes(1, 2)).view(np.float32)
         picky = np.flatnonzero(self.rows.picky[: len(order)])
-        if picky.size:  # only evaluations may be, step by step; their tokens are drawn outside of the graph
+        if picky.size:  # evaluations with top-k or top-p: their tokens are drawn outside of the graph
             self._uploaded = STALE
             logits = step.logits[self._tensor(order[picky], np.int64)]
             token[0, picky, 0], log_prob[0, picky, 0] = self._draw(logits, picky)
@@ -367,7 +344,7 @@ class GraphRunner(Runner):
         return burst(token, log_prob, counted, lines[:, 1], step.arm)
 
     def verify(self, drafts: np.ndarray) -> Drawn:
-        assert self._next is None, "a step under way knows nothing of drafts"
+        assert self._next is None, "a step under way has no drafts"
         running, most = drafts.shape
         self._drafts.numpy()[:running, :most] = drafts
         with torch.inference_mode(False), torch.no_grad():
@@ -390,14 +367,14 @@ class GraphRunner(Runner):
         return next(size for size in self.sizes if size >= running)
 
     def begin(self, served: Sequence[tuple[int, Arm]] = ()) -> None:
-        """Prompts and plain steps of every size, the largest first: what a run is sure to want. And those that
-        speculate with so many rows, which would else be captured one by one while a batch waits."""
+        """Captures prompts and plain steps of every size, the largest first, which every run needs; and the steps that
+        `served` names, which would else be captured one by one while a batch waits."""
         self.captures.capture([*self.prefill.keys, *((size, 1, "") for size in reversed(self.sizes))])
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
         self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
     def _keys(self, size: int, arm: Arm) -> list[Key]:
-        """The graphs of a step: the target's, which all drafters share, and before it the drafter's, if it is ours."""
+        """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
 
@@ -415,12 +392,12 @@ class GraphRunner(Runner):
             return self._step(size, tokens)
         drafts = self.drafts[:size, :tokens]
         if not self._held(drafter, self._draft, size, tokens, drafter):
-            drafts.fill_(-1)  # it has no idea: the target's step is a plain one, and so is what is captured of this
+            drafts.fill_(-1)  # without drafts the target's step is a plain one, and so is what is captured here
         return drafts
 
     def _held(self, drafter: str, work: Callable[..., None], *args: Any) -> bool:
-        """Whether the drafter's part was done; what it raises retires it. Not from within a capture, which leaves
-        CUDA's state broken: most of what can fail there fails in the calls before it."""
+        """Whether the drafter's part was done; an error in it retires the drafter. Errors inside a capture are raised,
+        since they leave CUDA's state broken; most of what can fail there fails in the calls before it."""
         guard = self.guards.get(drafter)
         capturing = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         if guard is None or (capturing and not guard.retired):
@@ -430,7 +407,7 @@ class GraphRunner(Runner):
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """No row is anybody's, so that a step writes nothing but to the page that is nobody's."""
+        """Empties all rows while it lasts, so that a step writes to the spare page alone."""
         state = self.device_rows.state
         before = state.clone()
         state[LENGTH] = -1
@@ -439,7 +416,7 @@ class GraphRunner(Runner):
         state.copy_(before)
 
     def _upload(self, running: int) -> None:
-        """Rows and tables as the host has them, if they are not what the device has."""
+        """Uploads rows and tables, unless the device has them as the host does."""
         if self._uploaded == (self.rows.edits, self.cache.edits):
             return
         self.device_rows.upload(self.rows, self.cache.table, running)
@@ -448,8 +425,8 @@ class GraphRunner(Runner):
         self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _step(self, size: int, new: int) -> Tensor:
-        """The newest token of rows 0..size-1 and new - 1 drafts, on the device alone: draws, and the logits they are
-        drawn from."""
+        """Feeds the newest token of rows 0..size-1 and new - 1 drafts, on the device alone, and draws after each; gives
+        the logits [B * new, V] of the draws."""
         state, table = self.device_rows.state[:, :size], self.device_rows.table[:size]
         drafts = self.drafts[:size, : new - 1]
         keys, count, heat = state[KEY0 : KEY1 + 1], state[COUNT], state[HEAT].view(torch.float32)
@@ -472,7 +449,7 @@ class GraphRunner(Runner):
         return logits
 
     def _draft(self, size: int, depth: int, drafter: str) -> None:
-        """Guesses for rows 0..size-1, left where `_step` reads them."""
+        """Makes drafts for rows 0..size-1, and leaves them where `_step` reads them."""
         assert self.lanes is not None
         state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
         length = state[LENGTH]
@@ -489,7 +466,7 @@ class GraphRunner(Runner):
     # ---- prompts
 
     def _prefill(self, running: int, chunks: Sequence[Chunk], source: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of the chunks in one forward, packed; their forks draw from the same logits."""
+        """Feeds the tokens of the chunks in one packed forward; their forks draw from the same logits."""
         n, table = len(chunks), self.cache.table[running : running + len(chunks)]
         if key := self.prefill.key(chunks):
             self.captures.capture([key])
@@ -509,7 +486,7 @@ class GraphRunner(Runner):
         return self._draw(logits, slice(running, self.rows.size))
 
     def _draw(self, logits: Tensor, part: slice | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """A token for each row of `part` by the host's columns."""
+        """Draws a token for each row of `part` by the host's columns."""
         rows = self.rows
         if rows.picky[part].any():
             token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
@@ -521,7 +498,3 @@ class GraphRunner(Runner):
 
     def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)
-
-
-def _fast(function: Callable[..., Any], on_gpu: bool) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True) if on_gpu else function

@@ -1,9 +1,13 @@
-"""The rollouts' texts on the device, so that drafts can be made there: a lane of tokens for each flight.
+"""State of the rollouts on the device: the rows that a decode step reads, and the texts that drafts are made from.
 
-Used by `graphs.py`: a step appends what it draws (`kernels.accept`), `kernels.lookup` reads what followed when the last
-tokens were seen before, in the own lane or in those of the same prompt. A flight keeps its lane wherever its row moves;
-when it has ended, the text stays for its siblings and for later visits of the prompt until the lane is needed again.
-The host writes a lane when its flight enters a row, and never reads one.
+`graphs.py` alone uses it. The host writes rows to `DeviceRows` when one came, went or got a page; between, the device
+counts by itself and ends rows at their limit or a stop id, so that a step may be launched before the host has seen the
+one before. `Lanes` holds a text per flight: a step appends what it draws (`kernels.decode.accept`), and `lookup` reads
+what followed when the last tokens were seen before. A flight keeps its lane wherever its row moves; when it has ended,
+the text stays for siblings and later visits of the prompt until the lane is needed again. The host writes a lane when
+its flight enters a row, and never reads one.
+
+Shapes: B rows, L lanes, K drafts per row.
 """
 
 from __future__ import annotations
@@ -18,39 +22,31 @@ from whet.fast.kernels.decode import Texts, lookup
 from whet.model.ops import to_device
 from whet.rollout.rows import Flight, Rows
 
-# ---- device rows
-#
-# The rows as the device has them: what a decode step reads, and moves on by itself.
-#
-# Used by `graphs.py` alone. The host writes rows here when one came, went or got a page; between, the device keeps
-# count of its own, and ends rows at their limit or a stop id, so that a step may be launched before the host has seen
-# the one before. What the host writes goes through two pinned buffers in turn: a copy may be under way when the next
-# is made.
-
-
+# Lines of the state: newest token, cached tokens (-1: no row), generated tokens and their limit, noise keys,
+# temperature (its bits), lane of the text, drafts wanted at most, and from here on stop ids.
 TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, LANE, MOST, STOPS = range(10)
-"""Lines of the state: newest token, cached tokens (-1: nobody), generated tokens and their limit, noise keys,
-temperature (its bits), lane of the text, drafts wanted at most, and from here on stop ids."""
-MOST_STOPS = 4
-"""A row with more of them is ended by the host, one step later."""
+MOST_STOPS = 4  # a row with more stop ids is ended by the host, one step later
+SIBLINGS = 16  # texts of the same prompt that a rollout looks at, beside its own
+TOKENS = 2**25  # tokens that all lanes hold, where the slots need no more
 
 
 class DeviceRows:
-    def __init__(self, most: int, width: int, device: torch.device, nobody: int = 0) -> None:
-        """nobody: the page that pads tables."""
+    """What the host writes goes through two pinned buffers in turn: a copy may be under way when the next is made."""
+
+    def __init__(self, most: int, width: int, device: torch.device, spare: int = 0) -> None:
+        """width: pages per row; spare: the page that pads tables."""
         lines = STOPS + MOST_STOPS
         self.device = device
         self.state = torch.zeros(lines, most, dtype=torch.int32, device=device)
-        self.table = torch.full((most, width), nobody, dtype=torch.int32, device=device)
-        """Pages of each row."""
+        self.table = torch.full((most, width), spare, dtype=torch.int32, device=device)  # pages of each row
         pinned = device.type == "cuda"
         self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._tables = [torch.full((most, width), nobody, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
+        self._tables = [torch.full((most, width), spare, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._lines = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
 
     def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
-        """Rows 0..running-1 as the host has them; nobody beyond."""
+        """Writes rows 0..running-1 as the host has them; the rows beyond are empty."""
         staged = self._next(self._states)
         state = staged.numpy()
         state[LENGTH] = -1
@@ -66,8 +62,8 @@ class DeviceRows:
         self.upload_table(table, running)
 
     def arrange(self, order: np.ndarray) -> None:
-        """Row i becomes what row order[i] is, however far the device has come with it; nobody beyond. Its table is the
-        host's to tell."""
+        """Row i becomes what row order[i] is, however far the device has come with it; the rows beyond are empty. The
+        caller uploads the tables."""
         staged = self._next(self._orders)
         running = len(order)
         staged.numpy()[:running] = order
@@ -77,7 +73,7 @@ class DeviceRows:
         self.state[:, :running] = moved
 
     def tell(self, line: int, column: np.ndarray) -> None:
-        """One line of the first rows, whose order is the host's."""
+        """Writes one line of the first rows, which are in the host's order."""
         staged = self._next(self._lines)
         staged.numpy()[: column.size] = column
         self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
@@ -88,13 +84,13 @@ class DeviceRows:
         self.table[:running].copy_(staged[:running], non_blocking=True)
 
     def _next(self, buffers: list[Tensor]) -> Tensor:
-        """The one of its kind that was written longer ago."""
+        """The buffer of the two that was written longer ago."""
         buffers.reverse()
         return buffers[0]
 
 
 def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Row (-1: nobody), position and keys of the token each row feeds: all int32 [B]."""
+    """Row (-1: padding), position and number of keys of the token that each row feeds: all int32 [B]."""
     length = state[LENGTH]
     active = length >= 0
     row = torch.where(active, numbers, -1)
@@ -102,10 +98,8 @@ def fed(state: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `fed`, for the newest token and K drafts [B, K] (-1: none): ids, row and position [B (K + 1)], keys [B].
-
-    What is no draft is fed as padding, so that a row may have fewer than the others.
-    """
+    """As `fed`, for the newest token and K drafts [B, K]: ids, row and position [B (K + 1)], keys [B]. A draft of -1 is
+    fed as padding, so that a row may have fewer than the others."""
     new = drafts.shape[1] + 1
     ids = torch.cat((state[TOKEN][:, None], drafts), 1)
     place = torch.arange(new, dtype=torch.int32, device=state.device)
@@ -117,34 +111,25 @@ def fed_with_drafts(state: Tensor, drafts: Tensor, numbers: Tensor) -> tuple[Ten
     return ids.clamp(min=0).flatten(), row.flatten(), position.flatten(), keys
 
 
-SIBLINGS = 16
-"""Texts of the same prompt that a rollout looks at, beside its own."""
-TOKENS = 2**25
-"""That lanes hold, where slots want no more."""
-
-
 class Lanes:
     def __init__(self, slots: int, context: int, device: torch.device) -> None:
         count = min(max(2 * slots, TOKENS // context), 8 * slots)
         self.device = device
         self.history = torch.zeros(count, context + 1, dtype=torch.int32, device=device)
         self.written = torch.zeros(count, dtype=torch.int32, device=device)
-        self.of = torch.full((count,), -1, dtype=torch.int32, device=device)
-        """The number of the prompt each is a text of."""
+        self.of = torch.full((count,), -1, dtype=torch.int32, device=device)  # the number of each text's prompt
+        # Lanes of the same prompt, the newest first. A lane that was taken over since has another number in `of`.
         self.siblings = torch.full((count, SIBLINGS), -1, dtype=torch.int32, device=device)
-        """Lanes of the same prompt, the newest first; stale ones are told by `of`."""
-        self.lane: dict[int, int] = {}
-        """Of flights under way, by arrival."""
+        self.lane: dict[int, int] = {}  # lanes of flights under way, by arrival
         self._prompt: dict[int, str] = {}
-        self._family: dict[str, list[int]] = {}
-        """Lanes of each prompt, the newest last."""
+        self._family: dict[str, list[int]] = {}  # lanes of each prompt, the newest last
         self._number: dict[str, int] = {}
         self._numbers = 0
         self._used = np.zeros(count, bool)
         self._turn = 0
 
     def enter(self, flights: Sequence[Flight]) -> list[int]:
-        """They have a row from now on: what they know is written to lanes of theirs."""
+        """Gives each flight a lane and writes its known tokens there; the lanes."""
         for flight in flights:
             self.lane[flight.arrival] = self._take(flight.request.prompt_id)
         lanes = [self.lane[flight.arrival] for flight in flights]
@@ -152,26 +137,26 @@ class Lanes:
         texts = np.zeros((len(flights), known.max()), np.int32)
         for row, flight in zip(texts, flights, strict=True):
             row[: flight.prompt.size], row[flight.prompt.size : flight.known] = flight.prompt, flight.trace.ids
-        siblings = self._kin({flight.request.prompt_id for flight in flights})
+        siblings = self._related({flight.request.prompt_id for flight in flights})
         lane, written, text, *related = to_device(self.device, np.array(lanes), known, texts, *siblings)
         index = lane.long()
         self.history[index, : text.shape[1]] = text
         self.written[index] = written
-        self._acquaint(*related)
+        self._relate(*related)
         return lanes
 
     def leave(self, flight: Flight) -> None:
-        """It has no row any more. Its text stays; should it go on, it takes another lane."""
+        """Frees the lane of a flight without a row. Its text stays; should the flight go on, it takes another lane."""
         self._used[self.lane.pop(flight.arrival)] = False
 
     def forget(self) -> None:
-        """Texts of rollouts that have ended are nobody's kin any more."""
+        """Makes texts of rollouts that have ended siblings of none."""
         self.of.fill_(-1)
-        self._acquaint(*to_device(self.device, *self._kin({self._prompt[lane] for lane in self.lane.values()})))
+        self._relate(*to_device(self.device, *self._related({self._prompt[lane] for lane in self.lane.values()})))
 
     def newest(self, state: Tensor) -> None:
-        """The newest tokens of rows, `DeviceRows.state` as the host has just told it: drawn outside of a step, or not
-        what the device drew."""
+        """Appends the newest tokens of rows, `DeviceRows.state` as the host has just uploaded it: they were drawn
+        outside of a step, or differ from what the device drew."""
         lane = state[LANE].long()
         self.history[lane, state[LENGTH].long()] = state[TOKEN]
         self.written[lane] = state[LENGTH] + 1
@@ -187,15 +172,14 @@ class Lanes:
         return self.history[lane[:, None].long(), place.clamp(min=0)]
 
     def lookup(self, lane: Tensor, most: Tensor, drafts: Tensor, siblings: bool) -> None:
-        """Drafts from the rows' own texts, and from those of their kin."""
-        lookup(
-            self.history, self.written, self.of, self.siblings if siblings else self.siblings[:, :0], lane, most, drafts
-        )
+        """Makes drafts from the rows' own texts, and from those of their siblings."""
+        others = self.siblings if siblings else self.siblings[:, :0]
+        lookup(self.history, self.written, self.of, others, lane, most, drafts)
 
     # ---- lanes come and go
 
     def _take(self, prompt: str) -> int:
-        """The next in turn that nobody uses: there are two for each row."""
+        """Takes the next lane in turn that no flight uses: there are at least two for each row."""
         while self._used[self._turn]:
             self._turn = (self._turn + 1) % self._used.size
         lane, self._turn = self._turn, (self._turn + 1) % self._used.size
@@ -210,8 +194,8 @@ class Lanes:
         self._family[prompt].append(lane)
         return lane
 
-    def _kin(self, prompts: Set[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Lanes in use that are of these prompts, the others of theirs, and the prompts' numbers."""
+    def _related(self, prompts: Set[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lanes in use that hold texts of these prompts, their siblings, and the numbers of their prompts."""
         lanes = [lane for prompt in prompts for lane in self._family[prompt] if self._used[lane]]
         siblings = np.full((len(lanes), SIBLINGS), -1, np.int32)
         for row, lane in zip(siblings, lanes, strict=True):
@@ -220,7 +204,7 @@ class Lanes:
         numbers = [self._number[self._prompt[lane]] for lane in lanes]
         return np.array(lanes, np.int32), siblings, np.array(numbers, np.int32)
 
-    def _acquaint(self, lane: Tensor, siblings: Tensor, number: Tensor) -> None:
+    def _relate(self, lane: Tensor, siblings: Tensor, number: Tensor) -> None:
         index = lane.long()
         self.siblings[index] = siblings
         self.of[index] = number

@@ -1,7 +1,7 @@
-"""Steps captured as CUDA graphs, by rows, new tokens a row and drafter, in one memory pool; plain calls on a CPU.
+"""Steps captured as CUDA graphs in one memory pool, and what such pools take from the device.
 
-Used by `graphs.py`, which says what a step is. A smaller graph fits into what the largest took, so the largest comes
-first. A failed capture leaves CUDA's state broken: it is not caught.
+`graphs.py` says what a step is and calls `Captures`, by rows, new tokens per row and drafter; on a CPU a step is a
+plain call. `graphed.py` reads `pool_bytes` for the learner's graphs.
 """
 
 from __future__ import annotations
@@ -15,20 +15,14 @@ from torch import Tensor
 
 from whet.model.meter import DeviceMeter
 
-# ---- pool
-#
-# Memory of CUDA graphs: what their pool has taken from the device, and what the driver holds beside torch's memory.
-#
-# Read where graphs are captured (`graphed.py`, `whet.fast.pool`). How much torch has reserved in all says little
-# of them: a capture gives back what lay unused.
-
-
-Pool = tuple[int, int]
-"""What `torch.cuda.graph_pool_handle` gives."""
+Pool = tuple[int, int]  # what `torch.cuda.graph_pool_handle` gives
+Key = tuple[int, int, str]  # rows, tokens that each feeds, and ""; or rows, tokens drafted for each, and the drafter
+Step = Callable[[int, int, str], Tensor]
 
 
 def total_size(segments: Iterable[Mapping[str, Any]], pool: Pool) -> int:
-    """Bytes of a snapshot's segments that belong to the pool.
+    """Bytes of a snapshot's segments that belong to the pool. (What torch has reserved in all says little: a
+    capture gives back memory that lay unused.)
 
     >>> total_size([{"segment_pool_id": (0, 1), "total_size": 5}, {"segment_pool_id": (0, 0), "total_size": 7}], (0, 1))
     5
@@ -37,20 +31,15 @@ def total_size(segments: Iterable[Mapping[str, Any]], pool: Pool) -> int:
 
 
 def pool_bytes(pool: Pool) -> int:
-    """Never less than before while one of its graphs lives."""
+    """Bytes that a pool has taken; they never shrink while one of its graphs lives."""
     return total_size(torch.cuda.memory_snapshot(pool), pool)
 
 
 def driver_bytes(device: torch.device) -> int:
-    """Device memory in use that torch's allocator knows nothing of: the context, kernels, graphs as the driver keeps
-    them; and what other processes take, so that a difference is worth something only where there are none."""
+    """Device memory in use beside torch's allocator: the context, kernels, graphs as the driver keeps them; and what
+    other processes take, so that a difference means something only where there are none."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
-
-
-Key = tuple[int, int, str]
-"""Rows, tokens that each feeds, and ""; or rows, tokens that are drafted for each, and the drafter."""
-Step = Callable[[int, int, str], Tensor]
 
 
 def graph_name(key: Key) -> str:
@@ -64,17 +53,14 @@ def graph_name(key: Key) -> str:
 
 class Captures:
     def __init__(self, device: torch.device, step: Step, at_rest: Callable[[], AbstractContextManager[None]]) -> None:
-        """step(*key): what is captured; at_rest: while it lasts, a step does nothing that lasts."""
+        """step(*key): what is captured; at_rest: a context in which a step changes no row."""
         self.device, self.step, self.at_rest = device, step, at_rest
+        # Each graph with the tensor that its step gave, which every replay writes anew.
         self.graphs: dict[Key, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        """With the tensor that the step gave, which every replay writes anew."""
-        self.bytes: dict[Key, int] = {}
-        """What the pool grew by for each: little but for the largest."""
-        self.driver_bytes = 0
-        """What the driver took for all of them, beside the pool."""
+        self.bytes: dict[Key, int] = {}  # what the pool grew by for each: little but for the largest
+        self.driver_bytes = 0  # what the driver took for all of them, beside the pool
         self.meter = DeviceMeter(device)
-        self._pool: Any = None
-        """What all graphs share; it lives as long as one of them."""
+        self._pool: Any = None  # all graphs share it; it lives as long as one of them
 
     def replay(self, key: Key) -> Tensor:
         if self.device.type != "cuda":
@@ -84,7 +70,9 @@ class Captures:
         return out
 
     def capture(self, wanted: Sequence[Key]) -> None:
-        """Each is run before, so that no kernel is compiled within a capture. Nothing on a CPU."""
+        """Captures these steps, where they have no graph yet; nothing on a CPU. List the largest first: a smaller graph
+        fits into the memory of a larger one. Each step is run before, so that no kernel is compiled within a capture. A
+        failed capture leaves CUDA's state broken: it is not caught."""
         wanted = [key for key in wanted if key not in self.graphs]
         if self.device.type != "cuda" or not wanted:
             return
@@ -106,8 +94,7 @@ class Captures:
                 self.driver_bytes += driver_bytes(self.device) - before
 
     def stats(self) -> dict[str, float]:
-        """Graphs there are; and, since the last call, how long the GPU worked. Bytes of all together: a run has dozens,
-        and `whet bench rollout` tells them apart."""
+        """How many graphs there are and their bytes in all; and how long the GPU worked since the last call."""
         out = {
             "rollout/graphs": float(len(self.graphs)),
             "rollout/graph_bytes": float(sum(self.bytes.values())),

@@ -5,7 +5,7 @@ chunk again instead of keeping it, and adds up the gradient of the head in fp32.
 response's log-prob in its hidden states, is for curricula that need it (CurES); it takes no backward pass.
 `Head.logits` is what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 after the
 matrix product. A head that it cannot reproduce (wrapped by an adapter, a transform of its own) is refused here or found
-by `packing.check_packing`. `whet.fast.head` compiles the work on a chunk for GPUs.
+by `packing.check_packing`. `whet.fast.compiled` compiles the work on a chunk for GPUs.
 """
 
 from __future__ import annotations

@@ -29,19 +29,9 @@ LONG = 16  # pages from which on a row is long
 
 
 def paged_attention(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    length: Tensor,
-    starts: Tensor,
-    *,
-    most: int,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    splits: int = 0,
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
+    most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,
+) -> Tensor:  # fmt: skip
     """[T, Hq, dv]. `most` bounds the queries of any row; `splits` parts of a row's keys are read at once (0: planned).
 
     The output of queries beyond the first `most` of a row is undefined.
@@ -53,18 +43,9 @@ def paged_attention(
 
 
 def _attend(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    length: Tensor,
-    starts: Tensor,
-    most: int,
-    scaling: float,
-    window: int,
-    softcap: float,
-    splits: int,
-) -> Tensor:
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor,
+    most: int, scaling: float, window: int, softcap: float, splits: int,
+) -> Tensor:  # fmt: skip
     """A window or soft-cap of 0 stands for none: an operator's schema has neither."""
     _check(query, keys, values, table, length, starts)
     given: dict[str, Any] = {"most": most, "scaling": scaling, "window": window or None, "softcap": softcap or None}

@@ -181,7 +181,9 @@ def lookup_reference(
     """`lookup` in plain torch: the oracle, and the path without Triton."""
     context = history.shape[1]
     own = lane.clamp(min=0)
-    newest = _newest(history, written, own)
+    # The last LONGEST tokens of each row, the newest first, [B, LONGEST]; before its start a number no text holds.
+    at = written[own][:, None] - 1 - torch.arange(LONGEST, device=history.device)
+    newest = torch.where(at >= 0, history[own[:, None], at.clamp(min=0)].long(), torch.iinfo(torch.int64).min)
     place = torch.arange(context, device=history.device)
     best = torch.zeros_like(own, dtype=torch.int64)  # a match and its place as one number
     source = own
@@ -202,12 +204,6 @@ def lookup_reference(
     meant = (step < size[:, None]) & ((step < after) | (source == own)[:, None])
     guess = history[source[:, None], first[:, None] + step % after]
     drafts.copy_(torch.where(meant, guess, -1))
-
-
-def _newest(history: Tensor, written: Tensor, own: Tensor) -> Tensor:
-    """The last LONGEST tokens of each row, the newest first, [B, LONGEST]; before its start what no text holds."""
-    at = written[own][:, None] - 1 - torch.arange(LONGEST, device=history.device)
-    return torch.where(at >= 0, history[own[:, None], at.clamp(min=0)].long(), torch.iinfo(torch.int64).min)
 
 
 def _agreeing(text: Tensor, newest: Tensor) -> Tensor:
