@@ -121,7 +121,7 @@ def cost_table(arms: Arms, cost: str, levels: Sequence[float]) -> str:
 
 
 def share_cells(arms: Arms, arm: str, baseline: str, level: float, cost: str) -> list[str]:
-    """[what the level cost, what part of the baseline's that is]."""
+    """[what the level cost, its part of the baseline's cost]."""
     told = usable(arms, baseline, cost)
     mine, theirs = (reaches(told[name], level, cost) for name in (arm, baseline))
     ratio = share_text(share(median_reach(theirs), median_reach(mine))) if mine and theirs else formats.MISSING
@@ -135,7 +135,7 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
 
 
 def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
-    """Empty where the baseline reaches none of the levels, or no cell tells the cost."""
+    """Shares by the pooled fit; empty where the baseline reaches none of the levels, or no cell has the cost."""
     told = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
     reached = {level: pooled_shares(told, baseline, level, cost) for level in levels if baseline in told}
     found = {level: shares for level, shares in reached.items() if shares}
@@ -146,7 +146,7 @@ def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) 
 
 
 def gain_table(arms: Arms, baseline: str) -> str:
-    """Empty where the baseline gains nothing."""
+    """Shares of the cost of a hundredth gained; empty where the baseline gains nothing."""
     found = {cost: shares for cost in ("tokens", "seconds") if (shares := gain_shares(arms, baseline, cost))}
     return table(["arm", *found], [*zip(arms, *found.values(), strict=True)]) if found else ""
 
@@ -226,7 +226,7 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
 
 
 def short_table(arms: Arms, baseline: str) -> str:
-    """For the README: where each arm ended, and its costs at the highest level that the baseline reaches."""
+    """The table of the README: where each arm ended, and its costs at the highest level that the baseline reaches."""
     target = target_level(arms[baseline]) if baseline in arms else None
     costs = ("tokens", "seconds")
     heads, rows = ["arm", "seeds", "accuracy at the end"], []
