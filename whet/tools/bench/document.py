@@ -122,8 +122,8 @@ def cost_table(arms: Arms, cost: str, levels: Sequence[float]) -> str:
 
 def share_cells(arms: Arms, arm: str, baseline: str, level: float, cost: str) -> list[str]:
     """[what the level cost, its part of the baseline's cost]."""
-    told = usable(arms, baseline, cost)
-    mine, theirs = (reaches(told[name], level, cost) for name in (arm, baseline))
+    used = usable(arms, baseline, cost)
+    mine, theirs = (reaches(used[name], level, cost) for name in (arm, baseline))
     ratio = share_text(share(median_reach(theirs), median_reach(mine))) if mine and theirs else formats.MISSING
     return [cost_text(mine, COSTS[cost]), ratio]
 
@@ -136,13 +136,13 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
 
 def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
     """Shares by the pooled fit; empty where the baseline reaches none of the levels, or no cell has the cost."""
-    told = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
-    reached = {level: pooled_shares(told, baseline, level, cost) for level in levels if baseline in told}
+    used = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
+    reached = {level: pooled_shares(used, baseline, level, cost) for level in levels if baseline in used}
     found = {level: shares for level, shares in reached.items() if shares}
     if not found:
         return ""
     heads = [f"{cost}, of {baseline}'s, to", *map(formats.level, found)]
-    return table(heads, [*zip(told, *found.values(), strict=True)])
+    return table(heads, [*zip(used, *found.values(), strict=True)])
 
 
 def gain_table(arms: Arms, baseline: str) -> str:
@@ -219,8 +219,8 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
     pooled = [pooled_table(arms, baseline, levels, cost) for cost in ("tokens", "seconds") if baseline in arms]
     parts += [POOLED, *pooled] if any(pooled) else []
     if levels:
-        told = {cost: usable(arms, baseline, cost) for cost in COSTS}
-        parts += [cost_table(some, cost, levels) for cost, some in told.items() if any(some.values())]
+        used = {cost: usable(arms, baseline, cost) for cost in COSTS}
+        parts += [cost_table(some, cost, levels) for cost, some in used.items() if any(some.values())]
     parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))
     return "\n\n".join(part for part in parts if part)
 
