@@ -410,7 +410,7 @@ def _plain(curriculum: config.Curriculum) -> bool:
 
 def _check(runs: Sequence[RunLog], folders: Sequence[Path]) -> str:
     """The evaluation all have, if they share start and data."""
-    evaluation = common_evaluation(read_arms(folders), None)
+    evaluation = common_evaluation(read_arms(folders))
     if evaluation is None or not all(run.points(evaluation) for run in runs):
         raise WhetError("These runs share no evaluation; calibration needs one that all of them hold.")
     differ = [key for key, _ in settings_that_differ(read_arms(folders)) if key.startswith(("model.", "data."))]

@@ -4,7 +4,7 @@ import pytest
 
 from whet.errors import WhetError
 from whet.recipe import load_config
-from whet.tools.bench.matrix import differing, inline, read_plan, told_settings
+from whet.tools.bench.matrix import defining_settings, differing, inline, read_plan
 
 RECIPE = """
 steps = 7
@@ -107,7 +107,7 @@ def test_wrong_words_on_the_command_line(tmp_path: Path) -> None:
 
 def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path) -> None:
     (cell,) = read_plan(write(tmp_path, 'recipe = "recipe.toml"\n[[arm]]\nname = "a"\n')).cells
-    stored = told_settings(cell.settings)
+    stored = defining_settings(cell.settings)
     assert "model.name" not in stored and stored["learn.lr"] == 1e-4
     assert differing(cell, stored | {"model.name": "/elsewhere"}) == ""
     assert differing(cell, stored | {"learn.lr": 1e-5}) == "learn.lr = 1e-05 there and 0.0001 in the matrix"

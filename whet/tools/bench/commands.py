@@ -1,4 +1,7 @@
-"""The commands of `whet bench`: what is measured on this machine, written as JSON and shown."""
+"""The commands of `whet bench`: `rollout` (is my GPU fast?) and `train` (arms by seeds), on this machine.
+
+Both write JSON and show tables. Everything else that can be measured is a script in benchmarks/.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import typer
 from rich.table import Table
 
 from whet.errors import WhetError
-from whet.terminal import DataFolder, Sets, folder_set, out_console
+from whet.terminal import DataFolder, Sets, folder_set, out_console, say
 from whet.text import printable
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure whet against its peers on this machine.")
@@ -25,13 +28,13 @@ def bench_rollout(
     out: Out = RESULTS,
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(help="135m and 1.5b on a GPU; tiny to try the grid.")] = None,
-    cells: Annotated[str, typer.Option(help="Of the grid, with commas between; all if not given.")] = "",
+    cells: Annotated[str, typer.Option(help="Cells of the grid, with commas between; all if not given.")] = "",
     peers: Annotated[str, typer.Option(help="whet, vllm and generate, with commas between; all if not given.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
     seconds: Annotated[float, typer.Option(help="After these, cells that are left are skipped.")] = float("inf"),
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """The engine against its peers: on a GPU a grid of batches and contexts, on a CPU transformers' generate."""
+    """The engine beside vLLM and transformers: on a GPU a grid of batches and contexts, on a CPU a small table."""
     import torch
 
     if device not in ("auto", "cuda", "cpu"):
@@ -57,7 +60,7 @@ def bench_rollout(
         repeats=repeats,
         seconds=seconds,
         seed=seed,
-        on_progress=lambda line: out_console.print(line, markup=False, highlight=False, soft_wrap=True),
+        on_progress=tell,
     )
     show_grid(result)
 
@@ -71,58 +74,53 @@ def names(listed: str) -> list[str]:
 
 
 def show_grid(result: Mapping[str, Any]) -> None:
-    """Tokens a second of each peer in each cell, and how many times as fast ours is."""
+    """Tokens per second of each peer in each cell, how many times as fast ours is, and our share of the attainable."""
     from whet.tools.bench.rollout import main_rate
+
+    def shown(cell: Mapping[str, Any], peer: str) -> str:
+        figures = cell["peers"].get(peer)
+        if figures is None or "failed" in figures:
+            return "" if figures is None else "failed"
+        rate = "decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second"
+        ratio = cell["ratios"].get(peer, {}).get(rate)
+        return f"{main_rate(figures, cell['decode_only']):,.0f}" + (f" ({ratio['median']:.1f}x)" if ratio else "")
 
     for shape, found in result["shapes"].items():
         peers = list(dict.fromkeys(name for cell in found["cells"].values() for name in cell["peers"]))
         table = Table("cell", *peers, "of attainable", title=f"{shape}, tokens/s (ours / theirs)")
         for name, cell in found["cells"].items():
-            rate = "decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second"
-            row = []
-            for peer in peers:
-                figures = cell["peers"].get(peer)
-                if figures is None or "failed" in figures:
-                    row.append("" if figures is None else "failed")
-                    continue
-                ratio = cell["ratios"].get(peer, {}).get(rate)
-                times = f" ({ratio['median']:.1f}x)" if ratio else ""
-                row.append(f"{main_rate(figures, cell['decode_only']):,.0f}{times}")
             share = cell["peers"].get("whet", {}).get("share_of_attainable", {}).get("paper")
-            table.add_row(name, *row, "" if share is None else f"{share:.2f}")
+            table.add_row(name, *(shown(cell, peer) for peer in peers), "" if share is None else f"{share:.2f}")
         out_console.print(table)
         if gap := found.get("log_probs"):
-            told = (
-                f"Log-probs against the plain model: max {gap['max']:.2g}, mean {gap['mean']:.2g}, KL {gap['kl']:.2g}."
-            )
-            out_console.print(told, markup=False, highlight=False)
+            tell(f"Log-probs against the model: max {gap['max']:.2g}, mean {gap['mean']:.2g}, KL {gap['kl']:.2g}.")
+
+
+def tell(line: str) -> None:
+    say(printable(line, one_line=True), out_console)
 
 
 @bench_app.command("train")
 def bench_train(
     matrix: Annotated[Path, typer.Argument(help="A TOML matrix: recipe, seeds, start, arms.")],
-    runs: Annotated[Path, typer.Option(help="Folder for the runs, one a cell.")] = Path("runs/matrix"),
+    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/matrix"),
     out: Out = RESULTS,
-    arms: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
-    seeds: Annotated[str, typer.Option(help="Only these, with commas between.")] = "",
-    seconds: Annotated[float, typer.Option(help="Begins no cell that would end later.")] = float("inf"),
-    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; only one alone tells seconds.")] = 1,
+    arms: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
+    seeds: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
+    seconds: Annotated[float, typer.Option(help="No cell is begun that would end later.")] = float("inf"),
+    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; seconds are compared for 1 only.")] = 1,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    commit: Annotated[str, typer.Option(help="Of the code, where it cannot be found out.")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
     report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing: tables and figures of what is there.")
+        bool, typer.Option("--report-only", help="Run nothing: write the tables of the stored cells.")
     ] = False,
-    docs: Annotated[Path, typer.Option(help="For results.md and figures/, with --report-only.")] = Path("docs/evidence"),
-    readme: Annotated[Path, typer.Option(help="Filled in, too, where it has the marks.")] = Path("README.md"),
+    docs: Annotated[Path, typer.Option(help="Folder of results.md, with --report-only.")] = Path("docs/evidence"),
+    readme: Annotated[Path, typer.Option(help="Its table is replaced where it has the marks.")] = Path("README.md"),
 ) -> None:
-    """Arms and seeds from the same weights, each cell a run; what is done is kept, so it may take several goes."""
+    """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
     from whet.tools.bench.matrix import make_start, read_plan
     from whet.tools.bench.train import CellWork, Places, planned
-
-    def on_progress(line: str) -> None:
-        out_console.print(printable(line, one_line=True), markup=False, highlight=False, soft_wrap=True)
 
     chosen = [*folder_set(data_folder), *(sets or [])]
     whole = read_plan(matrix, chosen, names(arms), numbers(seeds))
@@ -130,7 +128,7 @@ def bench_train(
         from whet.tools.bench.document import write_report
 
         for path in write_report(whole, out, docs, readme):
-            on_progress(f"Written: {path}")
+            tell(f"Written: {path}")
         return
     places = Places(plan=whole, runs=runs, out=out)
     lines = planned(places)
@@ -144,12 +142,10 @@ def bench_train(
         return
     from whet.tools.bench.stand import circumstances
 
-    about = circumstances() | ({"commit": commit} if commit else {})
-    work = CellWork(
-        places=places, start=make_start(whole, runs, on_progress), beside=beside, on_progress=on_progress, about=about
-    )
-    if left := work.run(seconds):
-        on_progress(f"{left} cells are left for another time; the same command goes on.")
+    start = make_start(whole, runs, tell)
+    work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())
+    if waiting := work.run(seconds):
+        tell(f"{waiting} cells are left for another time; the same command goes on.")
 
 
 def numbers(listed: str) -> list[int]:

@@ -121,9 +121,9 @@ def cost_table(arms: Arms, cost: str, levels: Sequence[float]) -> str:
 
 
 def share_cells(arms: Arms, arm: str, baseline: str, level: float, cost: str) -> list[str]:
-    """[what the level cost, what part of the baseline's that is]."""
-    told = usable(arms, baseline, cost)
-    mine, theirs = (reaches(told[name], level, cost) for name in (arm, baseline))
+    """[what the level cost, its part of the baseline's cost]."""
+    used = usable(arms, baseline, cost)
+    mine, theirs = (reaches(used[name], level, cost) for name in (arm, baseline))
     ratio = share_text(share(median_reach(theirs), median_reach(mine))) if mine and theirs else formats.MISSING
     return [cost_text(mine, COSTS[cost]), ratio]
 
@@ -135,18 +135,18 @@ def share_table(arms: Arms, baseline: str, level: float) -> str:
 
 
 def pooled_table(arms: Arms, baseline: str, levels: Sequence[float], cost: str) -> str:
-    """Empty where the baseline reaches none of the levels, or no cell tells the cost."""
-    told = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
-    reached = {level: pooled_shares(told, baseline, level, cost) for level in levels if baseline in told}
+    """Shares by the pooled fit; empty where the baseline reaches none of the levels, or no cell has the cost."""
+    used = {arm: cells for arm, cells in usable(arms, baseline, cost).items() if cells}
+    reached = {level: pooled_shares(used, baseline, level, cost) for level in levels if baseline in used}
     found = {level: shares for level, shares in reached.items() if shares}
     if not found:
         return ""
     heads = [f"{cost}, of {baseline}'s, to", *map(formats.level, found)]
-    return table(heads, [*zip(told, *found.values(), strict=True)])
+    return table(heads, [*zip(used, *found.values(), strict=True)])
 
 
 def gain_table(arms: Arms, baseline: str) -> str:
-    """Empty where the baseline gains nothing."""
+    """Shares of the cost of a hundredth gained; empty where the baseline gains nothing."""
     found = {cost: shares for cost in ("tokens", "seconds") if (shares := gain_shares(arms, baseline, cost))}
     return table(["arm", *found], [*zip(arms, *found.values(), strict=True)]) if found else ""
 
@@ -219,14 +219,14 @@ def document(arms: Arms, baseline: str, notes: Mapping[str, str]) -> str:
     pooled = [pooled_table(arms, baseline, levels, cost) for cost in ("tokens", "seconds") if baseline in arms]
     parts += [POOLED, *pooled] if any(pooled) else []
     if levels:
-        told = {cost: usable(arms, baseline, cost) for cost in COSTS}
-        parts += [cost_table(some, cost, levels) for cost, some in told.items() if any(some.values())]
+        used = {cost: usable(arms, baseline, cost) for cost in COSTS}
+        parts += [cost_table(some, cost, levels) for cost, some in used.items() if any(some.values())]
     parts.append("\n".join(f"- **{arm}**: {note}" for arm, note in notes.items() if arm in arms and note))
     return "\n\n".join(part for part in parts if part)
 
 
 def short_table(arms: Arms, baseline: str) -> str:
-    """For the README: where each arm ended, and its costs at the highest level that the baseline reaches."""
+    """The table of the README: where each arm ended, and its costs at the highest level that the baseline reaches."""
     target = target_level(arms[baseline]) if baseline in arms else None
     costs = ("tokens", "seconds")
     heads, rows = ["arm", "seeds", "accuracy at the end"], []

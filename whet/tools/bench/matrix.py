@@ -257,7 +257,7 @@ def parse_matrix(tree: Mapping[str, Any], path: Path) -> Matrix:
     raise WhetError(f"{path}: {f'{where}: ' if where else ''}{message[0].lower()}{message[1:]}.")
 
 
-def told_settings(settings: config.Config) -> dict[str, Any]:
+def defining_settings(settings: config.Config) -> dict[str, Any]:
     """The settings that make a cell what it is, flat: "learn.lr" -> 4e-5."""
     flat = flatten(settings.model_dump(mode="json", exclude_none=True))
     return {key: value for key, value in flat.items() if key not in PLACES}
@@ -265,7 +265,7 @@ def told_settings(settings: config.Config) -> dict[str, Any]:
 
 def differing(cell: MatrixCell, stored: Mapping[str, Any]) -> str:
     """The first setting that differs in a stored cell, in words; "" where all agree."""
-    for key, value in told_settings(cell.settings).items():
+    for key, value in defining_settings(cell.settings).items():
         if key in stored and stored[key] != value:
             return f"{key} = {stored[key]!r} there and {value!r} in the matrix"
     return ""
@@ -378,9 +378,9 @@ def store_adapter(checkpoint: Path, folder: Path, base: str) -> Path:
     """Store only the adapter, and no path of this machine: its base is the recipe's model."""
     files.make_folder(folder)
     files.write_bytes(folder / "adapter_model.safetensors", (checkpoint / "adapter_model.safetensors").read_bytes())
-    told = json.loads((checkpoint / "adapter_config.json").read_bytes())
-    told["base_model_name_or_path"] = Path(base).name if Path(base).expanduser().is_dir() else base
-    files.write_text(folder / "adapter_config.json", json.dumps(told, indent=2, sort_keys=True) + "\n")
+    settings = json.loads((checkpoint / "adapter_config.json").read_bytes())
+    settings["base_model_name_or_path"] = Path(base).name if Path(base).expanduser().is_dir() else base
+    files.write_text(folder / "adapter_config.json", json.dumps(settings, indent=2, sort_keys=True) + "\n")
     return folder
 
 

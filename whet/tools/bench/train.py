@@ -35,10 +35,10 @@ from whet.tools.bench.matrix import (
     MatrixPlan,
     OnLine,
     Start,
+    defining_settings,
     differing,
     last_words,
     on_problems,
-    told_settings,
 )
 from whet.tools.experiment import cores
 
@@ -346,7 +346,7 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
         "distinct_prompts": prompts,
         "distinct_is_least": not complete,
         "also": {name: scores_of(metrics, name) for name in sizes if name != evaluation},
-        "settings": told_settings(cell.settings),
+        "settings": defining_settings(cell.settings),
         "columns": list(COLUMNS),
         "rows": rows_of(metrics, evaluation, sizes),
     }
