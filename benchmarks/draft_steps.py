@@ -24,8 +24,7 @@ from rich.table import Table
 
 from whet import config, files, loop
 from whet.api import start
-from whet.assembly import Parts
-from whet.check import check
+from whet.assembly import Parts, check_run
 from whet.draft.base import Arm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
@@ -101,13 +100,13 @@ def steps_bench(
 
 
 def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeFunction | None) -> None:
-    checked = check(settings, reward)
+    plan = check_run(settings, reward)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(checked.settings)))
-        parts = start(run, checked.settings, checked.problems, follower)
+        run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(plan.settings)))
+        parts = start(run, plan, follower)
         stack.callback(parts.close)
         follower.attach(parts, depth)
-        loop.train(run, parts, follower)
+        loop.train(parts, loop.Log(run, parts, follower))
 
 
 def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:

@@ -177,12 +177,12 @@ def train(
 
 def show_dry_run(settings: config.Config, like: Path | None) -> None:
     """Print the plan of a run; `like` is an earlier run whose response lengths the estimate uses."""
-    from whet.check import check, dry_run
+    from whet.assembly import check_run
     from whet.run import mean_response
 
-    checked = check(settings)
-    out_console.print(dump_config(checked.settings), markup=False, highlight=False, end="")
-    for line in dry_run(checked, mean_response(like) if like else None):
+    plan = check_run(settings)
+    out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
+    for line in plan.describe(mean_response(like) if like else None):
         show(f"# {printable(line, one_line=True)}")
 
 

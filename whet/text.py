@@ -92,7 +92,7 @@ class Codec:
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return list(known)
-        [ids] = self._encode_all([prompt])
+        [ids] = self.encode_all([prompt])
         if not ids:
             raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
         self._cache[key] = array("i", ids)
@@ -104,7 +104,7 @@ class Codec:
         """Fill the cache with the first prompts in batches, in a quarter of the time, before a GPU waits for them."""
         rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
         while batch := list(islice(rest, LENGTH_BATCH)):
-            known = zip(batch, self._encode_all(batch), strict=True)
+            known = zip(batch, self.encode_all(batch), strict=True)
             self._cache |= {_key(prompt): array("i", ids) for prompt, ids in known if ids}
 
     def render(self, prompt: Prompt) -> str:
@@ -139,7 +139,7 @@ class Codec:
         """Yield each prompt with its number of tokens, in batches and without the cache: there may be a million."""
         rest = iter(prompts)
         while batch := list(islice(rest, LENGTH_BATCH)):
-            yield from zip(batch, map(len, self._encode_all(batch)), strict=True)
+            yield from zip(batch, map(len, self.encode_all(batch)), strict=True)
 
     def check_lengths(self, prompts: Iterable[Prompt], context: int, max_tokens: int = 1) -> None:
         """Refuse the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
@@ -152,7 +152,7 @@ class Codec:
 
     # ---- from prompt to tokens
 
-    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
         rows = self._tokens([self._text(prompt) for prompt in prompts])
         if self._chat or not self._prefix:

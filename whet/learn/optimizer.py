@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from whet.errors import WhetError
 
+TINY_MODEL = 10_000_000  # parameters: a model up to this size bears the learning rate of adapters
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -32,6 +33,21 @@ def learning_rate(step: int, progress: float, *, peak: float, warmup: int, sched
     progress = min(max(progress, 0.0), 1.0)
     shape = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
     return peak * warm * shape[schedule]
+
+
+def default_lr(parameters: int) -> float:
+    """2e-4 for adapters (0) and tiny models; for all weights of a larger one 1e-5 up to 0.1 billion, 1e-6 from 1.5 on.
+
+    In between 10^(-5 - ln(N / 0.1e9) / ln(15)), to two digits. 1e-6 at 1.5B is what DeepScaleR, FastCuRL and SPEED
+    take (their recipes in recipes/papers); the other end is ours: SmolLM2-135M learns at 5e-6 (recipes/gsm8k.toml).
+
+    >>> [default_lr(n) for n in (0, 223_000, 50_000_000, 135_000_000, 500_000_000, 1_500_000_000, 7_000_000_000)]
+    [0.0002, 0.0002, 1e-05, 7.7e-06, 2.5e-06, 1e-06, 1e-06]
+    """
+    if parameters <= TINY_MODEL:
+        return 2e-4
+    place = min(1.0, max(0.0, math.log(parameters / 0.1e9) / math.log(15)))
+    return float(f"{10 ** (-5 - place):.1e}")
 
 
 class AdamW:

@@ -294,16 +294,22 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
         return AutoConfig.from_pretrained(folder, **LOCAL).eos_token_id
 
 
-def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: int) -> PreTrainedModel:
-    """`vocab_size` and `context` shape the tiny model; `seed` draws its weights, or fresh adapters on a folder."""
-    check_model(settings)
+def load_model(
+    settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
+) -> PreTrainedModel:
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's.
+
+    `checked`: what `check_model` has given for these settings, where it was called before.
+    """
+    network = checked or check_model(settings)
     dtype = DTYPES[settings.dtype]
     if settings.name == "tiny":
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
         model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
         return model.to(pick_device(settings))
     place = locate_model(settings.name)
-    limit = getattr(build_skeleton(place.folder).config, "max_position_embeddings", None)
+    assert network is not None
+    limit = getattr(network.config, "max_position_embeddings", None)
     if limit is not None and context > limit:
         raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {settings.name}.")
     model = load_weights(place.folder, dtype)

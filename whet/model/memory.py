@@ -10,14 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from whet import config
+from whet.errors import WhetError
 from whet.model.head import CHUNK
+from whet.model.lora import is_peft_folder, read_adapter
 from whet.model.twin import GRAPHED, NAME, PAGE, PREFILL, KVShape, kv_shapes
 
+CONTEXT = 4096  # tokens of prompt and response together, where neither recipe nor data says it
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1  # share of the free memory that is left to the allocator and other programs
 BUFFER = 200_000  # tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers in bfloat16
@@ -381,3 +386,160 @@ def _changes(settings: config.Config) -> list[Iterator[tuple[str, config.Config]
         *(iter([way]) for way in once),
         halve("rollout", "context", settings.rollout.max_tokens + 1),
     ]
+
+
+# ---- in words
+
+Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
+
+WORDS = {
+    "masters": "fp32 masters",
+    "moments": "Adam moments",
+    "reference": "reference for KL",
+    "cache": "KV cache",
+    "graphs": "graphs (estimate)",
+    "replays": "graphs of updates (estimate)",
+    "activations": "activations (estimate)",
+    "logits": "logits (estimate)",
+    "decoding": "decoding (estimate)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a training takes of one device. `whet doctor`, the dry run and the start of a run all read this one."""
+
+    shape: ModelShape
+    settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
+    device: torch.device
+    flash: bool  # whether updates run on the flash kernel
+
+    def path(self) -> str:
+        """How updates attend, and why not faster."""
+        if self.flash:
+            return "fast path: updates run on flash attention over packed sequences"
+        dtype = self.settings.model.dtype
+        if self.device.type == "cpu":
+            why = "on a CPU, good for small models and for trying things out"
+        elif self.shape.softcap:
+            why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
+        elif not self.shape.flash:
+            why = "its heads have a size that the flash kernel does not take, so sequences are padded"
+        elif dtype != "bfloat16":
+            why = f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'
+        else:
+            why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
+        return f"slow path: {why}"
+
+    def findings(self, free: int | None) -> list[Finding]:
+        """The memory, and whether it fits into `free` bytes; None where that is not known."""
+        gpu = self.device.type == "cuda"
+        if gpu and free is not None:
+            room = lay_out(self.shape, self.settings, int(free * (1 - SPARE)), flash=self.flash)
+        else:
+            whole = plan(self.shape, self.settings, flash=self.flash)
+            room = Room(plan=whole, pages=self.settings.rollout.pages, release=False)
+        lines: list[Finding] = [("memory", line, True) for line in self.memory_lines(room)]
+        if free is None:
+            return [*lines, ("fits", "unknown: this system does not say how much memory is free", True)]
+        if room.total <= int(free * (1 - SPARE)):
+            return [*lines, ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True)]
+        return [*lines, ("fits", f"no: {self._lacking(room.total, int(free * (1 - SPARE)))}", False)]
+
+    def room(self, free: int) -> Room:
+        """The layout within `free` bytes. Refused where the least that a run can shrink to is more."""
+        within = int(free * (1 - SPARE))
+        laid = lay_out(self.shape, self.settings, within, flash=self.flash)
+        if least(self.shape, self.settings, flash=self.flash) > free:
+            raise WhetError(f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}.")
+        return laid
+
+    def memory_lines(self, room: Room) -> list[str]:
+        """How memory is divided at the peak, and what is done where it would not suffice."""
+        r = self.settings.rollout
+        parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
+        work = f"{r.slots} rollouts of {r.context} tokens and packs of {self.settings.learn.pack_tokens}"
+        lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
+        if room.release:
+            cache = bytes_text(room.plan.cache)
+            lines.append(
+                f"the KV cache ({cache}) is released for each update and taken back after it, since it does not fit "
+                "beside what an update needs"
+            )
+        if room.pages != r.pages:
+            lines.append(
+                f"the KV pool is {room.pages} pages, as many as fit; when they are full, the youngest rollouts wait"
+            )
+        if room.within is not None and room.total > room.within:
+            lines.append(
+                f"memory is tight: that is {_excess(room.total, room.within)}. Packs and waves of prompts are made "
+                "smaller when the GPU is full, which takes time; whet doctor MODEL --recipe RECIPE names settings "
+                "that fit"
+            )
+        return lines
+
+    def _lacking(self, wanted: int, within: int) -> str:
+        """How much is missing, and the settings that would help."""
+        lacking, lend = _excess(wanted, within), self.device.type == "cuda"
+        ways = ways_to_fit(self.shape, self.settings, within, flash=self.flash, lend=lend)
+        if ways and ways[0][1] <= within:
+            return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
+        if not ways:
+            return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
+        helpful = ", ".join(f"{text} (to {bytes_text(left)})" for text, left in ways[:4])
+        return f"{lacking}; no one setting is enough, these help most: {helpful}"
+
+
+def size_up(network: Any, settings: config.Config, device: torch.device, *, graphs: bool) -> Footprint:
+    """What training this network, which has no weights, takes of a device; `graphs`: whether graphs can run there."""
+    model, r = settings.model, settings.rollout
+    if is_peft_folder(folder := Path(model.name).expanduser()):
+        found = read_adapter(folder)
+        targets = found["target_modules"]
+        lora = {"rank": found["r"], "targets": () if isinstance(targets, str) else tuple(targets)}
+        model = model.model_copy(update={"lora": model.lora.model_copy(update=lora)})
+    positions = getattr(network.config, "max_position_embeddings", None) or CONTEXT
+    context = r.context or min(CONTEXT, positions)
+    if context > positions:
+        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {model.name}.")
+    shape, flash = measure(network, model.lora.targets), False
+    if shape.flash and device.type == "cuda" and model.dtype == "bfloat16":
+        flash = torch.cuda.get_device_capability(device) >= (8, 0)  # as `whet.model.packing` decides for each layer
+    rollout = r.model_copy(update={"context": context, "graphs": r.graphs and graphs})
+    settings = settings.model_copy(update={"model": model, "rollout": rollout})
+    return Footprint(shape=shape, settings=settings, device=device, flash=flash)
+
+
+def bytes_text(number: float) -> str:
+    """
+    >>> bytes_text(3 * 2**30), bytes_text(0.5 * 2**20)
+    ('3.0 GiB', '0.5 MiB')
+    """
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
+
+
+def _excess(wanted: int, within: int) -> str:
+    return f"{bytes_text(wanted - within)} more than the {bytes_text(within)} to be had (a tenth is left free)"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes of a GPU, or of the main memory of this machine or container; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = _field("/proc/meminfo", "MemAvailable:")
+    free = None if available is None else 1024 * available
+    limit, used = _field("/sys/fs/cgroup/memory.max"), _field("/sys/fs/cgroup/memory.current")
+    if limit is None or used is None:
+        return free
+    cached = _field("/sys/fs/cgroup/memory.stat", "inactive_file") or 0  # file pages, which the system gives up first
+    left = max(0, limit - used + cached)
+    return left if free is None else min(free, left)
+
+
+def _field(path: str, name: str = "") -> int | None:
+    """The number in a file of the system, or after `name` in it; None for "max", which stands for no limit."""
+    try:
+        words = Path(path).read_text().split()
+        return int(words[words.index(name) + 1 if name else 0])
+    except (OSError, ValueError, IndexError):
+        return None

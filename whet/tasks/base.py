@@ -185,6 +185,9 @@ class PromptTable:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def row(self, prompt_id: str) -> int:
+        return self._rows[prompt_id]
+
     def __getitem__(self, prompt_id: str) -> Prompt:
         return self.at(self._rows[prompt_id])
 

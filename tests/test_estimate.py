@@ -14,10 +14,10 @@ from whet.estimate import (
     SMOLLM2_135M,
     Machine,
     Workload,
-    budget_lines,
     card_of,
     cost,
     decode_steps,
+    estimate_lines,
     forward_seconds,
     stage_steps,
     step_seconds,
@@ -109,12 +109,13 @@ def test_stage_steps_add_up() -> None:
 
 
 def test_lines() -> None:
-    lines = budget_lines([WORK], SMOLLM2_135M, H200, "half of the limit")
-    assert lines[0].startswith("rough: 512 rollouts of 128 tokens (half of the limit) are 65,536 tokens a step; ")
+    lines = estimate_lines([WORK], SMOLLM2_135M, H200, known=False)
+    assert lines[0].startswith("512 rollouts of 128 tokens (half of the limit) are 65,536 tokens per step; ")
     assert "generate" in lines[0] and "train" in lines[0]
-    assert lines[1].startswith("rough: 100 steps on NVIDIA H200 take ")
-    staged = budget_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, "x")
-    assert len(staged) == 3 and staged[1].startswith("rough: stage 2, 50 steps: ") and "150 steps" in staged[2]
-    assert budget_lines([WORK], SMOLLM2_135M, None, "x") == [
-        "rough: 512 rollouts of 128 tokens (x) are 65,536 tokens a step"
+    assert lines[1].startswith("100 steps on NVIDIA H200 take ")
+    staged = estimate_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True)
+    assert len(staged) == 3 and staged[1].startswith("stage 2, 50 steps: ") and "150 steps" in staged[2]
+    assert estimate_lines([WORK], SMOLLM2_135M, "a new GPU", known=True) == [
+        "512 rollouts of 128 tokens (as in that run) are 65,536 tokens per step",
+        "no estimate of the time, since whet does not know how fast a new GPU is",
     ]
