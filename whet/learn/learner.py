@@ -93,6 +93,8 @@ class _Part:
 
 
 class Learner:
+    """Trains `model` in place, one batch at a time."""
+
     can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
     def __init__(
