@@ -52,8 +52,8 @@ def test_clipped_at_ratio_one_has_the_plain_gradient():
     )
 
 
-def test_gspo_shares_one_ratio_a_rollout():
-    """Rollout 0: ratios 1.2 and 0.9, s = sqrt(1.08); rollout 1: 1.1. Gradient -s A a token."""
+def test_gspo_has_one_ratio_per_rollout():
+    """Rollout 0: ratios 1.2 and 0.9, s = sqrt(1.08); rollout 1: 1.1. The gradient is -s A for each token."""
     s = 1.08**0.5
     loss, grad, held = grad_of(gspo, [1.2, 0.9, 1.1], [2.0, 2.0, -1.0], torch.tensor([0, 0, 1]))
     assert loss == pytest.approx([-2 * s, -2 * s, 1.1])

@@ -1,4 +1,4 @@
-"""From a batch to samples: who counts, with which advantage and weight."""
+"""From a batch to samples: which rollouts count, with which advantage and weight."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_the_overlong_penalty_is_part_of_the_reward(batch_of, encoder):
     assert [s.advantage for s in samples] == pytest.approx([1 - n / 16 for n in lengths])
 
 
-def test_a_prompt_is_encoded_once_a_group(batch_of, encoder):
+def test_a_prompt_is_encoded_once_per_group(batch_of, encoder):
     asked = []
     make_samples(
         batch_of([[1.0, 0.0, 0.0], [None]]), lambda p: asked.append(p) or encoder(p), ESTIMATORS["rloo"], "constant"

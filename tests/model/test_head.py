@@ -85,7 +85,7 @@ def gradients(head: Head, hidden: torch.Tensor, *parts: torch.Tensor) -> list[to
 @pytest.mark.parametrize("changes", [{}, {"softcap": 1.5, "scale": 0.7}])
 @pytest.mark.parametrize("rows", [1, 4, 10, 11])
 def test_chunk_size_changes_neither_values_nor_gradients(changes, rows):
-    """Temperature a token, bias, entropy with its gradient; the last chunk is a rest."""
+    """One temperature per token, bias, entropy with its gradient; the last chunk is a rest."""
     head, hidden, targets, heat = case(**changes)
     plain = (head.logits(hidden) / heat[:, None]).log_softmax(-1)
     want = plain.gather(1, targets[:, None])[:, 0], -(plain.exp() * plain).sum(-1)
@@ -194,7 +194,7 @@ def by_autograd(
 @pytest.mark.parametrize("changes", [{}, {"scale": 0.7}, {"softcap": 1.5, "scale": 0.7}])
 @pytest.mark.parametrize("rows", [1, 2, 4, 10, 11])
 def test_scores_are_the_gradient_of_each_responses_log_prob(changes, rows):
-    """Bias and a temperature a token; responses that end inside a chunk and ones that fill several."""
+    """Bias and one temperature per token; responses that end inside a chunk and ones that fill several."""
     head, hidden, targets, heat = case(**changes)
     counts = [1, 6, 3, 1]
     want = by_autograd(head, hidden, targets, counts, heat)
@@ -214,7 +214,7 @@ def test_scores_equal_those_of_the_models_own_logits(family):
     model = small(family)
     ids = torch.arange(2, 22)[None] * 7 % 35 + 2
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    shift = torch.zeros(2, hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)  # a bias a response
+    shift = torch.zeros(2, hidden.shape[-1], dtype=hidden.dtype, requires_grad=True)  # one bias per response
     shifted = hidden[0].detach() + shift.repeat_interleave(torch.tensor([8, 12]), 0)
     targets = ids[0].flip(0)
     own = model.lm_head(shifted) * head_of(model).scale

@@ -11,12 +11,15 @@ import pytest
 import torch
 from families import SHAPE, small
 from huggingface_hub import constants
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import BloomConfig, Gemma3Config, PreTrainedModel
 
 from whet.config import Model
 from whet.errors import WhetError
 from whet.model.load import (
+    byte_tokenizer,
     char_tokenizer,
     check_model,
     eos_of,
@@ -262,3 +265,17 @@ def test_end_tokens_are_those_of_the_loaded_model(tmp_path: Path) -> None:
     assert eos_of(settings) == load(tmp_path).generation_config.eos_token_id == 2
     tiny = tiny_model(8)
     assert eos_of(Model(name="tiny")) == tiny.generation_config.eos_token_id
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_bytes_read_and_write_any_text(text: str) -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+
+
+def test_tiny_tokenizers_agree_on_their_special_tokens() -> None:
+    assert len(byte_tokenizer()) == 2 + 256
+    for tokenizer in (byte_tokenizer(), char_tokenizer("abc")):
+        assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)

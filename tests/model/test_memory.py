@@ -62,7 +62,7 @@ def test_by_hand_in_fp32() -> None:
 
 
 def test_by_hand_in_bf16() -> None:
-    """2 + 4 + 8 + 6 bytes a parameter: bf16 halves the cache and the activations, not the training state."""
+    """2 + 4 + 8 + 6 bytes per parameter: bf16 halves the cache and the activations, not the training state."""
     got = plan(SHAPE, recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
     assert (got.weights, got.masters, got.moments, got.gradients) == (2000, 4000, 8000, 6000)
     assert got.reference == 2000

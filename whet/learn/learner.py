@@ -93,6 +93,8 @@ class _Part:
 
 
 class Learner:
+    """Trains `model` in place, one batch at a time."""
+
     can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
     def __init__(
@@ -250,8 +252,8 @@ class Learner:
         for _ in range(self.config.updates):
             sums = Sums()
             for mine, places in parts:
-                known = [None if every is None else [every[i] for i in places] for every in (old, reference)]
-                part = _Part(mine, *known, batch.kl, batch.entropy, scores)
+                before, against = (None if all_ is None else [all_[i] for i in places] for all_ in (old, reference))
+                part = _Part(mine, before, against, batch.kl, batch.entropy, scores)
                 found = self._within_memory(mine, partial(self._gradient, part))
                 norm = self.optimizer.grad_norm()
                 sums.join(found, 1 / len(parts))

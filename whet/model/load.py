@@ -46,8 +46,8 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 # What transformers raises over a folder that is not as it should be.
-UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
-UNREADABLE += (SafetensorError, StrictDataclassError)
+_WRONG_CONTENT = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+UNREADABLE = (*_WRONG_CONTENT, SafetensorError, StrictDataclassError)
 
 
 # ---- the tiny model

@@ -42,7 +42,7 @@ _ASIDE = 1024  # rows that take the gradients of unused copies
 
 Device = torch.device | str
 Pair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # (prompt ids, response ids)
-How = tuple[float | None, int | None, float | None]  # (scaling, sliding window, soft-cap) of attention scores
+Options = tuple[float | None, int | None, float | None]  # (scaling, sliding window, soft-cap) of attention scores
 
 
 # ---- copies of rows: the keys and values of a prompt, once for each response that continues it
@@ -201,7 +201,7 @@ def has_flash(device: Device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: How) -> Tensor:
+def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options) -> Tensor:
     scaling, window, _ = how
     reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
     keys = packed.keys
@@ -214,7 +214,7 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: How) -> Te
 
 
 @torch.compiler.disable
-def _reference(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: How) -> Tensor:
+def _reference(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options) -> Tensor:
     keys = packed.keys
     if keys is not None:
         q, k, v = (copy_rows(x, keys.rows) for x in (q, k, v))
@@ -227,7 +227,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: How) ->
     return whole if keys is None else whole.index_select(0, keys.own)
 
 
-def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: How) -> Tensor:
+def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: Options) -> Tensor:
     """Padding lies to the right, where no causal query looks; its own rows are not gathered back."""
 
     def pad(x: Tensor) -> Tensor:
@@ -327,6 +327,7 @@ def divide_families(pairs: Sequence[Pair], budget: int) -> list[list[list[int]]]
 
 
 def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device) -> Pack:
+    """One pack of families; the first member of each family brings the prompt, the others only their own tokens."""
     members = [i for family in families for i in family]
     first = np.array([place for family in families for place in range(len(family))]) == 0
     prompts = np.array([len(pairs[i][0]) for i in members])
@@ -415,13 +416,20 @@ def check_packing(model: Any) -> None:
     shapes = ((4, 3), (2, 3), (4, 5))
     pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [token % vocab] * 4) for n, token in shapes]
     (pack,) = make_packs(pairs, budget=64, device=device, share=True)
+
+    def alone(prompt: Any, response: Any) -> Tensor:
+        ids = torch.tensor([[*prompt, *response]], device=device)
+        logits = model(input_ids=ids, use_cache=False).logits[0]
+        log_p = logits.to(wide_type(logits)).log_softmax(-1)
+        return log_p[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
+
     with torch.no_grad():
         try:
             with packed_attention(model):
                 ours, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
         except (TypeError, AttributeError, RuntimeError) as error:
             raise WhetError(f"{type(model).__name__} cannot be trained on packed sequences: {error}") from error
-        theirs = torch.cat([_log_probs_alone(model, *pairs[i]) for i in pack.members])
+        theirs = torch.cat([alone(*pairs[i]) for i in pack.members])
     gap = float((ours - theirs).abs().max())
     loose = model.dtype in (torch.bfloat16, torch.float16)
     if not gap < (0.3 if loose else 1e-3):
@@ -429,10 +437,3 @@ def check_packing(model: Any) -> None:
             f"{type(model).__name__} cannot be trained here: packed sequences get other log-probs than single ones "
             f"(by {gap:.2g}), so it mixes tokens or shapes logits in a way whet does not know; choose another model."
         )
-
-
-def _log_probs_alone(model: Any, prompt: Any, response: Any) -> Tensor:
-    ids = torch.tensor([[*prompt, *response]], device=model.get_input_embeddings().weight.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0]
-    log_p = logits.to(wide_type(logits)).log_softmax(-1)
-    return log_p[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0]
