@@ -46,7 +46,7 @@ from whet.fast.fused import share_storage
 from whet.model.load import char_tokenizer
 from whet.recipe import load_config, read_toml
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances, covered
+from whet.tools.bench.stand import circumstances
 from whet.types import Batch, Report
 from whet.watch import Stopwatch, rollout_metrics
 
@@ -175,7 +175,7 @@ def profiled(watch: Watch, wall_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {"wall_s": own_s, "wall_without_profiler_s": wall_s, "kernels": len(trace.spans)}
     if not trace.spans:
         return found
-    busy_s = covered((span.start, span.stop) for span in trace.spans) / 1e9
+    busy_s = gaps.covered((span.start, span.stop) for span in trace.spans) / 1e9
     phases = [span for span in Phases.seen if span.stop > trace.begin and span.start < trace.end]
     between = gaps.gaps_between(trace.spans, trace.begin, trace.end)
     return {

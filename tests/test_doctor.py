@@ -24,9 +24,9 @@ from whet import config
 from whet.assembly import decoding_of, machine_of, size_up_here
 from whet.errors import WhetError
 from whet.estimate import Machine
+from whet.fast.fused import graphs_lack
 from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
-from whet.fast.network import graphs_lack
 from whet.model import memory
 from whet.model.load import check_model
 from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, cache_shapes, free_memory, lay_out, least

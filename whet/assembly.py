@@ -265,7 +265,7 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
 
 def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    from whet.fast.network import graphs_lack
+    from whet.fast.fused import graphs_lack
     from whet.model.load import DTYPES
     from whet.model.memory import cache_shapes
 
@@ -525,8 +525,7 @@ def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDr
 
     if model.device.type != "cuda":
         return AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    from whet.fast.fused import share_storage
-    from whet.fast.network import KERNELS
+    from whet.fast.fused import KERNELS, share_storage
 
     share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
     drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)

@@ -18,7 +18,7 @@ import numpy as np
 
 from whet import config
 from whet.assembly import Parts, save_parts
-from whet.curriculum.base import Hearing
+from whet.curriculum.base import Evidence
 from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
 from whet.run import Run
@@ -76,7 +76,7 @@ class Log:
         self.advice, self.guard = Advice(), CollapseGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
-        self.hearing = Hearing()
+        self.evidence = Evidence()
         self.still = 0  # rounds in a row in which nothing moved
         parts.judge.on_message = watcher.message
 
@@ -128,13 +128,13 @@ class Log:
 
     def emitted(self, batch: Batch) -> None:
         """A batch is full; `seen` is all that was judged on the way to it."""
-        self.hearing = Hearing(self.seen)
-        self.hearing.emitted(self.parts.clock())
+        self.evidence = Evidence(self.seen)
+        self.evidence.emitted(self.parts.clock())
 
     def updated(self, batch: Batch, report: Report) -> None:
         """After an update: metrics, evaluation if due, advice, and a checkpoint if due."""
         parts, run = self.parts, self.run
-        counted = self.hearing.updated(parts.clock(), parts.curriculum.holds())
+        counted = self.evidence.updated(parts.clock(), parts.curriculum.holds())
         drafted = self.train_drafter()
         metrics = rollout_metrics(counted) | self.step_metrics(batch, report) | drafted
         with self.watch.timing("save"):

@@ -30,13 +30,7 @@ class Graphed(Bench):
     """As on a GPU: drafts are a part of the steps, which are plain calls here."""
 
     def _engine(self, slots: int, **more: Any) -> LocalEngine:
-        how: dict[str, Any] = {
-            "seed": 0,
-            "slots": slots,
-            "context": self.work.context,
-            "runners": GraphRunners(),
-            **more,
-        }
+        how: dict[str, Any] = {"seed": 0, "slots": slots, "context": self.work.context, **more}
         prompts = {**self.work.prompts, **(self.lessons.work.prompts if self.lessons is not None else {})}
         return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", runners=GraphRunners(), **how)
 

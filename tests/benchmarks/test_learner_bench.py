@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "learner.py"
 
 
 def test_it_measures_plain_steps_and_the_forms_it_is_given(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("whet.model.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
     given = ["--shape", "tiny", "--tokens", "64", "--responses", "4", "--steps", "1", "--forms", "head", "--out"]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *given, str(tmp_path)])
     runpy.run_path(str(SCRIPT), run_name="__main__")

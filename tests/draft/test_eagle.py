@@ -16,7 +16,7 @@ from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, undraftabl
 from whet.draft.export import named_weights
 from whet.draft.training import pair_up
 from whet.errors import WhetError
-from whet.fast.network import KERNELS
+from whet.fast.fused import KERNELS
 
 
 def recomputed(head: EagleHead, hidden: Tensor, ids: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ import torch
 from slow_engine import ask, by_key, make_engine, sharp_model
 
 from whet.fast import graphs
-from whet.fast.fused import share_storage
+from whet.fast.fused import graphs_lack, share_storage
 from whet.fast.kernels import attention
-from whet.fast.network import graphs_lack
 from whet.rollout.runner import EagerRunner
 
 

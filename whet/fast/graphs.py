@@ -28,9 +28,9 @@ from transformers import PreTrainedModel
 from whet.draft.base import OFF, Arm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
+from whet.fast.fused import KERNELS, Network, graphs_lack, network_of
 from whet.fast.kernels.decode import State, accept, race
 from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
-from whet.fast.network import KERNELS, Network, graphs_lack, network_of
 from whet.fast.pool import Captures, Key
 from whet.model.ops import to_device
 from whet.model.twin import GRAPHED, PAGE, KVShape

@@ -114,6 +114,7 @@ def save_checkpoint(
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
     from transformers import GenerationConfig
+    from transformers.utils import logging
 
     from whet.model.lora import is_lora, save_lora
 
@@ -125,8 +126,8 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
             # transformers refuses to save generation settings that it calls inconsistent; many published models have
             # such settings, so they are written below as they are.
             model.generation_config = GenerationConfig()
-            with _without_progress_bars():
-                model.save_pretrained(folder)
+            logging.disable_progress_bar()  # it would break the display of the run
+            model.save_pretrained(folder)
         finally:
             model.config.dtype, model.generation_config = dtype, generation
     if generation is not None:
@@ -250,6 +251,7 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
 def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
     import torch
     from safetensors import safe_open
+    from transformers.utils import logging
 
     with contextlib.ExitStack() as stack:
         paths = sorted(folder.glob("model*.safetensors"))
@@ -264,22 +266,8 @@ def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, T
     # transformers saves some networks under other names and shapes than it runs them with, and only transformers can
     # undo that: a second model in main memory, in the widest type of the live one, so that every copy is exact.
     widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
-    with _without_progress_bars():
-        twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
+    logging.disable_progress_bar()
+    twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
     if twin.state_dict().keys() != names:
         raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
     yield from twin.state_dict().items()
-
-
-@contextlib.contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Turn off the progress bars of transformers, which would break the display of the run."""
-    from transformers.utils import logging
-
-    enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()

@@ -27,6 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs, wide_type
+from whet.model.ops import visible
 
 # Shapes: T tokens fed for a pack (a shared prompt once), N sequences, C keys (a shared prompt once per sequence),
 #         R response tokens, H heads of queries or of keys and values, d size of a head.
@@ -39,6 +40,7 @@ _FULLNESS = 0.75  # a sequence below this share of the longest one starts a new 
 _WORTH = 0.9  # share of the tokens that may remain where prompts are fed once, to be worth the copies
 _ASIDE = 1024  # rows that take the gradients of unused copies
 
+Device = torch.device | str
 Pair = tuple[Sequence[int] | np.ndarray, Sequence[int] | np.ndarray]  # (prompt ids, response ids)
 How = tuple[float | None, int | None, float | None]  # (scaling, sliding window, soft-cap) of attention scores
 
@@ -194,7 +196,7 @@ def can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
     return fits and softcap is None and q.dtype in (torch.bfloat16, torch.float16)
 
 
-def has_flash(device: torch.device | str) -> bool:
+def has_flash(device: Device) -> bool:
     device = torch.device(device)
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -237,22 +239,15 @@ def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: How) ->
     scaling, window, softcap = how
     if softcap is not None:  # Gemma 2: scores become c tanh(scores / c), for which SDPA has no argument
         scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-        mask = _visible(bucket.longest, window, q.device)
+        mask = visible(bucket.longest, bucket.longest, window, q.device)
         scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, float("-inf"))
         out = torch.softmax(scores, dim=-1, dtype=wide_type(scores)).to(v.dtype) @ v
     elif window is not None and window < bucket.longest:
-        mask = _visible(bucket.longest, window, q.device)
+        mask = visible(bucket.longest, bucket.longest, window, q.device)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
     else:
         out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
-
-
-def _visible(length: int, window: int | None, device: torch.device) -> Tensor:
-    """[length, length], true where a query (row) sees a key."""
-    place = torch.arange(length, device=device)
-    back = place[:, None] - place[None, :]
-    return (back >= 0) & (back < (length if window is None else window))
 
 
 # ---- packs
@@ -280,20 +275,23 @@ def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     >>> divide([3, 9, 4, 2], budget=8)
     [[1], [2, 0], [3]]
     """
-    packs: list[list[int]] = []
+    return _cut(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), lengths, budget)
+
+
+def _cut(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Consecutive pieces of `order` within the budget; each holds at least one index."""
+    pieces: list[list[int]] = []
     room = -1
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for i in order:
         if lengths[i] > room:
-            packs.append([])
+            pieces.append([])
             room = budget
-        packs[-1].append(i)
+        pieces[-1].append(i)
         room -= lengths[i]
-    return packs
+    return pieces
 
 
-def make_packs(
-    pairs: Sequence[Pair], budget: int, device: torch.device | str = "cpu", share: bool = False
-) -> list[Pack]:
+def make_packs(pairs: Sequence[Pair], budget: int, device: Device = "cpu", share: bool = False) -> list[Pack]:
     """Pack the prompt and response of each pair; neither may be empty. share: equal prompts of a pack are fed once."""
     if any(len(prompt) == 0 or len(response) == 0 for prompt, response in pairs):
         raise WhetError("A sequence to train on has an empty prompt or response; give every prompt at least one token.")
@@ -318,22 +316,17 @@ def divide_families(pairs: Sequence[Pair], budget: int) -> list[list[list[int]]]
         if prompt is not before:  # the responses of a group mostly come together and have one prompt object
             before, spelling = prompt, np.asarray(prompt, np.int64).tobytes()
         found.setdefault(spelling, []).append(i)
+    own = [len(response) - 1 for _, response in pairs]
     families, costs = list[list[int]](), list[int]()
     for members in found.values():
-        cost, room = len(pairs[members[0]][0]), -1
-        for i in members:
-            own = len(pairs[i][1]) - 1
-            if own > room:
-                families.append([])
-                costs.append(cost)
-                room = budget - cost
-            families[-1].append(i)
-            costs[-1] += own
-            room -= own
+        prompt_cost = len(pairs[members[0]][0])
+        pieces = _cut(members, own, budget - prompt_cost)
+        families += pieces
+        costs += [prompt_cost + sum(own[i] for i in piece) for piece in pieces]
     return [[families[i] for i in pack] for pack in divide(costs, budget)]
 
 
-def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.device | str) -> Pack:
+def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device) -> Pack:
     members = [i for family in families for i in family]
     first = np.array([place for family in families for place in range(len(family))]) == 0
     prompts = np.array([len(pairs[i][0]) for i in members])
@@ -360,7 +353,7 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
         arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
         arrays["key_starts"] = np.concatenate([[0], ends])
         arrays["own"] = ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
-    at = dict(zip(arrays, put([*arrays.values()], device), strict=True))
+    at = dict(zip(arrays, upload([*arrays.values()], device), strict=True))
     keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
     padding = Padding(lengths.tolist(), torch.device(device))
     return Pack(
@@ -375,7 +368,7 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: torch.d
     )
 
 
-def put(arrays: Sequence[np.ndarray], device: torch.device | str, dtype: torch.dtype = torch.int64) -> list[Tensor]:
+def upload(arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
     """Copy the arrays to the device in one transfer: each alone costs a launch, and waits until the GPU is idle."""
     device = torch.device(device)
     whole = torch.as_tensor(np.concatenate(arrays), dtype=dtype)

@@ -15,7 +15,7 @@ import copy
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -41,21 +41,22 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 # ---- attention over pages
 
 
+class How(NamedTuple):
+    """How a layer forms its attention scores."""
+
+    scaling: float
+    window: int | None = None  # keys that a query sees, itself included
+    softcap: float | None = None  # scores become c tanh(scores / c)
+
+
 class AttentionContext(Protocol):
     """The object that the model's forward passes on to the attention of every layer, as `ctx`."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
-        """query [1, H, T, d], key and value [1, K, T, d] of the T new tokens; returns [1, T, H, d]."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        """query [1, H, T, d], key and value [1, K, T, d] of the T new tokens; returns [1, T, H, d].
+
+        `extra` holds further arguments of the layer's attention call.
+        """
 
 
 def attention_forward(
@@ -73,9 +74,9 @@ def attention_forward(
     **extra: Any,
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on."""
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = How(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return ctx.attend(layer, query, key, value, scaling, sliding_window, softcap, extra), None
+    return ctx.attend(layer, query, key, value, how, extra), None
 
 
 AttentionInterface.register(NAME, attention_forward)
@@ -96,10 +97,9 @@ class Block:
     level: bool = False  # every query sees every key: one new token each, and all rows equally long
     _hidden: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
-    ) -> Tensor:
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, how: How) -> Tensor:
         """query [B * q, H, d] against the pages [P, K, S, d] of a layer; returns [B * q, H, d]."""
+        scaling, window, softcap = how
         (batch, new), kv_heads = self.position.shape, keys.shape[1]
         heads, dim = query.shape[1:]
         dtype = query.dtype
@@ -150,26 +150,16 @@ class PageContext:
     blocks: Sequence[Block]
     _entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]
         entry = self._entry(keys.shape[1], keys.shape[2])
         keys.view(-1, keys.shape[3])[entry] = key[0].transpose(0, 1).flatten(0, 1)
         values.view(-1, values.shape[3])[entry] = value[0].transpose(0, 1).flatten(0, 1)
         query = query[0].transpose(0, 1)
         if len(self.blocks) == 1:
-            return self.blocks[0].attend(query, keys, values, scaling, window, softcap)[None]
+            return self.blocks[0].attend(query, keys, values, how)[None]
         parts = query.split([block.position.numel() for block in self.blocks])
-        out = [b.attend(q, keys, values, scaling, window, softcap) for b, q in zip(self.blocks, parts, strict=True)]
+        out = [block.attend(q, keys, values, how) for block, q in zip(self.blocks, parts, strict=True)]
         return torch.cat(out)[None]
 
     def _entry(self, heads: int, size: int) -> Tensor:
@@ -274,25 +264,15 @@ class Probe:
     windows: dict[int, int | None] = field(default_factory=dict)
     extras: set[str] = field(default_factory=set)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         self.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1], key.dtype)
-        self.windows[layer] = window
+        self.windows[layer] = how.window
         self.extras |= {k for k in ("s_aux", "position_bias") if extra.get(k) is not None}
         ratio = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
-        scores = query @ key.transpose(2, 3) * scaling
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
+        scores = query @ key.transpose(2, 3) * how.scaling
+        if how.softcap is not None:
+            scores = torch.tanh(scores / how.softcap) * how.softcap
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         weights = F.softmax(scores.masked_fill(hidden, -torch.inf), -1)
         return (weights @ value).transpose(1, 2)

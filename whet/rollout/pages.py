@@ -105,6 +105,10 @@ class Cache:
 
     def close(self, row: int) -> None: ...
 
+    def notes(self) -> list[str]:
+        """What the user should know about the cache."""
+        return []
+
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
         where = np.concatenate([self._place(rows, position) for rows, position in blocks], 1)
@@ -226,6 +230,14 @@ class PagedCache(Cache):
         self.pool.drop(self.table[row, : self.held[row]].tolist())
         self.table[row] = self.trash
         self.held[row] = 0
+
+    def notes(self) -> list[str]:
+        if self.trash == self.wanted:
+            return []
+        return [
+            f"The GPU has no room for {self.wanted} KV pages: the pool has {self.trash}; when they are full, "
+            "the youngest rollouts wait."
+        ]
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
@@ -459,13 +471,3 @@ def _load_driver() -> Any:
         with suppress(OSError):
             return ctypes.CDLL(name)
     raise WhetError("The CUDA driver's library, libcuda.so.1, cannot be loaded; without it memory cannot be shared.")
-
-
-def pool_lines(cache: Cache) -> list[str]:
-    """What the user should know about a pool that had to be made smaller."""
-    if not isinstance(cache, PagedCache) or cache.trash == cache.wanted:
-        return []
-    return [
-        f"The GPU has no room for {cache.wanted} KV pages: the pool has {cache.trash}; when they are full, "
-        "the youngest rollouts wait."
-    ]

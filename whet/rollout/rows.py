@@ -7,9 +7,8 @@ leaves, or where a row has stop strings. The engine and its runners use this fil
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from whet.draft.base import truncate
 from whet.model.noise import noise_bits, uniform
-from whet.types import Finish, Request, Rollout, Trace, sampling_from_json
+from whet.types import Finish, Request, Rollout, Trace
 
 # Shapes: B rows that draw, V vocabulary, W tokens drawn for a row in one turn.
 
@@ -82,10 +81,6 @@ class Flight:
         text = decode(ids[-tail:].tolist())
         return any(s in text for s in strings)
 
-    def to_json(self) -> dict[str, Any]:
-        """All but the trace, the prompt and what follows from the engine's settings."""
-        return {**dataclasses.asdict(self.request), "index": self.index, "arrival": self.arrival}
-
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -106,11 +101,6 @@ class Chunk:
 
     def ids(self) -> np.ndarray:
         return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
-
-
-def request_from_json(data: Mapping[str, Any]) -> Request:
-    fields = {f.name: data[f.name] for f in dataclasses.fields(Request)}
-    return Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
 
 
 @functools.cache

@@ -1,7 +1,9 @@
-"""The rollout grid in small, on a CPU: all peers but vLLM, figures that follow from the seconds, results kept."""
+"""The rollout grid in small, on a CPU: all peers except vLLM, figures that follow from the seconds, results kept."""
 
 import json
-import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -11,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch._C._autograd import DeviceType
 from typer.testing import CliRunner
 
 from whet.cli import app
@@ -19,9 +20,27 @@ from whet.errors import WhetError
 from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_rate, dims_of
 from whet.tools.bench import commands as cli_bench
 from whet.tools.bench import rollout as decode
-from whet.tools.bench.peers import LIMITS, PEERS, Whet, missing, shape_config
-from whet.tools.bench.rollout import CELLS, TINY, DecodeCell, decode_bench, log_prob_gap, ratios, stand_of
-from whet.tools.bench.stand import Apart, Here, PeerFailed, Taken, _serve
+from whet.tools.bench.peers import PEERS, Whet, missing, shape_config
+from whet.tools.bench.rollout import CELLS, DecodeCell, ShapeBench, decode_bench, log_prob_gap, ratios, stand_of
+from whet.tools.bench.stand import Apart, PeerFailed, _open_stand
+
+SMALL = {
+    cell.name: cell
+    for cell in (
+        DecodeCell(name="b4_p8", batch=4, prompt=8, new=6, group=0),
+        DecodeCell(name="b1_c512", batch=1, prompt=13, new=6, group=0, decode_only=True),
+        DecodeCell(name="tail", batch=12, prompt=8, new=24, group=0, tail=True),
+        DecodeCell(name="b2_c4k", batch=2, prompt=29, new=6, group=1, decode_only=True),
+    )
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_grid() -> Iterator[None]:
+    """The grid in small, for a CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "CELLS", SMALL)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +53,13 @@ def test_all_peers_run_the_grid(grid: tuple[Path, dict[str, Any], list[str]]) ->
     out, result, lines = grid
     assert json.loads((out / "rollout_grid_cpu.json").read_text()) == result
     cells = result["shapes"]["tiny"]["cells"]
-    assert list(cells) == list(TINY) and result["shapes"]["tiny"]["skipped"] == []
-    assert set(cells["b4_p8"]["peers"]) == {"whet", "generate"}
-    assert set(cells["b1_c512"]["peers"]) == {"whet", "generate", "static", "generate_batch"}
+    assert list(cells) == list(SMALL) and result["shapes"]["tiny"]["skipped"] == []
     for cell in cells.values():
+        assert set(cell["peers"]) == {"whet", "generate"}
         assert not [found["failed"] for found in cell["peers"].values() if "failed" in found]
         assert cell["peers"]["whet"]["tokens_per_second"]["min"] > 0
     assert cells["tail"]["peers"]["whet"]["repeats"] == 2 and cells["tail"]["peers"]["generate"]["repeats"] == 1
-    assert len(lines) == 1 + len(TINY) and "vLLM" in lines[0]
+    assert len(lines) == 1 + len(SMALL) and "vLLM" in lines[0]
     assert len(result["shapes"]["tiny"]["startup_seconds"]["whet"]) == 2, "made anew for longer contexts"
     run = result["runs"][0]
     assert run["hardware"]["cores"] >= 1 and run["commit"] and run["peers"] == [n for n in PEERS if n != "vllm"]
@@ -86,7 +104,7 @@ def test_what_time_was_not_left_for_is_said(tmp_path: Path) -> None:
     ("given", "said"),
     [
         ({"shapes": ["70b"]}, 'no shape "70b"'),
-        ({"shapes": ["tiny"], "cells": ["b64_p128"]}, 'no cell "b64_p128"'),
+        ({"shapes": ["tiny"], "cells": ["b9"]}, 'no cell "b9"'),
         ({"shapes": ["tiny"], "peers": ["tgi"]}, 'no peer "tgi"'),
     ],
 )
@@ -99,48 +117,40 @@ def test_names_that_are_not_there(tmp_path: Path, given: dict[str, Any], said: s
 class Ghost:
     """Gives the seconds it is told to."""
 
-    note, sized = "", False
-
-    def __init__(self, seconds: Iterator[float], name: str = "whet") -> None:
-        self.seconds, self.name = seconds, name
+    def __init__(self, seconds: Iterator[float]) -> None:
+        self.seconds = seconds
         self.asked: list[int] = []
 
-    def timed(self, prompts: Any, lengths: list[int]) -> Taken:
+    def timed(self, prompts: Any, lengths: list[int]) -> float:
         self.asked.append(max(lengths))
-        return Taken(next(self.seconds), sum(lengths), 3 * 2**30, {"rollout/graph_bytes": 2.0**29})
-
-    def busy(self, prompts: Any, lengths: list[int]) -> float:
-        return 0.75
-
-    def close(self) -> None: ...
+        return next(self.seconds)
 
 
 def test_figures_follow_from_the_seconds() -> None:
     """64 x 128 tokens in 1.0 s of which 0.365 s are prefill: 5 ms for each of 127 steps, 12,800 tokens a second."""
     lines: list[str] = []
     cell = CELLS["b64_c512"]
-    bench = decode._Bench("1.5b", torch.device("cpu"), [cell], 2, 0, float("inf"), lines.append)
+    bench = ShapeBench("1.5b", torch.device("cpu"), [cell], 2, 0, float("inf"), lines.append)
     bench.stands["whet"] = Ghost(iter([9.0, 1.0, 0.365, 1.2, 0.565]))  # type: ignore[assignment]
-    found = bench._cell(cell)["peers"]["whet"]
+    found = bench.measure(cell)["peers"]["whet"]
     assert found["tokens_per_second"]["all"] == pytest.approx([8192.0, 8192 / 1.2])
     assert found["ms_a_step"]["median"] == pytest.approx(5.0)
     assert found["decode_tokens_per_second"]["median"] == pytest.approx(12_800)
     assert found["share_of_attainable"]["paper"] == pytest.approx(12_800 / attainable_rate(QWEN25_15B, 64, 512))
-    assert found["idle_share"] == pytest.approx(1 - 0.75 / 1.1)
-    assert found["warmup_seconds"] == 9.0 and found["peak_gib"] == 3.0 and found["graph_gib"] == 0.5
+    assert found["warmup_seconds"] == 9.0
 
 
 @pytest.mark.parametrize(
     ("name", "asked"),
-    [("whet", [8, 128, 1]), ("vllm", [8, 128, 1]), ("generate", [32, 32, 1]), ("static", [128, 128, 1])],
+    [("whet", [8, 128, 1]), ("vllm", [8, 128, 1]), ("generate", [32, 32, 1])],
 )
-def test_who_pays_for_lengths_warms_up_with_all_of_them(name: str, asked: list[int]) -> None:
+def test_a_slow_peer_makes_few_tokens_and_warms_up_with_all_of_them(name: str, asked: list[int]) -> None:
     """Steps of the first whole call of `generate` took up to four times as long as those after it."""
     cell = CELLS["b64_c512"]
-    bench = decode._Bench("1.5b", torch.device("cpu"), [cell], 1, 0, float("inf"), lambda line: None)
-    ghost = Ghost(iter([9.0, 1.0, 0.5]), name)
+    bench = ShapeBench("1.5b", torch.device("cpu"), [cell], 1, 0, float("inf"), lambda line: None)
+    ghost = Ghost(iter([9.0, 1.0, 0.5]))
     bench.stands[name] = ghost  # type: ignore[assignment]
-    bench._cell(cell)
+    bench.measure(cell)
     assert ghost.asked == asked
 
 
@@ -181,34 +191,38 @@ def test_the_grid_is_the_one_asked_for() -> None:
     again, same = CELLS["tail"].work(1000, 0, 2)
     assert same == lengths and again != prompts, "new prompts, so that no peer can have them cached"
     assert dims_of(shape_config("135m")) == SMOLLM2_135M and dims_of(shape_config("1.5b")) == QWEN25_15B
-    assert set(LIMITS) == set(PEERS)
+    assert [name for name in PEERS if not CELLS["b64_p128"].takes(name)] == ["generate"]
 
 
 def test_a_peer_in_a_process_of_its_own() -> None:
     stand = Apart(stand_of, "generate", "tiny", "cpu")
     try:
-        assert (stand.name, stand.sized) == ("generate", False)
         assert stand.prepare(2, 32) >= 0
-        taken = stand.timed([[3, 4, 5], [6, 7]], [4, 2])
-        assert taken.tokens == 6 and taken.seconds > 0 and stand.busy([[3]], [1]) is None
+        assert stand.timed([[3, 4, 5], [6, 7]], [4, 2]) > 0
         with pytest.raises(PeerFailed, match="ValueError"):
             stand.timed([], [])
-        assert stand.timed([[3, 4]], [3]).tokens == 3, "it goes on after a failure"
-        stand.process.kill()
-        stand.process.join()
+        assert stand.timed([[3, 4]], [3]) > 0, "it goes on after a failure"
+        os.kill(stand.process, signal.SIGKILL)
         with pytest.raises(PeerFailed, match="died"):
             stand.timed([[3]], [1])
     finally:
         stand.close()
-    assert not stand.process.is_alive()
+    with pytest.raises(ProcessLookupError):
+        os.kill(stand.process, 0)
+
+
+def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Apart(stand_of, "generate", "tiny", "cpu")
+    with pytest.raises(PeerFailed, match="no answer in 0 s"):
+        stand._ask(time.sleep, 600, seconds=0.1)
+    stand.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(stand.process, 0)
 
 
 def test_a_peer_that_cannot_be_made_says_why() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    for what in ("who", "close"):
-        ours.send((what, ()))
-    _serve(theirs, stand_of, ("nobody", "tiny", "cpu"))
-    assert ours.recv() == ("failed", "KeyError: 'nobody'") and not ours.poll()
+    with pytest.raises(PeerFailed, match="KeyError: 'nobody'"):
+        _open_stand(stand_of, "nobody", "tiny", "cpu")
 
 
 def test_our_engine_is_made_anew_after_a_failure() -> None:
@@ -216,7 +230,7 @@ def test_our_engine_is_made_anew_after_a_failure() -> None:
     stand.prepare(2, 64)
     with pytest.raises(PeerFailed, match="WhetError"):
         stand.timed([[3] * 400], [4])
-    assert stand.timed([[3, 4]] * 3, [3, 4, 5]).tokens == 12
+    assert stand.timed([[3, 4]] * 3, [3, 4, 5]) > 0
     stand.close()
 
 
@@ -225,15 +239,6 @@ def test_a_peer_that_makes_too_few_tokens_has_failed() -> None:
     stand.prepare(1, 64)
     with pytest.raises(PeerFailed, match="tokens were made"):
         stand.timed([[3] * 60], [40])  # the context ends it
-
-
-def test_the_profiler_tells_when_a_kernel_ran() -> None:
-    """`Here.busy` reads these on a GPU; here the names alone can be tried."""
-    with torch.autograd.profiler.profile() as profile:
-        torch.ones(3) + 1
-    events = profile.kineto_results.events()
-    assert all(e.duration_ns() >= 0 and e.start_ns() > 0 for e in events)
-    assert {e.device_type() for e in events} == {DeviceType.CPU}
 
 
 def test_vllm_is_left_out_with_a_line() -> None:
@@ -245,13 +250,12 @@ def test_the_command_shows_a_table(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*given, "--repeats", "1", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "b4_p8" in done.output and "x)" in done.output and "KL" in done.output
-    assert isinstance(TINY["b4_p8"], DecodeCell) and (tmp_path / "rollout_grid_cpu.json").is_file()
+    assert (tmp_path / "rollout_grid_cpu.json").is_file()
 
 
 @pytest.mark.gpu
-def test_busy_time_on_a_gpu() -> None:
-    stand = stand_of("generate", "tiny", "cuda")
-    assert isinstance(stand, Here)
-    taken = stand.timed([[3, 4, 5]] * 4, [8] * 4)
-    busy = stand.busy([[3, 4, 5]] * 4, [8] * 4)
-    assert busy is not None and 0 < busy < 10 * taken.seconds
+def test_the_grid_on_a_gpu(tmp_path: Path) -> None:
+    result = decode_bench(tmp_path, shapes=["tiny"], cells=["b4_p8"], peers=["whet", "generate"], repeats=1)
+    peers = result["shapes"]["tiny"]["cells"]["b4_p8"]["peers"]
+    assert all(found["tokens_per_second"]["min"] > 0 for found in peers.values())
+    assert (tmp_path / "rollout_gpu.json").is_file()

@@ -2,8 +2,6 @@
 
 import json
 import math
-import xml.etree.ElementTree as ElementTree
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from whet.errors import WhetError
 from whet.report import formats
 from whet.report.formats import Reach, median_reach
-from whet.tools.bench.document import FigureLine, document, figure, fill, read_arms, share_table, short_table
+from whet.tools.bench.document import document, fill, read_arms, share_table, short_table
 from whet.tools.bench.results import (
     at_equal_seconds,
     cost_text,
@@ -27,7 +25,7 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
-from whet.tools.bench.start import read_outcome, rows_of, write_outcome
+from whet.tools.bench.train import read_outcome, rows_of, write_outcome
 
 COLUMNS = ["step", "tokens", "rollouts", "seconds", "signal", "entropy", "length", "accuracy"]
 
@@ -221,28 +219,3 @@ def test_files_that_are_no_cells(tmp_path: Path) -> None:
         (tmp_path / "a-seed0.json").write_text(text)
         with pytest.raises(WhetError, match=r"a-seed0.json cannot be used: .*move it away"):
             read_outcome(tmp_path / "a-seed0.json")
-
-
-def test_a_figure_stands_alone_and_repeats() -> None:
-    lines = [
-        FigureLine("uniform", [[(0, 0.1), (10, 0.2)], [(0, 0.1), (8, 0.3)]]),
-        FigureLine("<speed>", [[(0, 0.1), (5, 0.4)]]),
-        FigureLine("empty", []),
-    ]
-    text = figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
-    assert text == figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
-    tree = ElementTree.fromstring(text)
-    words = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"uniform (2)", "<speed> (1)", "tokens", "0.40"} <= set(words) and "empty (0)" not in words
-    bands = [path for path in tree.iter("{http://www.w3.org/2000/svg}path") if path.get("opacity")]
-    assert len(bands) == 1, "one seed has no range"
-    assert figure([FigureLine("empty", [])], title="", x_label="", x_show=formats.count) == ""
-
-
-def test_no_two_lines_of_a_figure_look_alike() -> None:
-    lines = [FigureLine(f"arm {i}", [[(0, 0.1), (10, 0.2)]]) for i in range(24)]
-    tree = ElementTree.fromstring(figure(lines, title="", x_label="", x_show=formats.count))
-    paths = tree.iter("{http://www.w3.org/2000/svg}path")
-    strokes = [path.attrib for path in paths if path.get("stroke-width") == "1.8"]
-    looks = Counter((stroke["stroke"], stroke.get("stroke-dasharray")) for stroke in strokes)
-    assert len(looks) == 24 and set(looks.values()) == {2}, "the line, and its sample in the legend"

@@ -19,10 +19,11 @@ from whet.fast.kernels.attention import Tile, padded, plan_splits, plan_tile
 LOG2E = math.log2(math.e)
 
 
-# fmt: off
 @triton.jit
-def extent(total, count, tile, split, splits, window,  # type: ignore[no-untyped-def]
-           GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr):
+def extent(  # type: ignore[no-untyped-def]
+    total, count, tile, split, splits, window,
+    GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
     """First turn and end of a split: an equal share of the turns, N keys each, that any row of the tile sees."""
     base = total - count
     begin = base + tile * M // GROUP - window + 1
@@ -34,11 +35,14 @@ def extent(total, count, tile, split, splits, window,  # type: ignore[no-untyped
 
 
 @triton.jit
-def load_keys(pool, page, within, real, page_stride, token_stride,  # type: ignore[no-untyped-def]
-              SIZE: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, WIDEN: tl.constexpr):
-    """[N, BLOCK] of one head's pool, from one page (ONE) or a page a key.
+def load_keys(  # type: ignore[no-untyped-def]
+    pool, page, within, real, page_stride, token_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """[N, BLOCK] of one head's pool, from one page (ONE) or from a page per key.
 
-    What is not real is masked here, not merely hidden later: memory nobody wrote may hold NaN, and 0 * NaN is NaN.
+    Keys that are not real are masked here, not merely hidden later: memory that was never written may hold NaN, and
+    0 * NaN is NaN.
     """
     dims = tl.arange(0, BLOCK)
     start = page * page_stride if ONE else (page * page_stride)[:, None]
@@ -54,10 +58,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr,
     CAP: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
-):
-    # fmt: on
+):  # fmt: skip
     program = tl.program_id(0)
-    tile = tiles - 1 - program % tiles  # the last queries see most: first come, so that none is left over at the end
+    tile = (
+        tiles - 1 - program % tiles
+    )  # the last queries see most keys: they go first, so that no long program is left at the end
     head = program // tiles % HEADS
     split = program // (tiles * HEADS) % splits
     line = program // (tiles * HEADS * splits)
@@ -129,15 +134,9 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def merge_kernel(
-    shares: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    S: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-) -> None:
+def merge_kernel(  # type: ignore[no-untyped-def]
+    shares, weight, out, S: tl.constexpr, DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr
+):
     """One (token, head): sum_s 2^w_s o_s / sum_s 2^w_s over the parts, whose w_s is the log2 of their softmax sum."""
     pair = tl.program_id(0).to(tl.int64)
     parts, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
@@ -153,20 +152,10 @@ def merge_kernel(
 
 
 def launch(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    length: Tensor,
-    starts: Tensor,
-    *,
-    most: int,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    splits: int = 0,
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
+    most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,
     tile: Tile | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`paged_attention` by the kernels, on tensors it has checked; `tile` replaces the planned one, for sweeps."""
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -184,41 +173,16 @@ def launch(
         weight = query.new_empty(tokens, heads, splits, dtype=torch.float32)
     tiles = triton.cdiv(most * group, tile.rows)
     attend_kernel[(tiles * kv_heads * splits * batch,)](
-        query,
-        keys,
-        values,
-        table,
-        length.contiguous(),
-        starts.contiguous(),
-        shares,
-        weight,
-        scaling / softcap if softcap else scaling * LOG2E,
-        (softcap or 0.0) * LOG2E,
-        window or 0,
-        tiles,
-        splits,
-        *query.stride()[:2],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        table.stride(0),
-        HEADS=kv_heads,
-        GROUP=group,
-        D=dim,
-        DV=value_dim,
-        PAGE=page,
-        M=tile.rows,
-        N=tile.keys,
-        BLOCK_D=padded(dim),
-        BLOCK_DV=padded(value_dim),
-        WINDOW=window is not None,
-        CAP=softcap is not None,
-        SPLIT=splits > 1,
-        AHEAD=tile.ahead,
+        query, keys, values, table, length.contiguous(), starts.contiguous(), shares, weight,
+        scaling / softcap if softcap else scaling * LOG2E, (softcap or 0.0) * LOG2E, window or 0, tiles, splits,
+        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0),
+        HEADS=kv_heads, GROUP=group, D=dim, DV=value_dim, PAGE=page, M=tile.rows, N=tile.keys,
+        BLOCK_D=padded(dim), BLOCK_DV=padded(value_dim),
+        WINDOW=window is not None, CAP=softcap is not None, SPLIT=splits > 1, AHEAD=tile.ahead,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         WIDEN=query.dtype == torch.bfloat16 and not query.is_cuda,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     if splits > 1:
         parts, wide = triton.next_power_of_2(splits), padded(value_dim)
         merge_kernel[(tokens * heads,)](

@@ -26,7 +26,7 @@ def bench_rollout(
     device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
     shape: Annotated[list[str] | None, typer.Option(help="135m and 1.5b on a GPU; tiny to try the grid.")] = None,
     cells: Annotated[str, typer.Option(help="Of the grid, with commas between; all if not given.")] = "",
-    peers: Annotated[str, typer.Option(help="Of whet, vllm, generate, static, generate_batch; all.")] = "",
+    peers: Annotated[str, typer.Option(help="whet, vllm and generate, with commas between; all if not given.")] = "",
     repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
     seconds: Annotated[float, typer.Option(help="After these, cells that are left are skipped.")] = float("inf"),
     seed: Annotated[int, typer.Option()] = 0,
@@ -76,9 +76,8 @@ def show_grid(result: Mapping[str, Any]) -> None:
 
     for shape, found in result["shapes"].items():
         peers = list(dict.fromkeys(name for cell in found["cells"].values() for name in cell["peers"]))
-        table = Table("cell", *peers, "of attainable", "idle", "GiB", title=f"{shape}, tokens/s (ours / theirs)")
+        table = Table("cell", *peers, "of attainable", title=f"{shape}, tokens/s (ours / theirs)")
         for name, cell in found["cells"].items():
-            ours = cell["peers"].get("whet", {})
             rate = "decode_tokens_per_second" if cell["decode_only"] else "tokens_per_second"
             row = []
             for peer in peers:
@@ -89,8 +88,8 @@ def show_grid(result: Mapping[str, Any]) -> None:
                 ratio = cell["ratios"].get(peer, {}).get(rate)
                 times = f" ({ratio['median']:.1f}x)" if ratio else ""
                 row.append(f"{main_rate(figures, cell['decode_only']):,.0f}{times}")
-            shares = [ours.get("share_of_attainable", {}).get("paper"), ours.get("idle_share"), ours.get("peak_gib")]
-            table.add_row(name, *row, *("" if value is None else f"{value:.2f}" for value in shares))
+            share = cell["peers"].get("whet", {}).get("share_of_attainable", {}).get("paper")
+            table.add_row(name, *row, "" if share is None else f"{share:.2f}")
         out_console.print(table)
         if gap := found.get("log_probs"):
             told = (
@@ -119,7 +118,7 @@ def bench_train(
     readme: Annotated[Path, typer.Option(help="Filled in, too, where it has the marks.")] = Path("README.md"),
 ) -> None:
     """Arms and seeds from the same weights, each cell a run; what is done is kept, so it may take several goes."""
-    from whet.tools.bench.matrix import read_plan
+    from whet.tools.bench.matrix import make_start, read_plan
     from whet.tools.bench.train import CellWork, Places, planned
 
     def on_progress(line: str) -> None:
@@ -144,7 +143,6 @@ def bench_train(
     if plan or all(line.state == "done" for line in lines):
         return
     from whet.tools.bench.stand import circumstances
-    from whet.tools.bench.start import make_start
 
     about = circumstances() | ({"commit": commit} if commit else {})
     work = CellWork(

@@ -1,9 +1,13 @@
-"""The learner with graphed passes, which on a CPU are plain calls over padded packs: the training is the same."""
+"""The learner with compiled and captured passes, plain calls over padded packs on a CPU: the training is the same."""
+
+import functools
 
 import pytest
 import torch
+from learner_batches import gradient_of
 
 from whet.config import Learn
+from whet.fast.compiled import compiled_layers
 from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
 
@@ -85,6 +89,50 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
         torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize(("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")])
+def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):
+    """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
+    torch._dynamo.reset()
+    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="eager"))
+    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
+    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
+    results = []
+    for compiled in ("", form):
+        model = model_of()
+        learner = Learner(model, config, encode=encoder, passes=FastPasses)
+        assert not learner.passes.form  # on a CPU it is not asked for
+        learner.passes.form = compiled
+        results.append((learner.step(batch_of(MIXED)).metrics, model.state_dict()))
+    assert results[1][0] == pytest.approx(results[0][0])
+    for name, tensor in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
+
+
+def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, encoder, monkeypatch):
+    monkeypatch.setattr("whet.fast.graphed.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
+    config = Learn(estimator="grpo", kl_coef=0.1)
+    plain, broken = (Learner(model_of(), config, encode=encoder, passes=FastPasses) for _ in range(2))
+    broken.passes.form = "whole"
+    want = plain.step(batch_of(MIXED)).metrics
+    with pytest.warns(UserWarning, match="LlamaForCausalLM is trained without the compiler"):
+        got = broken.step(batch_of(MIXED)).metrics
+    assert not broken.passes.form
+    assert got == want
+    for a, b in zip(plain.model.parameters(), broken.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_the_form_that_is_compiled_is_said_in_one_line(model_of, encoder, monkeypatch):
+    passes = FastPasses(model_of(), Learn())
+    monkeypatch.setattr("whet.fast.graphed.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
+    said = (
+        "LlamaForCausalLM is trained with only layers around their attention compiled, more slowly: whole layers: its"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert passes._best_form() == "split"
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("share", [False, True])
 def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder, share):
@@ -104,3 +152,18 @@ def test_small_models_are_trained_by_graphs(model_of, batch_of, encoder, share):
     for ours, want in zip(*reversed(results), strict=True):
         assert ours["learn/grad_norm"] == pytest.approx(want["learn/grad_norm"], rel=0.2)
         assert ours["learn/entropy"] == pytest.approx(want["learn/entropy"], rel=0.02)
+
+
+@pytest.mark.gpu
+def test_a_compiled_bf16_gradient_follows_the_plain_one(model_of, batch_of, encoder):
+    results = []
+    for compiled in (False, True):
+        config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled)
+        learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder, passes=FastPasses)
+        assert bool(learner.passes.form) == compiled
+        grads, metrics = gradient_of(learner, batch_of(MIXED))
+        results.append((torch.cat([g.flatten() for g in grads.values()]), metrics))
+    (plain, a), (ours, b) = results
+    assert torch.nn.functional.cosine_similarity(plain, ours, dim=0) > 0.98
+    assert b["learn/grad_norm"] == pytest.approx(a["learn/grad_norm"], rel=0.1)
+    assert b["learn/entropy"] == pytest.approx(a["learn/entropy"], rel=0.02)

@@ -12,9 +12,10 @@ from torch._dynamo.utils import counters
 
 from whet.config import Lora
 from whet.fast.compiled import FORMS, _trial, best_form, compiled_layers, not_finite, why_not
+from whet.fast.head import compiled_log_probs, gradient_chunk, score_chunk
 from whet.model import packing
 from whet.model import packing as packed
-from whet.model.head import Head, gradient_chunk, head_of, log_probs, score_chunk
+from whet.model.head import Head, head_of, log_probs
 from whet.model.load import tiny_model
 from whet.model.lora import add_lora
 from whet.model.packing import hidden_states, make_packs, packed_attention
@@ -218,7 +219,7 @@ def test_the_heads_chunks_are_what_autograd_says(changes, entropy_grad):
 def test_a_compiled_head_equals_the_plain_one(monkeypatch):
     """Over several chunks and a rest; a second length and a second temperature are no second graph."""
     monkeypatch.setattr(
-        "whet.model.head._compile", functools.cache(functools.partial(torch.compile, dynamic=True, backend="aot_eager"))
+        "whet.fast.head._compile", functools.cache(functools.partial(torch.compile, dynamic=True, backend="aot_eager"))
     )
     g = torch.Generator().manual_seed(1)
     draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
@@ -227,7 +228,8 @@ def test_a_compiled_head_equals_the_plain_one(monkeypatch):
         hidden, targets, way = draw(tokens, 6).requires_grad_(), torch.randint(23, (tokens,), generator=g), draw(tokens)
         results = []
         for compiled in (False, True):
-            lp, entropy = log_probs(hidden, head, targets, heat, chunk=23 * 8, compiled=compiled)
+            compute = compiled_log_probs if compiled else log_probs
+            lp, entropy = compute(hidden, head, targets, heat, chunk=23 * 8)
             assert not entropy.requires_grad
             slopes = torch.autograd.grad((lp * way).sum(), [hidden, head.weight, head.bias])
             results.append((lp.detach(), entropy, *slopes))
@@ -237,14 +239,14 @@ def test_a_compiled_head_equals_the_plain_one(monkeypatch):
 
 
 def test_why_not_is_silent_about_a_model_that_works_and_names_what_does_not(monkeypatch, flash):
-    monkeypatch.setattr("whet.model.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
     model = small("llama", torch.float32)
     assert why_not(model, tokens=64, backend="eager") == ""
     assert all(p.grad is None for p in model.parameters())
     assert counters["stats"]["unique_graphs"] == 1
     assert best_form(model, tokens=64, backend="eager") == ("whole", "")
     assert "no_such_backend" in why_not(model, tokens=64, backend="no_such_backend")
-    monkeypatch.setattr("whet.model.head._compile", lambda f: f if f is gradient_chunk else wrong)
+    monkeypatch.setattr("whet.fast.head._compile", lambda f: f if f is gradient_chunk else wrong)
     assert "log-probs are off" in why_not(model, tokens=64, backend="eager")
 
 
@@ -306,7 +308,7 @@ def nan_with(operator):
 
 def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     """Forward passes agree in all of these; only the gradient tells."""
-    monkeypatch.setattr("whet.model.head._compile", lambda function: function)
+    monkeypatch.setattr("whet.fast.head._compile", lambda function: function)
     model = small("llama", torch.float32)
     form, reason = best_form(model, tokens=64, backend=nan_with("varlen"))
     assert form == "split"
@@ -315,7 +317,7 @@ def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     assert form == "head"
     assert all(f"{FORMS[name]}: InvalidBackend" in reason for name in ("whole", "split"))
     nan = lambda f: (lambda *given: f(*given) * torch.nan) if f is gradient_chunk else f  # noqa: E731
-    monkeypatch.setattr("whet.model.head._compile", nan)
+    monkeypatch.setattr("whet.fast.head._compile", nan)
     form, reason = best_form(model, tokens=64, backend="no_such_backend")
     assert form == ""
     assert "the head alone: its gradient of 108 tokens is not finite in lm_head.weight (21 of 21 parameters)" in reason
@@ -360,7 +362,8 @@ def test_one_graph_for_all_layers_on_a_gpu(checkpoint):
         with packed_attention(model, checkpoint), compiled_layers(model, "whole" if compiled else ""):
             for seed, count in ((0, 7), (1, 12), (2, 1)):
                 (pack,) = make_packs(some_pairs(seed, count), 1000, "cuda")
-                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, compiled=compiled)
+                compute = compiled_log_probs if compiled else log_probs
+                lp, _ = compute(hidden_states(model, pack), head_of(model), pack.targets)
                 slopes = torch.autograd.grad(lp.sum(), list(model.parameters()))
                 results[compiled, seed] = lp.detach(), torch.cat([s.flatten().float() for s in slopes])
     for seed in (0, 1, 2):

@@ -13,7 +13,7 @@ from torch import Tensor
 from whet.fast.kernels.attention import Tile, kernel_lacks, paged_attention, plan_splits, plan_tile
 from whet.model.ops import paged_attention as reference
 from whet.model.ops import visible
-from whet.model.twin import Block
+from whet.model.twin import Block, How
 
 
 def make(
@@ -204,9 +204,8 @@ def test_reference_equals_the_block_of_the_plain_path() -> None:
         arguments[key].nan_to_num_()
     for window, softcap in ((None, None), (4, None), (None, 2.0)):
         block = Block(position, longest=30, rows=slice(0, 3), table=table)
-        expected = block.attend(
-            arguments["query"], arguments["keys"], arguments["values"], arguments["scaling"], window, softcap
-        )
+        how = How(arguments["scaling"], window, softcap)
+        expected = block.attend(arguments["query"], arguments["keys"], arguments["values"], how)
         got = reference(**arguments, window=window, softcap=softcap)
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
 

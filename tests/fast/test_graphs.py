@@ -9,9 +9,8 @@ from slow_engine import ask, make_engine, sharp_model, sharpen
 from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedModel
 
 from whet.config import Lora
-from whet.fast.fused import FusedStack, share_storage
+from whet.fast.fused import FusedStack, PlainNetwork, share_storage
 from whet.fast.graphs import GraphRunner, buckets
-from whet.fast.network import PlainNetwork
 from whet.model.lora import add_lora
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from whet import config
-from whet.fast.fused import FusedStack, fused_stack, share_storage, unfusable, unfused
+from whet.fast.fused import FusedStack, share_storage, unfusable
+from whet.fast.fused import fuse as fuse_twin
 from whet.model.twin import kv_shapes, rollout_twin
 
 PAGE = 4
@@ -76,7 +77,7 @@ def build(form: str, dtype: torch.dtype = torch.float64, tied: bool = False) -> 
 
 def fuse(model: Any) -> FusedStack:
     assert share_storage(model)
-    stack = fused_stack(rollout_twin(model))
+    stack, _ = fuse_twin(rollout_twin(model))
     assert stack is not None
     return stack
 
@@ -201,12 +202,17 @@ def test_padding_goes_to_the_last_page() -> None:
 # ---- what has no fused stack
 
 
+def assert_unfused(twin: Any, why: str) -> None:
+    stack, said = fuse_twin(twin)
+    assert stack is None and why in str(said)
+
+
 @pytest.mark.parametrize("family", ["gemma2", "gemma3", "phi", "phi3"])
 def test_other_families(family: str) -> None:
     model = small(family, torch.float32)
     share_storage(model)
     twin = rollout_twin(model)
-    assert fused_stack(twin) is None and "is not one of" in str(unfused(twin))
+    assert_unfused(twin, "is not one of")
 
 
 def test_known_without_weights() -> None:
@@ -217,8 +223,8 @@ def test_known_without_weights() -> None:
 
 def test_storage_must_be_shared() -> None:
     twin = rollout_twin(small("llama"))
-    assert fused_stack(twin) is None and "share storage" in str(unfused(twin))
-    assert unfused(rollout_twin(share(small("llama")))) is None
+    assert_unfused(twin, "share storage")
+    assert fuse_twin(rollout_twin(share(small("llama"))))[1] is None
 
 
 def share(model: Any) -> Any:
@@ -233,12 +239,12 @@ def test_adapters() -> None:
     model = share(small("llama", torch.float32))
     add_lora(model, config.Lora(rank=2), "base", seed=0)
     twin = rollout_twin(model)
-    assert fused_stack(twin) is None and "proj" in str(unfused(twin))
+    assert_unfused(twin, "proj")
 
 
 def test_another_activation() -> None:
     model = share(AutoModelForCausalLM.from_config(LlamaConfig(**SHAPE, hidden_act="gelu")))
-    assert fused_stack(rollout_twin(model)) is None and "gelu" in str(unfused(rollout_twin(model)))
+    assert_unfused(rollout_twin(model), "gelu")
 
 
 def test_a_network_that_changed_is_found_by_its_logits() -> None:
@@ -257,7 +263,7 @@ def test_a_network_that_changed_is_found_by_its_logits() -> None:
     layer = model.model.layers[1]
     layer.input_layernorm = Louder(layer.input_layernorm)
     twin = rollout_twin(model)
-    assert fused_stack(twin) is None and "other logits" in str(unfused(twin))
+    assert_unfused(twin, "other logits")
 
 
 # ---- compiled

@@ -168,7 +168,7 @@ HASHED = [(0, False, 0, 0, 0), (1234, False, 987654321, 15, 4095), (2**31 - 1, T
 @pytest.mark.parametrize("key", HASHED)
 def test_the_hash_is_the_same_bits(key: tuple[int, bool, int, int, int]) -> None:
     """In the kernel, in torch, and in plain Python."""
-    from race_probe import show_hash
+    from race_probe_triton import show_hash
 
     *name, position = key
     words = torch.tensor([*row_key(*name), position], dtype=torch.int32, device=device)
@@ -181,7 +181,7 @@ def test_the_hash_is_the_same_bits(key: tuple[int, bool, int, int, int]) -> None
 @needs_triton
 def test_uniform_and_delay_of_the_kernel() -> None:
     """On CUDA for every u; under the interpreter for the smallest, the largest and a spread."""
-    from race_probe import show_delay
+    from race_probe_triton import show_delay
 
     k = torch.arange(2**24, dtype=torch.int32, device=device)
     if device.type == "cpu":
