@@ -1,6 +1,6 @@
 """Accuracy against what it cost, all arms of a matrix with their seeds, as SVG files that stand alone.
 
-    python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml --results benchmarks/results --out docs/figures
+    python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml --results benchmarks/results --out docs/evidence/figures
 
 Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells; `whet bench train MATRIX --report-only` shows
 those that are there. The standard library draws them; the same cells give the same bytes. The line is the median of
@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("matrix", type=Path)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence/figures"))
     options = parser.parse_args()
     plan = read_plan(options.matrix)
     arms = read_arms(options.results / "train" / plan.name, [arm.name for arm in plan.matrix.arm])

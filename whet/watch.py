@@ -30,7 +30,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
 
     Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished, so they
-    are left out here and counted by the engine; the caller leaves out what finished beside them (`Hearing`).
+    are left out here and counted by the engine; the caller leaves out what finished beside them (`Evidence`).
     """
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:

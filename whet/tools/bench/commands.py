@@ -114,7 +114,7 @@ def bench_train(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Run nothing: tables and figures of what is there.")
     ] = False,
-    docs: Annotated[Path, typer.Option(help="For results.md and figures/, with --report-only.")] = Path("docs"),
+    docs: Annotated[Path, typer.Option(help="For results.md and figures/, with --report-only.")] = Path("docs/evidence"),
     readme: Annotated[Path, typer.Option(help="Filled in, too, where it has the marks.")] = Path("README.md"),
 ) -> None:
     """Arms and seeds from the same weights, each cell a run; what is done is kept, so it may take several goes."""

@@ -59,7 +59,7 @@ POOLED = "By all evaluations of an arm together (a rising fit through them; in b
 
 
 def write_report(plan: MatrixPlan, out: Path, docs: Path, readme: Path) -> list[Path]:
-    """Write docs/results.md, and the README where it has the marks; returns the files that were written."""
+    """Write docs/evidence/results.md, and the README where it has the marks; returns the files that were written."""
     arms = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
     notes = {arm.name: arm.note for arm in plan.matrix.arm}
     page = docs / "results.md"
