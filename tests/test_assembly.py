@@ -45,8 +45,14 @@ def test_context_is_just_enough_for_the_longest_prompt_and_response(tmp_path: Pa
 
 def test_a_context_of_the_recipe_stays_and_is_held_to(tmp_path: Path) -> None:
     assert checked(tmp_path, "rollout.context=64").settings.rollout.context == 64
-    with pytest.raises(WhetError, match=r"raise rollout\.context"):
-        checked(tmp_path, "rollout.context=21", "text.prompt_suffix=' Tell me why.'")
+    longest = len("What is 149+2? Tell me why.")
+    suffix = ("text.prompt_suffix=' Tell me why.'", "held_out.size=0")
+    assert checked(tmp_path, f"rollout.context={longest + 1}", *suffix).encoded.lengths.max() == longest
+    with pytest.raises(WhetError) as error:
+        checked(tmp_path, f"rollout.context={longest}", *suffix)
+    assert f"has {longest} tokens, which with 1 for the response is more than rollout.context = {longest}; raise" in (
+        str(error.value)
+    )
 
 
 def test_a_dry_run_estimates_tokens_and_time(tmp_path: Path) -> None:

@@ -121,16 +121,6 @@ def test_the_least_used_prompt_leaves_first() -> None:
     assert list(codec._cache) == ["a", "c"]
 
 
-def test_prompts_made_ready_are_those_encoded_and_fill_the_cache_at_most() -> None:
-    ready, fresh = (Codec(bytes_tokenizer(chat=True), cache=3) for _ in range(2))
-    prompts = [plain("a"), chat("b"), plain("c"), plain("d")]
-    ready.prepare(prompts)
-    assert len(ready._cache) == 3
-    assert [list(ids) for ids in ready._cache.values()] == [fresh.encode(prompt) for prompt in prompts[:3]]
-    ready.prepare(prompts[3:])
-    assert len(ready._cache) == 3 and ready.encode(prompts[3]) == fresh.encode(prompts[3])
-
-
 @pytest.mark.parametrize(
     ("eos", "stop", "end"),
     [
@@ -183,27 +173,14 @@ def test_spaces_before_punctuation_survive() -> None:
     assert codec.decode(codec.encode(plain("a , b . c 's"))) == "a , b . c 's"
 
 
-def test_lengths() -> None:
+def test_prompts_encoded_together_are_those_encoded_one_by_one() -> None:
     codec = Codec(bytes_tokenizer(bos=True))
     prompts = [plain("a" * n, f"p{n}") for n in range(1200)]
-    codec.check_lengths(prompts, 1201)
-    assert [length for _, length in codec.lengths(prompts[:50])] == [len(codec.encode(p)) for p in prompts[:50]]
-    with pytest.raises(WhetError) as error:
-        codec.check_lengths(prompts, 500, max_tokens=64)
-    assert str(error.value) == (
-        'The prompt "p436" has 437 tokens, which with 64 for the response is more than rollout.context = 500; '
-        "raise rollout.context, or leave this prompt out."
-    )
-    codec.check_lengths([], 2)
-
-
-def test_lengths_under_chat() -> None:
-    codec = Codec(bytes_tokenizer(bos=True, chat=True))
+    assert codec.encode_all(prompts[:50]) == [codec.encode(p) for p in prompts[:50]]
+    assert [len(ids) for ids in codec.encode_all(prompts)] == list(range(1, 1201))
+    chatting = Codec(bytes_tokenizer(bos=True, chat=True))
     both = [chat("b" * 10), plain("b" * 10)]
-    assert [length for _, length in codec.lengths(both)] == [28, 28] == [len(codec.encode(p)) for p in both]
-    with pytest.raises(WhetError, match='The prompt "c" has 28 tokens'):
-        codec.check_lengths(both, 28)
-    codec.check_lengths(both, 29)
+    assert [len(ids) for ids in chatting.encode_all(both)] == [28, 28] == [len(chatting.encode(p)) for p in both]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_encoding_is_the_librarys_own(name: str) -> None:
         for prompt in prompts
     ]
     assert [made.encode(prompt) for prompt in prompts] == own
-    assert [length for _, length in made.lengths(prompts)] == [len(ids) for ids in own]
+    assert made.encode_all(prompts) == own
 
 
 @EVERY
@@ -183,7 +183,7 @@ def test_a_template_that_refuses_names_the_prompt() -> None:
     with pytest.raises(WhetError, match='The chat template refuses the prompt "t": System role not supported'):
         codec("gemma", system_prompt="Hi.").encode(TEXT)
     with pytest.raises(WhetError, match='The chat template refuses the prompt "c": Conversation roles must alternate'):
-        list(codec("mistral").lengths([TEXT, chat(("user", "1"), ("user", "2"))]))
+        codec("mistral").encode_all([TEXT, chat(("user", "1"), ("user", "2"))])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "r1"])
@@ -224,7 +224,7 @@ def test_pad_may_be_eos() -> None:
     made = Codec(tokenizer, tokenizer.eos_token_id)
     assert made.encode_response("2") == [*tokenizer("2")["input_ids"], tokenizer.pad_token_id]
     prompts = [TEXT, chat(("user", "1+1? " * 40))]
-    assert [length for _, length in made.lengths(prompts)] == [len(made.encode(prompt)) for prompt in prompts]
+    assert made.encode_all(prompts) == [made.encode(prompt) for prompt in prompts]
     assert made.encode(TEXT).count(tokenizer.pad_token_id) == 1
 
 

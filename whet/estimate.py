@@ -237,28 +237,14 @@ class Workload:
     passes: float  # over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Tokens generated in one step, and the seconds of its two parts."""
-
-    tokens: float
-    generate: float
-    train: float
-
-    @property
-    def seconds(self) -> float:
-        return self.generate + self.train
-
-
-def cost(work: Workload, dims: Dims, machine: Machine) -> Cost:
-    """The cost of one step."""
+def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
+    """Seconds of one step: to generate its rollouts, and to train on them."""
     steps = decode_steps(work.generated, work.response, work.limit, work.slots, work.stream)
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
     generate = steps * step_seconds(dims, batch, context, machine, graphs=work.graphs)
     generate += forward_seconds(dims, work.prompts * work.prompt, machine)
-    train = work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
-    return Cost(work.generated * work.response, generate, train)
+    return generate, work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
 
 
 def decode_steps(rollouts: float, response: float, limit: int, slots: int, stream: bool) -> float:
@@ -417,10 +403,9 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine | str
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
         if isinstance(machine, Machine):
-            spent = cost(work, dims, machine)
-            seconds += work.steps * spent.seconds
-            parts = f"generate {_time(spent.generate)}, train {_time(spent.train)}"
-            words += f"; {_time(spent.seconds)} per step: {parts}"
+            generate, train = cost(work, dims, machine)
+            seconds += work.steps * (generate + train)
+            words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
         lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
     if isinstance(machine, str):
         return [*lines, f"no estimate of the time, since whet does not know how fast {machine} is"]

@@ -12,16 +12,14 @@ import json
 import unicodedata
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 from whet import config
 from whet.errors import WhetError
 from whet.types import Prompt
 
-LENGTH_BATCH = 1024  # prompts tokenised per call while lengths are measured
 THINK, THOUGHT = "<think>", "</think>"
 _DEFAULT = config.Text()
 _QUESTION = Prompt(id="?", text="?", answer="", task="")
@@ -100,13 +98,6 @@ class Codec:
             self._cache.popitem(last=False)
         return ids
 
-    def prepare(self, prompts: Iterable[Prompt]) -> None:
-        """Fill the cache with the first prompts in batches, in a quarter of the time, before a GPU waits for them."""
-        rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
-        while batch := list(islice(rest, LENGTH_BATCH)):
-            known = zip(batch, self.encode_all(batch), strict=True)
-            self._cache |= {_key(prompt): array("i", ids) for prompt, ids in known if ids}
-
     def render(self, prompt: Prompt) -> str:
         """Return the exact text that the model reads, special tokens included."""
         text = self._text(prompt)
@@ -134,21 +125,6 @@ class Codec:
         without it a thought that was cut short would read like an answer.
         """
         return self._opening + self._decode(self._spoken(ids), self._heard, self._silent)
-
-    def lengths(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Prompt, int]]:
-        """Yield each prompt with its number of tokens, in batches and without the cache: there may be a million."""
-        rest = iter(prompts)
-        while batch := list(islice(rest, LENGTH_BATCH)):
-            yield from zip(batch, map(len, self.encode_all(batch)), strict=True)
-
-    def check_lengths(self, prompts: Iterable[Prompt], context: int, max_tokens: int = 1) -> None:
-        """Refuse the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
-        for prompt, length in self.lengths(prompts):
-            if length + max_tokens > context:
-                raise WhetError(
-                    f'The prompt "{prompt.id}" has {length} tokens, which with {max_tokens} for the response is more '
-                    f"than rollout.context = {context}; raise rollout.context, or leave this prompt out."
-                )
 
     # ---- from prompt to tokens
 

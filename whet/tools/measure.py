@@ -18,17 +18,16 @@ import numpy as np
 
 from whet import config, files
 from whet.assembly import Actor, build_actor, check_run, training_sampling
-from whet.draft.export import FOLDER, check_layout, read_drafter
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
-from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
 from whet.types import Key, Request, Rollout, Sampling
 
 if TYPE_CHECKING:
+    from whet.rollout.engine import LocalEngine
     from whet.tools.probe import ProbeReport
 
 
@@ -51,6 +50,8 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
 
     eagle drafts only where a trained one lies beside the weights: refused if wanted, else left out.
     """
+    from whet.draft.export import FOLDER, check_layout
+
     folder = Path(settings.model.name) / FOLDER
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
@@ -93,6 +94,8 @@ def evaluate_twice(
     where none did), saved (tokens that came without a forward of their own), failures (of drafters), share_ARM
     (of the time in steps that fed no prompts).
     """
+    from whet.rollout.engine import LocalEngine
+
     engine = actor.engine
     assert isinstance(engine, LocalEngine)
     wrote: dict[Key, np.ndarray] = {}
@@ -217,6 +220,8 @@ def evaluate_model(
         for note in actor.notes:
             say(note)
         if actor.drafter is not None:
+            from whet.draft.export import FOLDER, read_drafter
+
             read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
