@@ -13,7 +13,7 @@ demo: .venv/installed ; $(BIN)/whet demo
 test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile # a file stays with one of two processes, for its fixtures
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
-kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/model/kernels tests/model/test_fused_kernels.py tests/rollout/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
+kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types

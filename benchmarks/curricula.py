@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from whet.report.compare import to_markdown
 from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
 from whet.tools.bench.stand import circumstances
+from whet.tools.demo import read_demo
 from whet.tools.experiment import make_base, merge, train_arms
 
 MIXES = {
@@ -132,7 +131,7 @@ def main() -> None:
 
 def run_missing(wanted: Mapping[str, Mapping[str, Path]], options: argparse.Namespace) -> None:
     """The base, and then every run that is not finished, all in one queue."""
-    tree = tomllib.loads(resources.files("whet").joinpath("demo.toml").read_text())
+    tree = read_demo()
     console = Console()
     base = make_base(options.runs / "base", {**tree["base"], "seed": 0}, console)
     recipes = {}

@@ -52,7 +52,6 @@ NO_TORCH = {
     "intervals",
     "votes",
     "probe",
-    "check",
     "measure",
     "prepare",
     "spelling",
@@ -95,7 +94,7 @@ def test_no_torch_above_the_model() -> None:
 def test_light_parts_load_without_torch() -> None:
     """Also through what they import: one process, so that nothing was loaded before."""
     code = (
-        "import sys, whet, whet.cli, whet.check, whet.tools.measure, whet.problems, whet.run\n"
+        "import sys, whet, whet.cli, whet.assembly, whet.loop, whet.api, whet.tools.measure, whet.problems, whet.run\n"
         "import whet.curriculum.build, whet.tools.probe, whet.report.page, whet.tasks.golds\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )

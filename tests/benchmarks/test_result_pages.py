@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from matrix_figures import write_figures
 
 from whet.report.curves import Point
 from whet.report.formats import first_crossing
@@ -28,13 +29,14 @@ def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Path) -> None:
-    """`whet bench train MATRIX --report-only` on copies of the pages changes no byte of them."""
+    """matrix_figures.py and `whet bench train MATRIX --report-only` on copies of the pages change no byte of them."""
     (tmp_path / "docs").mkdir()
     for page in ("README.md", "docs/results.md"):
         (tmp_path / page).write_text((ROOT / page).read_text())
-    plan, _ = stored(matrix)
-    written = write_report(plan, RESULTS, tmp_path / "docs", tmp_path / "README.md")
-    assert tmp_path / "docs" / "results.md" in written and any(path.suffix == ".svg" for path in written)
+    plan, arms = stored(matrix)
+    figures = write_figures(arms, plan.baseline, plan.name, tmp_path / "docs" / "figures")
+    written = [*figures, *write_report(plan, RESULTS, tmp_path / "docs", tmp_path / "README.md")]
+    assert tmp_path / "docs" / "results.md" in written and figures
     for path in written:
         name = path.relative_to(tmp_path)
         assert path.read_text() == (ROOT / name).read_text(), f"{name} is not what the stored cells say"

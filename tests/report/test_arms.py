@@ -49,7 +49,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_runs_are_compared_by_an_evaluation_they_share(save_run: Callable[..., Path]) -> None:
     a = save_run("a", [{"step": 0, "eval/easy/accuracy": 0.1, "eval/hard/accuracy": 0.1}])
     b = save_run("b", [{"step": 0, "eval/hard/accuracy": 0.1}])
-    arms = read_arms([a, b])
-    assert common_evaluation(arms) == "hard"
-    with pytest.raises(WhetError, match='run b has no evaluation "easy"'):
-        common_evaluation(arms, "easy")
+    assert common_evaluation(read_arms([a, b])) == "hard"
+    assert common_evaluation(read_arms([a])) == "easy"
+    c = save_run("c", [{"step": 0, "eval/other/accuracy": 0.1}])
+    assert common_evaluation(read_arms([a, c])) is None

@@ -5,7 +5,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from whet.report.chart import Line, chart, ticks
+from whet.report.chart import Html, Line, chart, escape, tag, ticks
 
 
 def draw(lines: list[Line], **options: object) -> str:
@@ -45,3 +45,21 @@ def test_ticks_span_the_range_and_are_few(low: float, span: float, most: int) ->
     assert marks[0] <= low + slack and marks[-1] >= low + span - slack
     assert 1 <= len(marks) <= most
     assert marks == sorted(marks)
+
+
+def test_text_cannot_leave_its_element() -> None:
+    hostile = "</p><script>alert(1)</script><p title='\"'>"
+    shown = tag("p", hostile, title=hostile)
+    assert "<script" not in shown and shown.count("<") == 2 and shown.count(">") == 2
+    assert shown.count('"') == 2  # those of the attribute
+
+
+def test_markup_is_escaped_once() -> None:
+    assert escape(escape("<")) == "&lt;"
+    assert tag("b", tag("i", "&"), Html("<br>")) == "<b><i>&amp;</i><br></b>"
+
+
+def test_what_cannot_be_seen_or_encoded_is_spelled_out() -> None:
+    shown = escape("a\x00b\u202ec\ud800d\x1b[31m")
+    assert shown == r"a\x00b\u202ec\ud800d\x1b[31m"
+    shown.encode()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from whet.recipe import dump_config, parse_config
-from whet.report.live import RunProgress, follow, sparkline
+from whet.report.live import FileTail, Pace, RunProgress, Status, follow, plain_line, sparkline, time_split
 
 HUGE = 1e9
 
@@ -29,7 +30,6 @@ def text(console: Console) -> str:
 def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     console = pipe()
     progress = RunProgress("speed", console=console, every_s=HUGE)
-    progress.start(10)
     for step in range(11):
         row = {"step": step, "tokens_generated": 100 * step, "curriculum/signal_share": 0.25}
         progress.update(row | ({"eval/held_out/accuracy": step / 20} if step in (0, 4, 8) else {}), step / 10)
@@ -37,12 +37,11 @@ def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     lines = text(console).splitlines()
     assert [line.split(", ")[:2] for line in lines] == [
         ["speed: step 0", "0%"],
-        ["speed: step 0", "0%"],
         ["speed: step 4", "40%"],
         ["speed: step 8", "80%"],
         ["speed: step 10", "100%"],
     ]
-    assert "accuracy 0.400" in lines[3] and "\x1b" not in text(console)
+    assert "accuracy 0.400" in lines[2] and "\x1b" not in text(console)
 
 
 def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
@@ -145,15 +144,17 @@ def rows(steps: range, tokens: int) -> list[str]:
 
 
 @pytest.fixture
-def two_runs(save_run: Callable[..., Path]) -> tuple[list[Path], Writers]:
+def two_runs(save_run: Callable[..., Path]) -> tuple[dict[str, Path], Writers]:
     """One ends by its steps, the other by its tokens; the first tears a line in two."""
     a, b = save_run("a", [], steps=10), save_run("b", [], steps=1000, token_budget=500)
     torn = "".join(rows(range(11), 7))
     pieces = [torn[i : i + 100] for i in range(0, len(torn), 100)]
-    return [a, b], Writers({a / "metrics.jsonl": iter(pieces), b / "metrics.jsonl": iter(rows(range(6), 100))})
+    return {"a": a, "b": b}, Writers(
+        {a / "metrics.jsonl": iter(pieces), b / "metrics.jsonl": iter(rows(range(6), 100))}
+    )
 
 
-def test_follow_prints_plain_lines_into_a_pipe(two_runs: tuple[list[Path], Writers]) -> None:
+def test_follow_prints_plain_lines_into_a_pipe(two_runs: tuple[dict[str, Path], Writers]) -> None:
     folders, writers = two_runs
     console = pipe()
     follow(folders, writers.alive, console=console, every_s=HUGE, poll_s=0.0)
@@ -168,7 +169,7 @@ def test_follow_prints_plain_lines_into_a_pipe(two_runs: tuple[list[Path], Write
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_follow_draws_a_table_on_a_terminal(two_runs: tuple[list[Path], Writers], width: int) -> None:
+def test_follow_draws_a_table_on_a_terminal(two_runs: tuple[dict[str, Path], Writers], width: int) -> None:
     folders, writers = two_runs
     console = terminal(width)
     follow(folders, writers.alive, console=console, poll_s=0.0)
@@ -193,7 +194,7 @@ def test_follow_waits_for_runs_that_do_not_exist_yet(tmp_path: Path) -> None:
         return look < 3
 
     console = terminal()
-    follow([folder], alive, console=console, poll_s=0.0)
+    follow({"later": folder}, alive, console=console, poll_s=0.0)
     assert text(console).count("waiting") == 2 and "100%" in text(console)
 
 
@@ -203,19 +204,12 @@ def test_an_evaluation_is_told_also_when_later_rows_came_with_it(save_run: Calla
     first, second, third = (json.dumps(row) + "\n" for row in later)
     writers = Writers({folder / "metrics.jsonl": iter(["", first + second, third])})
     console = pipe()
-    follow([folder], writers.alive, console=console, every_s=HUGE, poll_s=0.0)
+    follow({"run": folder}, writers.alive, console=console, every_s=HUGE, poll_s=0.0)
     lines = ["run: step 0, 0%", "run: step 2, 20%, accuracy 0.500", "run: step 3, 30%, accuracy 0.500"]
     assert text(console).splitlines() == lines
 
 
-def test_totals_stand_in_for_a_recipe(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("".join(rows(range(3), 1)))
-    console = pipe()
-    follow({"x": tmp_path}, lambda: False, totals={"x": (8, 0)}, console=console)
-    assert text(console).startswith("x: step 2, 25%")
-
-
-def test_an_error_in_alive_leaves_the_terminal_usable(two_runs: tuple[list[Path], Writers]) -> None:
+def test_an_error_in_alive_leaves_the_terminal_usable(two_runs: tuple[dict[str, Path], Writers]) -> None:
     def alive() -> bool:
         raise RuntimeError("the arm failed")
 
@@ -243,3 +237,146 @@ def test_a_warm_start_is_told_in_plain_lines_and_to_its_end() -> None:
         and lines[-1] == "warm start 1: 10/10 updates, done, loss 0.100"
     )
     assert len(lines) == 2
+
+
+def test_progress_is_the_larger_share_of_steps_and_tokens() -> None:
+    status = Status("run", steps=100, token_budget=1000)
+    status.add({"step": 10, "tokens_generated": 50})
+    assert status.progress == 0.1
+    status.add({"step": 11, "tokens_generated": 500})
+    assert status.progress == 0.5
+    status.add({"step": 12, "tokens_generated": 1200})
+    assert status.progress == 1.0
+    no_budget = Status("run", steps=50)
+    no_budget.add({"step": 10, "tokens_generated": 10**9})
+    assert no_budget.progress == 0.2
+
+
+def test_pace_follows_the_last_steps() -> None:
+    """Ten slow seconds a hundredth, then thirty-two fast ones: only those count."""
+    pace = Pace()
+    assert pace.left() is None
+    now = 0.0
+    for i in range(11):
+        pace.add(now, i / 100)
+        now += 10
+    for i in range(11, 43):
+        pace.add(now, i / 100)
+        now += 1
+    left = pace.left()
+    assert left is not None and abs(left - 58) < 1e-9  # 0.58 to go at a hundredth a second
+    assert pace.left(waited=100) == 0.0
+
+
+def test_pace_says_nothing_while_nothing_moves() -> None:
+    pace = Pace()
+    pace.add(0.0, 0.2)
+    pace.add(5.0, 0.2)
+    assert pace.left() is None
+    pace.add(6.0, 1.0)
+    assert pace.left() == 0.0
+
+
+def test_the_run_is_timed_by_its_own_rows() -> None:
+    """Rows read all at once, as when an old run is followed: 2 s a step, 5 of 10 steps done."""
+    status = Status("run", steps=10)
+    for step in range(6):
+        status.add({"step": step, "time/total": 2.0})
+    assert status.pace.left() == 10.0
+
+
+def test_shares_of_the_time() -> None:
+    assert time_split({"step": 1}) == "" and time_split({"time/gpu_idle": 0.5}) == ""
+    row = {"time/generate": 1.0, "time/eval": 98.9, "time/save": 0.1, "time/warm_start": 50.0, "time/total": 100.0}
+    assert time_split(row) == "eval 99%, generate 1%", "what is less than half a hundredth is not worth a word"
+    status = Status("run", steps=10)
+    status.add({"step": 1, **row})
+    status.add({"step": 2})
+    assert status.split == "eval 99%, generate 1%", "until the next is known"
+
+
+def test_lessons_of_the_drafter_are_part_of_the_time() -> None:
+    assert time_split({"time/generate": 3.0, "time/draft": 1.0}) == "generate 75%, draft 25%"
+
+
+def test_a_resumed_run_starts_its_account_again() -> None:
+    status = Status("run", steps=10)
+    for step, accuracy in ((0, 0.1), (1, 0.2), (2, 0.3), (1, 0.25), (2, 0.35)):
+        status.add({"step": step, "time/total": 1.0, "eval/held_out/accuracy": accuracy})
+    assert status.accuracies == [0.25, 0.35] and status.step == 2
+
+
+def test_latest_values_stay_until_the_next() -> None:
+    status = Status("run", steps=10)
+    assert status.add({"step": 0, "eval/a/accuracy": 0.1, "eval/b/accuracy": 0.9}) is True
+    assert status.add({"step": 1, "curriculum/signal_share": 0.5, "rollout/tokens_per_s": 100.0}) is False
+    assert status.add({"step": 2, "eval/b/accuracy": 0.95}) is True
+    assert (status.accuracy, status.signal, status.speed) == (0.1, 0.5, 100.0)
+
+
+def test_the_plain_line_is_ascii_and_leaves_out_what_is_unknown() -> None:
+    status = Status("")
+    status.add({"step": 3}, progress=0.999)
+    assert plain_line(status, None) == "step 3, 99%"
+    status.add({"step": 4, "tokens_generated": 1000}, progress=1.0)
+    line = plain_line(status, 0.0)
+    assert line == "step 4, 100%, 1k tokens" and line.isascii()
+
+
+def test_rows_come_once_and_half_lines_wait(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = FileTail(path)
+    assert tail.read() == []
+    with path.open("ab", buffering=0) as file:
+        file.write(b'{"step": 0}\n{"step": 1}\n{"ste')
+        assert [row["step"] for row in tail.read()] == [0, 1]
+        assert tail.offset == 24
+        assert tail.read() == []
+        file.write(b'p": 2}')
+        assert tail.read() == []
+        file.write(b"\n")
+        assert tail.read() == [{"step": 2}]
+    assert tail.read() == [] and tail.offset == path.stat().st_size
+
+
+def test_no_byte_is_read_twice(tmp_path: Path) -> None:
+    """What was read already may change on the disk without anyone noticing."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n')
+    tail = FileTail(path)
+    tail.read()
+    with path.open("r+b") as file:
+        file.write(b"~~~~~~~~~~~\n")
+        file.seek(0, os.SEEK_END)
+        file.write(b'{"step": 1}\n')
+    assert tail.read() == [{"step": 1}]
+
+
+def test_a_letter_torn_in_two_is_put_together(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    line = '{"name": "é"}\n'.encode()
+    path.write_bytes(line[:11])
+    tail = FileTail(path)
+    assert tail.read() == []
+    path.write_bytes(line)
+    assert tail.read() == [{"name": "é"}]
+
+
+def test_a_file_cut_back_or_replaced_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 1}\n')
+    tail = FileTail(path)
+    tail.read()
+    os.truncate(path, 12)
+    assert tail.read() == [{"step": 0}]
+    other = tmp_path / "other"
+    other.write_bytes(b'{"step": 5}\n{"step": 6}\n{"step": 7}\n')
+    os.replace(other, path)
+    assert [row["step"] for row in tail.read()] == [5, 6, 7]
+
+
+def test_damaged_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\nnot json\n[1]\n\n\xff\xfe\n{"step": 1}\n')
+    tail = FileTail(path)
+    assert [row["step"] for row in tail.read()] == [0, 1]

@@ -1,8 +1,8 @@
-"""Run folders as arms: an arm is the runs of one recipe that differ in the seed alone.
+"""Reads run folders and groups them into arms: an arm is the runs of one recipe that differ only in the seed.
 
-Read by `compare` and `page`. The name of a folder says which arm it belongs to: "speed-seed1", "speed_s2" and
-"speed/seed3" are seeds of "speed"; "uniform-48" is an arm of its own, for a bare number may mean anything.
-Recipes are read as plain trees, so that runs of another version of the settings still compare.
+`compare`, `page`, the demo and the benchmarks call `read_arms`. The folder name says which arm a run belongs to:
+"speed-seed1", "speed_s2" and "speed/seed3" are seeds of "speed"; "uniform-48" is an arm of its own, because a bare
+number may mean anything. Recipes are read as plain trees, so that runs of another version can still be compared.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ from whet.run import is_in_use, read_metrics
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
 
-Folders = Sequence[Path] | Mapping[str, Path]
-"""Run folders, or names with their folders."""
+Folders = Sequence[Path] | Mapping[str, Path]  # run folders, or names with their folders
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunLog:
-    """What one run left behind."""
+    """The recipe and the metrics of one run."""
 
     name: str
     folder: Path
-    settings: Mapping[str, Any]
-    """The resolved recipe, flat: "learn.lr" -> 2e-4."""
+    settings: Mapping[str, Any]  # the resolved recipe, flat: "learn.lr" -> 2e-4
     rows: Sequence[Row]
 
     def points(self, evaluation: str | None) -> list[Point]:
@@ -42,7 +40,7 @@ class RunLog:
 
     @property
     def unfinished(self) -> str:
-        """Where a run stands that has not come to its end, in words; "" for one that has. A collapse is an end."""
+        """How far an unfinished run has come, in words; "" for a finished one. A collapse counts as an end."""
         last = self.rows[-1] if self.rows else {}
         steps, step = number(self.settings, "steps"), number(last, "step") or 0.0
         spent = {"token_budget": "tokens_generated", "time_budget": "time_s"}
@@ -59,17 +57,16 @@ class Arm:
 
     @property
     def unfinished(self) -> str:
-        """Of each run that has not come to its end, where it stands; "" where all have."""
-        words = {run.name: run.unfinished for run in self.runs}
-        if len(words) == 1:
-            return next(iter(words.values()))
-        return "; ".join(
-            f"{name.removeprefix(self.name).strip(' ._/-')} {told}" for name, told in words.items() if told
-        )
+        """How far each unfinished run has come; "" if all are finished."""
+        if len(self.runs) == 1:
+            return self.runs[0].unfinished
+        states = ((run.name.removeprefix(self.name).strip(" ._/-"), run.unfinished) for run in self.runs)
+        return "; ".join(f"{seed} {state}" for seed, state in states if state)
 
 
 def arm_name(run: str) -> str:
-    """
+    """The name of a run without its seed.
+
     >>> [arm_name(n) for n in ("speed-seed1", "speed_s2", "speed/3", "uniform-48", "seed7")]
     ['speed', 'speed', 'speed', 'uniform-48', 'seed7']
     """
@@ -78,7 +75,7 @@ def arm_name(run: str) -> str:
 
 def read_arms(folders: Folders) -> list[Arm]:
     """Arms in the order of their first run; the first is the baseline."""
-    named = dict(folders) if isinstance(folders, Mapping) else name_runs(folders)
+    named = folders if isinstance(folders, Mapping) else name_runs(folders)
     if not named:
         raise WhetError("Name at least one run folder.")
     arms: dict[str, list[RunLog]] = {}
@@ -88,32 +85,24 @@ def read_arms(folders: Folders) -> list[Arm]:
 
 
 def read_run(name: str, folder: Path) -> RunLog:
-    """Also of a run that goes on or was killed; before its first row it has a recipe alone."""
+    """Also reads a run that is going on or was killed; before its first row it has only a recipe."""
     if not (folder / "config.toml").is_file():
         raise WhetError(f"{folder} is not a run folder: it holds no config.toml.")
-    return RunLog(
-        name=name,
-        folder=folder,
-        settings=flatten(read_toml(folder / "config.toml")),
-        rows=tuple(read_metrics(folder)),
-    )
+    settings = flatten(read_toml(folder / "config.toml"))
+    return RunLog(name=name, folder=folder, settings=settings, rows=tuple(read_metrics(folder)))
 
 
 def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """The shortest tail of each path that says which run it is; a bare "seed1" needs its parent.
+    """Names each folder by the shortest end of its path that is unique; a bare "seed1" includes its parent.
 
     >>> list(name_runs([Path("out/speed/seed1"), Path("out/dapo"), Path("old/dapo")]))
     ['speed/seed1', 'out/dapo', 'old/dapo']
     """
     paths = list(dict.fromkeys(Path(f).absolute() for f in folders))
     depth = {p: 2 if BARE_SEED.fullmatch(p.name) else 1 for p in paths}
-
-    def tail(path: Path) -> str:
-        return "/".join(path.parts[-depth[path] :])
-
     while True:
-        names = [tail(p) for p in paths]
-        twins = [p for p in paths if names.count(tail(p)) > 1]
+        names = ["/".join(p.parts[-depth[p] :]) for p in paths]
+        twins = [p for p, name in zip(paths, names, strict=True) if names.count(name) > 1]
         if not twins:
             return dict(zip(names, paths, strict=True))
         for path in twins:
@@ -121,7 +110,8 @@ def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """
+    """Nested tables as one table with dotted keys.
+
     >>> flatten({"seed": 0, "eval": [{"name": "held_out"}], "stop": []})
     {'seed': 0, 'eval.0.name': 'held_out', 'stop': []}
     """
@@ -137,18 +127,10 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def common_evaluation(arms: Sequence[Arm], wanted: str | None = None) -> str | None:
-    """The evaluation to compare by: the one asked for, else the first that every run holds."""
-    runs = [run for arm in arms for run in arm.runs]
-    held = [evaluation_names(run.rows) for run in runs if run.rows] or [[]]
-    shared = [name for name in held[0] if all(name in names for names in held)]
-    if wanted is None:
-        return shared[0] if shared else None
-    for run in runs:
-        if wanted not in (names := evaluation_names(run.rows)):
-            there = ", ".join(names) or "none"
-            raise WhetError(f'The run {run.name} has no evaluation "{wanted}" (it has: {there}).')
-    return wanted
+def common_evaluation(arms: Sequence[Arm]) -> str | None:
+    """The evaluation by which the arms are compared: the first that every run with rows holds."""
+    held = [evaluation_names(run.rows) for arm in arms for run in arm.runs if run.rows] or [[]]
+    return next((name for name in held[0] if all(name in names for names in held)), None)
 
 
 def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
@@ -156,19 +138,16 @@ def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
     keys = dict.fromkeys(key for arm in arms for run in arm.runs for key in run.settings)
     table = []
     for key in keys:
-        values = [_values(arm, key) for arm in arms]
+        values = [list(dict.fromkeys(show_setting(run.settings.get(key)) for run in arm.runs)) for arm in arms]
         mixed = any(len(v) > 1 for v in values) and key != "seed"
         if mixed or any(v != values[0] for v in values):
             table.append((key, [", ".join(v) for v in values]))
     return table
 
 
-def _values(arm: Arm, key: str) -> list[str]:
-    return list(dict.fromkeys(show_setting(run.settings.get(key)) for run in arm.runs))
-
-
 def show_setting(value: Any) -> str:
-    """
+    """A setting as a recipe writes it.
+
     >>> [show_setting(v) for v in ("speed", True, 0.0002, "")]
     ['speed', 'true', '0.0002', '""']
     """

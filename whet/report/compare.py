@@ -1,7 +1,8 @@
-"""Runs side by side: what each accuracy level cost each arm, and where it ended. For `whet compare RUN...`.
+"""Compares runs: the cost of each accuracy level in each arm and how the runs ended; and the tables of `whet eval`.
 
-`compare(arms)` is the table in numbers; it is shown in a terminal (`compare_table`), as Markdown
-(`to_markdown`) and by `page` in HTML, all from the same cells. The first arm is the baseline of every ratio.
+`compare(arms)` gives the cells, and the first arm is the baseline of every ratio. `whet compare` shows them in the
+terminal (`compare_table`), the benchmarks as Markdown (`to_markdown`), and `page` as HTML. `eval_table` and
+`draft_table` show the metrics of `whet eval`; a measure that is not among the metrics gets no line.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
@@ -22,19 +24,22 @@ from whet.report.curves import Axis, number, series
 from whet.report.formats import LAST, Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.text import printable
 
+Show = Callable[[float | None], str]
+
 RULE = (
     "A level is reached at the first of two consecutive evaluations at or above it, so no cost is known finer than the "
     "evaluations are apart. Tokens are those generated for training; time leaves evaluation and saving out."
 )
-AXES: dict[Axis, tuple[str, Callable[[float | None], str]]] = {
+AXES: dict[Axis, tuple[str, Show]] = {
     "tokens": ("Tokens to accuracy", formats.count),
     "seconds": ("Time to accuracy", formats.duration),
 }
+SHARES = {"truncated": "cut at the limit", "unjudged": "unjudged", "no_answer": "no answer"}
 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """What stands in one field: a value, its ratio to the baseline, its range over the seeds (or "")."""
+    """One cell: a value, its ratio to the baseline, its range over the seeds (or "")."""
 
     value: str
     ratio: str = ""
@@ -46,14 +51,10 @@ class Comparison:
     evaluation: str | None
     levels: list[float]
     arms: list[str]
-    seeds: list[int]
-    """Runs of each arm."""
-    costs: dict[Axis, list[list[TableCell]]]
-    """By axis: a row for each arm, a cell for each level."""
-    ends: list[dict[str, TableCell]]
-    """For each arm: column -> cell of the table of how the runs ended."""
-    unfinished: list[str]
-    """Arms whose numbers are those of a part, and where they stand."""
+    seeds: list[int]  # runs per arm
+    costs: dict[Axis, list[list[TableCell]]]  # by axis: a row for each arm, a cell for each level
+    ends: list[dict[str, TableCell]]  # for each arm: column -> cell of the table "How the runs ended"
+    unfinished: list[str]  # arms that are not at their end, and how far they have come
 
     @property
     def notes(self) -> list[str]:
@@ -65,9 +66,16 @@ class Comparison:
             notes.append(f"2× means half of what {self.arms[0]} took; > and < where a run ended before the level.")
         return notes
 
+    def tables(self) -> Iterator[tuple[str, list[str], list[list[TableCell]]]]:
+        """(title, heads, a row of cells for each arm): how the runs ended, then tokens and time to each level."""
+        yield "How the runs ended", [*self.ends[0]], [[*end.values()] for end in self.ends]
+        if self.levels:
+            for axis, (title, _) in AXES.items():
+                yield title, [formats.level(x) for x in self.levels], self.costs[axis]
 
-def compare(arms: Sequence[Arm], evaluation: str | None = None) -> Comparison:
-    evaluation = common_evaluation(arms, evaluation)
+
+def compare(arms: Sequence[Arm]) -> Comparison:
+    evaluation = common_evaluation(arms)
     levels = pick_levels([run.points(evaluation) for arm in arms for run in arm.runs])
     return Comparison(
         evaluation=evaluation,
@@ -78,27 +86,6 @@ def compare(arms: Sequence[Arm], evaluation: str | None = None) -> Comparison:
         ends=[_ends(arm, evaluation) for arm in arms],
         unfinished=[f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished],
     )
-
-
-def compare_table(folders: Folders, evaluation: str | None = None) -> Group:
-    """How the runs ended, tokens to each level, time to each level."""
-    result = compare(read_arms(folders), evaluation)
-    tables = [_rich_table("How the runs ended", result, [[*end.values()] for end in result.ends], [*result.ends[0]])]
-    if result.levels:
-        heads = [formats.level(x) for x in result.levels]
-        tables += [_rich_table(title, result, result.costs[axis], heads) for axis, (title, _) in AXES.items()]
-    notes = Text(" ".join(printable(note) for note in result.notes), style="dim")
-    return Group(*(part for table in tables for part in (table, Text(""))), notes)
-
-
-def to_markdown(folders: Folders, evaluation: str | None = None) -> str:
-    """The same tables, for a README or an issue."""
-    result = compare(read_arms(folders), evaluation)
-    parts = [_markdown_table("arm", result, [[*end.values()] for end in result.ends], [*result.ends[0]])]
-    if result.levels:
-        heads = [formats.level(x) for x in result.levels]
-        parts += [_markdown_table(title, result, result.costs[axis], heads) for axis, (title, _) in AXES.items()]
-    return "\n\n".join([*parts, " ".join(_markdown_text(note) for note in result.notes)]) + "\n"
 
 
 def _cost_rows(
@@ -113,43 +100,40 @@ def _cost_rows(
     ]
 
 
-def _cost(seeds: Sequence[Reach], baseline: Reach | None, show: Callable[[float | None], str]) -> TableCell:
-    """Never is said only when no seed got there; a median that some unfinished seed could move is a bound."""
+def _cost(seeds: Sequence[Reach], baseline: Reach | None, show: Show) -> TableCell:
+    """Says "never" only if no seed reached the level; a median that a seed could still move is a bound."""
     middle = median_reach(seeds)
     ratio = formats.times(saving(baseline, middle)) if baseline is not None else ""
-    if not any(seed.known for seed in seeds):
-        all_below = min(seed.low for seed in seeds)
-        return TableCell(
-            "never", ratio if ratio != formats.MISSING else "", f"by {show(all_below)}" if all_below else ""
-        )
+    known = [seed.low for seed in seeds if seed.known]
+    if not known:
+        spent = min(seed.low for seed in seeds)
+        return TableCell("never", ratio if ratio != formats.MISSING else "", f"by {show(spent)}" if spent else "")
     value = show(middle.low) if middle.known else f">{show(middle.low)}"
     if len(seeds) == 1:
         return TableCell(value, ratio)
-    low = min(seed.low for seed in seeds if seed.known)
     high = max(seed.high for seed in seeds)
-    return TableCell(value, ratio, f"{show(low)}–{show(high) if math.isfinite(high) else 'never'}")
+    return TableCell(value, ratio, f"{show(min(known))}–{show(high) if math.isfinite(high) else 'never'}")
 
 
 def _ends(arm: Arm, evaluation: str | None) -> dict[str, TableCell]:
     last = [run.rows[-1] if run.rows else {} for run in arm.runs]
+    tokens = [number(row, "tokens_generated") for row in last]
+    trained = [number(row, "tokens_trained") for row in last]
+    used = [part / whole if part is not None and whole else None for part, whole in zip(trained, tokens, strict=True)]
     signal = [[y for _, y in series(run.rows, "curriculum/signal_share")] for run in arm.runs]
-    trained = [_quotient(number(row, "tokens_trained"), number(row, "tokens_generated")) for row in last]
     return {
         "seeds": TableCell(str(len(arm.runs))),
         "accuracy": _spread([final_accuracy(run.points(evaluation)) for run in arm.runs], formats.accuracy),
         "steps": _spread([number(row, "step") for row in last], formats.count),
-        "tokens": _spread([number(row, "tokens_generated") for row in last], formats.count),
-        "trained on": _spread(trained, formats.share),
+        "tokens": _spread(tokens, formats.count),
+        "trained on": _spread(used, formats.share),
         "time": _spread([number(row, "time_s") for row in last], formats.duration),
         "signal": _spread([fmean(values) if values else None for values in signal], formats.share),
     }
 
 
-def _quotient(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
-
-
-def _spread(values: Sequence[float | None], show: Callable[[float | None], str]) -> TableCell:
+def _spread(values: Sequence[float | None], show: Show) -> TableCell:
+    """The median of the seeds and their range."""
     known = [value for value in values if value is not None]
     if not known:
         return TableCell(formats.MISSING)
@@ -157,17 +141,25 @@ def _spread(values: Sequence[float | None], show: Callable[[float | None], str])
     return TableCell(show(median(known)), range=f"{low}–{high}" if low != high else "")
 
 
-def _rich_table(title: str, result: Comparison, rows: Sequence[Sequence[TableCell]], heads: Sequence[str]) -> Table:
-    heading = Text(title, style="bold")
-    table = Table(
-        title=heading, title_justify="left", header_style="dim", box=SIMPLE_HEAD, show_edge=False, pad_edge=False
-    )
-    table.add_column("", no_wrap=True, overflow="ellipsis", min_width=8)
-    for head in heads:
-        table.add_column(Text(head), no_wrap=True)
-    for name, row in zip(result.arms, rows, strict=True):
-        table.add_row(Text(printable(name, one_line=True), style="bold"), *(_rich_cell(cell) for cell in row))
-    return table
+# ---- in the terminal
+
+
+def compare_table(folders: Folders) -> Group:
+    result = compare(read_arms(folders))
+    parts: list[Table | Text] = []
+    for title, heads, rows in result.tables():
+        table = _plain_table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
+        table.add_column("", no_wrap=True, overflow="ellipsis", min_width=8)
+        for head in heads:
+            table.add_column(Text(head), no_wrap=True)
+        for name, row in zip(result.arms, rows, strict=True):
+            table.add_row(Text(printable(name, one_line=True), style="bold"), *map(_rich_cell, row))
+        parts += [table, Text("")]
+    return Group(*parts, Text(" ".join(printable(note) for note in result.notes), style="dim"))
+
+
+def _plain_table(**options: Any) -> Table:
+    return Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, **options)
 
 
 def _rich_cell(cell: TableCell) -> Text:
@@ -179,12 +171,19 @@ def _rich_cell(cell: TableCell) -> Text:
     return text
 
 
-def _markdown_table(title: str, result: Comparison, rows: Sequence[Sequence[TableCell]], heads: Sequence[str]) -> str:
-    lines = ["| " + " | ".join([title, *heads]) + " |", "|---|" + "---:|" * len(heads)]
-    for name, row in zip(result.arms, rows, strict=True):
-        cells = [_markdown_text(name), *(_markdown_cell(cell) for cell in row)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+# ---- as Markdown
+
+
+def to_markdown(folders: Folders) -> str:
+    """The same tables, for a README or an issue."""
+    result = compare(read_arms(folders))
+    parts = []
+    for place, (title, heads, rows) in enumerate(result.tables()):
+        lines = [f"| {' | '.join([title if place else 'arm', *heads])} |", "|---|" + "---:|" * len(heads)]
+        for name, row in zip(result.arms, rows, strict=True):
+            lines.append(f"| {' | '.join([_markdown_text(name), *map(_markdown_cell, row)])} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, " ".join(map(_markdown_text, result.notes))]) + "\n"
 
 
 def _markdown_cell(cell: TableCell) -> str:
@@ -199,62 +198,70 @@ def _markdown_text(text: str) -> str:
     return printable(text, one_line=True)
 
 
-# ---- evaluation
-#
-# What an evaluation measured, as a table: a line for each set and measure, with its 95% range. For `whet eval`.
-#
-# Reads the metrics of `eval.eval_metrics`, whole or lean; what is not there gets no line.
-
-
-SHARES = {"truncated": "cut at the limit", "unjudged": "unjudged", "no_answer": "no answer"}
+# ---- one evaluation
 
 
 def eval_table(metrics: Mapping[str, float]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("set", overflow="fold", max_width=24)
-    table.add_column("measure", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
+    """A line for each set and measure of `eval.eval_metrics`, with its 95% range."""
+    table = _set_table("measure")
     table.add_column("95% range")
     for name in set_names(metrics):
-        lines = [
-            *_lines({key.removeprefix(f"eval/{name}/"): value for key, value in metrics.items() if _of(key, name)})
-        ]
-        heads = [Text(printable(name, one_line=True), style="bold"), Text(_size(metrics, name), style="dim")]
-        for at, (measure, value, spread) in enumerate(lines):
-            head = heads[at] if at < len(heads) else Text("")
-            last = at == len(lines) - 1
-            table.add_row(
-                head, Text(printable(measure, one_line=True)), value, Text(spread, style="dim"), end_section=last
-            )
+        mine = _under(f"eval/{name}/", metrics)
+        size = f"{mine['prompts']:.0f} prompts × {mine['n']:.0f}" if {"prompts", "n"} <= mine.keys() else ""
+        _add_set(table, name, size, list(_eval_lines(mine)))
     return table
 
 
+def draft_table(metrics: Mapping[str, float]) -> Table:
+    """What speculation gained, from the eval/NAME/draft/MEASURE of `whet.tools.measure.evaluate_twice`."""
+    table = _set_table("drafts")
+    for name in set_names(metrics):
+        if mine := _under(f"eval/{name}/draft/", metrics):
+            _add_set(table, name, "", list(_draft_lines(mine)))
+    return table
+
+
+def _set_table(what: str) -> Table:
+    table = _plain_table(padding=(0, 1, 0, 0))
+    table.add_column("set", overflow="fold", max_width=24)
+    table.add_column(what, overflow="fold")
+    table.add_column("value", justify="right", no_wrap=True)
+    return table
+
+
+def _add_set(table: Table, name: str, size: str, lines: Sequence[tuple[str, ...]]) -> None:
+    """Name and size of a set stand in front of its first two lines."""
+    heads = [Text(printable(name, one_line=True), style="bold"), Text(size, style="dim")]
+    for at, (measure, value, *spread) in enumerate(lines):
+        cells = [Text(printable(measure, one_line=True)), value, *(Text(ends, style="dim") for ends in spread)]
+        table.add_row(heads[at] if at < len(heads) else "", *cells, end_section=at == len(lines) - 1)
+
+
 def set_names(metrics: Mapping[str, float]) -> list[str]:
-    """
+    """The sets whose accuracy was measured.
+
     >>> set_names({"eval/a/accuracy": 0.5, "eval/a/level/accuracy": 0.5, "eval/b c/accuracy": 0.1})
     ['a', 'b c']
     """
-    ends = "/accuracy"
-    found = [key[len("eval/") : -len(ends)] for key in metrics if key.startswith("eval/") and key.endswith(ends)]
+    found = [key.removesuffix("/accuracy") for key in _under("eval/", metrics) if key.endswith("/accuracy")]
     return [name for name in found if not name.endswith("/level")]
 
 
-def _of(key: str, name: str) -> bool:
-    return key.startswith(f"eval/{name}/")
+def _under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    return {key.removeprefix(prefix): value for key, value in metrics.items() if key.startswith(prefix)}
 
 
-def _size(metrics: Mapping[str, float], name: str) -> str:
-    prompts, n = metrics.get(f"eval/{name}/prompts"), metrics.get(f"eval/{name}/n")
-    return f"{prompts:.0f} prompts × {n:.0f}" if prompts is not None and n is not None else ""
-
-
-def _lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
+def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     """(measure, value, range), in reading order."""
-    yield "accuracy", formats.accuracy(mine["accuracy"]), _eval_spread(mine, "accuracy")
-    for key in mine:
-        tried = key.startswith(("pass@", "maj@")) and not key.endswith(("_low", "_high"))
-        if tried and key != "pass@1":  # which is the accuracy
-            yield key, formats.accuracy(mine[key]), _eval_spread(mine, key)
+
+    def measure(label: str, key: str, low: str, high: str) -> tuple[str, str, str]:
+        ends = [formats.accuracy(mine[end]) for end in (low, high) if end in mine]
+        return label, formats.accuracy(mine[key]), "–".join(ends) if len(ends) == 2 else ""
+
+    tried = [key for key in mine if key.startswith(("pass@", "maj@")) and not key.endswith(("_low", "_high"))]
+    for key in ("accuracy", *tried):
+        if key != "pass@1":  # it is the accuracy
+            yield measure(key, key, f"{key}_low", f"{key}_high")
     if "length" in mine:
         spread = ", ".join(f"{p} {mine[f'length_{p}']:,.0f}" for p in ("p50", "p90", "p99") if f"length_{p}" in mine)
         yield "length", f"{mine['length']:,.0f}", spread
@@ -264,52 +271,18 @@ def _lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
     for key, label in SHARES.items():
         if key in mine:
             yield label, formats.share(mine[key]), ""
-    for key in mine:
-        if key.startswith("level/"):
-            level = key.removeprefix("level/")
-            low, high = mine.get(f"level_low/{level}"), mine.get(f"level_high/{level}")
-            yield f"level {level}", formats.accuracy(mine[key]), _between(low, high)
+    for level in _under("level/", mine):
+        yield measure(f"level {level}", f"level/{level}", f"level_low/{level}", f"level_high/{level}")
 
 
-def _eval_spread(mine: Mapping[str, float], key: str) -> str:
-    return _between(mine.get(f"{key}_low"), mine.get(f"{key}_high"))
-
-
-def _between(low: float | None, high: float | None) -> str:
-    return f"{formats.accuracy(low)}–{formats.accuracy(high)}" if low is not None and high is not None else ""
-
-
-# ---- drafting
-#
-# What speculation brought in an evaluation, as a table: for `whet eval --draft`.
-#
-# Reads the eval/NAME/draft/MEASURE of `whet.tools.measure.evaluate_twice`.
-
-
-def draft_table(metrics: Mapping[str, float]) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("set", overflow="fold", max_width=24)
-    table.add_column("drafts", overflow="fold")
-    table.add_column("value", justify="right", no_wrap=True)
-    for name in set_names(metrics):
-        start = f"eval/{name}/draft/"
-        mine = {key.removeprefix(start): value for key, value in metrics.items() if key.startswith(start)}
-        lines = list(_drafting_lines(mine)) if mine else []
-        for at, (measure, value) in enumerate(lines):
-            head = Text("" if at else printable(name, one_line=True), style="bold")
-            table.add_row(head, Text(measure), value, end_section=at == len(lines) - 1)
-    return table
-
-
-def _drafting_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _draft_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     plain, drafted = mine["plain_tokens_per_s"], mine["tokens_per_s"]
-    yield "tokens a second, plain", formats.count(plain)
-    yield "tokens a second, drafted", f"{formats.count(drafted)} ({drafted / plain:.2f}x)"
+    yield "tokens per second, plain", formats.count(plain)
+    yield "tokens per second, drafted", f"{formats.count(drafted)} ({drafted / plain:.2f}x)"
     length = mine.get("accept_length")
     yield "accept length", formats.MISSING if length is None else f"{length:.2f}"
     yield "responses that differ", f"{mine['differ']:.0f} of {mine['rollouts']:.0f}"
     if mine.get("failures"):
         yield "drafts that failed", formats.count(mine["failures"])
-    shares = {key.removeprefix("share_"): value for key, value in mine.items() if key.startswith("share_")}
-    for arm, share in sorted(shares.items(), key=lambda item: -item[1]):
+    for arm, share in sorted(_under("share_", mine).items(), key=lambda item: -item[1]):
         yield f"time in {arm}", formats.share(share)

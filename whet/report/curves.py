@@ -1,7 +1,7 @@
-"""A run's metrics as points and curves: evaluations, series over steps, smoothing, the median of several seeds.
+"""Turns the metrics of a run into points and curves: evaluations, series over steps, moving means, medians of seeds.
 
-Pure: rows of metrics.jsonl in, numbers out. Levels, tables and charts are made from these; nothing here
-reads a file or knows how anything looks.
+Tables, levels and charts call these pure functions: rows of metrics.jsonl in, numbers out. Nothing here reads a file
+or decides how a number looks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
-Row = Mapping[str, Any]
-"""One line of metrics.jsonl."""
-Curve = list[tuple[float, float]]
-"""(x, y), x rising."""
+Row = Mapping[str, Any]  # one line of metrics.jsonl
+Curve = list[tuple[float, float]]  # (x, y), x rising
 Axis = Literal["tokens", "seconds"]
 
 
@@ -29,10 +27,8 @@ class Point:
     """
 
     step: int
-    tokens: float
-    """Generated for training so far."""
-    seconds: float
-    """Of training so far; evaluation and saving are left out."""
+    tokens: float  # generated for training so far
+    seconds: float  # of training so far, without evaluation and saving
     accuracy: float
 
 
@@ -45,39 +41,32 @@ def number(row: Row, key: str) -> float | None:
 
 
 def evaluation_names(rows: Sequence[Row]) -> list[str]:
-    """Names in "eval/NAME/accuracy", in the order of their first appearance.
+    """The names in "eval/NAME/accuracy", in the order of their first appearance.
 
     >>> evaluation_names([{"eval/held_out/accuracy": 0.2}, {"eval/hard/accuracy": 0.1}])
     ['held_out', 'hard']
     """
-    names: dict[str, None] = {}
-    for row in rows:
-        for key in row:
-            parts = key.split("/")
-            if len(parts) == 3 and parts[0] == "eval" and parts[2] == "accuracy":
-                names[parts[1]] = None
-    return list(names)
+    keys = (key.split("/") for row in rows for key in row)
+    return list(dict.fromkeys(key[1] for key in keys if len(key) == 3 and (key[0], key[2]) == ("eval", "accuracy")))
 
 
 def evaluations(rows: Sequence[Row], name: str) -> list[Point]:
-    points = []
-    for row in rows:
-        accuracy = number(row, f"eval/{name}/accuracy")
-        if accuracy is not None:
-            points.append(
-                Point(
-                    step=int(number(row, "step") or 0),
-                    tokens=number(row, "tokens_generated") or 0.0,
-                    seconds=number(row, "time_s") or 0.0,
-                    accuracy=accuracy,
-                )
-            )
-    return points
+    """One point for each row that holds this evaluation."""
+    return [
+        Point(
+            step=int(number(row, "step") or 0),
+            tokens=number(row, "tokens_generated") or 0.0,
+            seconds=number(row, "time_s") or 0.0,
+            accuracy=accuracy,
+        )
+        for row in rows
+        if (accuracy := number(row, f"eval/{name}/accuracy")) is not None
+    ]
 
 
-def series(rows: Sequence[Row], key: str, over: str = "step") -> Curve:
-    """(over, key) of the rows that hold both."""
-    pairs = ((number(row, over), number(row, key)) for row in rows)
+def series(rows: Sequence[Row], key: str) -> Curve:
+    """(step, value) of the rows that hold both."""
+    pairs = ((number(row, "step"), number(row, key)) for row in rows)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
@@ -96,7 +85,7 @@ def smooth(curve: Curve, window: int) -> Curve:
 
 
 def at(curve: Curve, x: float) -> float:
-    """The curve's height at x, linear between points, flat outside."""
+    """The height of the curve at x: linear between points, flat outside."""
     if x <= curve[0][0]:
         return curve[0][1]
     for (x0, y0), (x1, y1) in pairwise(curve):
@@ -122,6 +111,6 @@ def median_curve(curves: Sequence[Curve], points: int = 60) -> Curve:
 
 
 def thin(curve: Curve, most: int = 400) -> Curve:
-    """At most about so many points, first and last kept: a chart shows no more than its pixels."""
+    """About `most` points at most, first and last kept: a chart cannot show more than its pixels."""
     stride = math.ceil(len(curve) / most)
     return curve if stride <= 1 else [*curve[:-1:stride], curve[-1]]

@@ -1,4 +1,10 @@
-"""How numbers are written, the same in tables, charts and on the terminal."""
+"""Measures what an accuracy level cost, and writes numbers in one way for tables, charts and the terminal.
+
+A run reaches a level at the first of two consecutive evaluations at or above it: one lucky evaluation does not count,
+and neither does the last one alone. A run that ends before is not thrown away. It is known to need more than it
+spent, so every cost is an interval (`Reach`), and medians and ratios carry the interval through. `compare`, `page`,
+the demo and the benchmarks call these pure functions.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +16,11 @@ from statistics import fmean, median
 
 from whet.report.curves import Axis, Point
 
+TOLERANCE = 1e-6  # an accuracy that is 0.7 up to rounding is 0.7; real accuracies differ by more
+LAST = 3  # evaluations averaged into the final accuracy, because a single one is noisy
+MISSING = "–"
+
 # ---- levels
-#
-# Tokens and seconds to an accuracy level, over several seeds, with "never" kept honest.
-#
-# A run reaches a level at the first of two consecutive evaluations at or above it: one lucky evaluation does
-# not count, and neither does the last one alone. A run that ends before is not thrown away: it is known to
-# need more than it was given, so every quantity here is an interval (`Reach`), and medians and ratios carry the
-# interval through. Pure; `compare` and `page` show the results.
-
-
-TOLERANCE = 1e-6
-"""An accuracy that is 0.7 up to rounding is 0.7; real accuracies differ by more."""
-LAST = 3
-"""The final accuracy is the mean of so many last evaluations: a single one is noisy."""
 
 
 def first_crossing(points: Sequence[Point], level: float) -> Point | None:
@@ -36,15 +33,13 @@ def first_crossing(points: Sequence[Point], level: float) -> Point | None:
     >>> first_crossing(curve, 0.72) is None
     True
     """
-    for here, following in pairwise(points):
-        if min(here.accuracy, following.accuracy) >= level - TOLERANCE:
-            return here
-    return None
+    steady = (a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE)
+    return next(steady, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What a level took, known to lie in low..high: equal when measured, high infinite when never reached.
+    """The cost of a level, between low and high: both are equal if it was measured, high is infinite if not reached.
 
     >>> Reach(342e3, 342e3).known, Reach(768e3, math.inf).known
     (True, False)
@@ -59,7 +54,7 @@ class Reach:
 
 
 def reach(points: Sequence[Point], level: float, axis: Axis) -> Reach:
-    """A run that never crosses needs more than it had spent at its last evaluation below the level."""
+    """The cost of a level; a run that never crosses needs more than it had spent at its last evaluation below it."""
     crossing = first_crossing(points, level)
     if crossing is not None:
         value = float(getattr(crossing, axis))
@@ -69,7 +64,7 @@ def reach(points: Sequence[Point], level: float, axis: Axis) -> Reach:
 
 
 def median_reach(reaches: Sequence[Reach]) -> Reach:
-    """The median of the seeds, as an interval: the median can only rise when a seed's value does.
+    """The median of the seeds, as an interval: a median can only rise if the value of a seed rises.
 
     >>> median_reach([Reach(3, 3), Reach(5, 5), Reach(9, math.inf)])
     Reach(low=5, high=5)
@@ -80,11 +75,11 @@ def median_reach(reaches: Sequence[Reach]) -> Reach:
 
 
 def saving(baseline: Reach, other: Reach) -> Reach:
-    """How many times less than the baseline the other takes: baseline / other, as an interval.
+    """How many times cheaper than the baseline the other is: baseline / other, as an interval.
 
     >>> saving(Reach(600, 600), Reach(300, 300))
     Reach(low=2.0, high=2.0)
-    >>> saving(Reach(600, math.inf), Reach(300, 300))  # the baseline never got there: at least twice
+    >>> saving(Reach(600, math.inf), Reach(300, 300))  # the baseline never reached it: at least twice
     Reach(low=2.0, high=inf)
     """
     low = baseline.low / other.high if other.high > 0 else 0.0
@@ -93,38 +88,35 @@ def saving(baseline: Reach, other: Reach) -> Reach:
 
 
 def final_accuracy(points: Sequence[Point]) -> float | None:
-    """Mean of the last three evaluations (of fewer, when there are fewer)."""
+    """Mean of the last three evaluations, or of all if there are fewer."""
     return fmean(p.accuracy for p in points[-LAST:]) if points else None
 
 
 def pick_levels(curves: Sequence[Sequence[Point]]) -> list[float]:
-    """Levels worth a column, rising: the highest that some run reaches, and some below, all above every start.
+    """Levels for the columns of a table, rising: the highest that some run reaches and some below, above every start.
 
-    From the top in steps of 0.05: 0, 1, 2, 4 and 6 down (0.8, 0.75, 0.7, 0.6, 0.5); where the range is too
-    small for two of these, in steps of 0.01.
+    From the top 0, 1, 2, 4 and 6 steps of 0.05 down (0.8, 0.75, 0.7, 0.6, 0.5); steps of 0.01 where the range is too
+    small for two of these.
     """
     curves = [c for c in curves if c]
     if not curves:
         return []
     start = max(c[0].accuracy for c in curves)
     for per_unit in (20, 100):
-        grid = [k / per_unit for k in range(1, per_unit + 1)]
-        reached = [x for x in grid if any(first_crossing(c, x) for c in curves)]
-        if not reached:
-            continue
-        top = round(reached[-1] * per_unit)
-        levels = [(top - down) / per_unit for down in (6, 4, 2, 1, 0)]
+        reached = [k for k in range(1, per_unit + 1) if any(first_crossing(c, k / per_unit) for c in curves)]
+        levels = [(reached[-1] - down) / per_unit for down in (6, 4, 2, 1, 0)] if reached else []
         levels = [x for x in levels if x > start + TOLERANCE]
-        if len(levels) >= 2 or per_unit == 100:
-            return levels
-    return []
+        if len(levels) >= 2:
+            break
+    return levels
 
 
-MISSING = "–"
+# ---- numbers
 
 
 def count(value: float | None) -> str:
-    """
+    """Three digits and a unit.
+
     >>> [count(v) for v in (0, 950, 4360, 43_600, 436_000, 999_600, 1_240_000, 2.5e9)]
     ['0', '950', '4.36k', '43.6k', '436k', '1M', '1.24M', '2.5G']
     """
@@ -138,7 +130,8 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """
+    """Seconds, minutes or hours.
+
     >>> [duration(v) for v in (0, 0.4, 47.04, 200, 5400, 360_000)]
     ['0s', '0.4s', '47s', '3m20s', '1h30m', '100h']
     """
@@ -160,7 +153,8 @@ def accuracy(value: float | None) -> str:
 
 
 def level(value: float) -> str:
-    """
+    """Two decimals, or three if the third is not zero.
+
     >>> level(0.5), level(0.75), level(0.065)
     ('0.50', '0.75', '0.065')
     """
@@ -168,7 +162,8 @@ def level(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    """
+    """A share as a percentage.
+
     >>> share(0.417), share(0.004), share(0)
     ('42%', '0.4%', '0%')
     """
@@ -178,7 +173,7 @@ def share(value: float | None) -> str:
 
 
 def percent(progress: float) -> str:
-    """Rounded down: 100% is said at the end only.
+    """Progress, rounded down: it is 100% only at the end.
 
     >>> percent(0.29), percent(0.9999), percent(1.0)
     ('29%', '99%', '100%')
@@ -187,13 +182,15 @@ def percent(progress: float) -> str:
 
 
 def times(ratio: Reach) -> str:
-    """A ratio that may be known from one side only: at least, at most, or not at all."""
+    """A ratio, as a bound where it is known from one side only."""
+
+    def short(value: float) -> str:
+        if value < 0.95:
+            return f"{value:.2g}"
+        return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
     if ratio.known:
-        return f"{_two_digits(ratio.low)}×"
+        return f"{short(ratio.low)}×"
     if ratio.low > 0:
-        return f">{_two_digits(ratio.low)}×"
-    return f"<{_two_digits(ratio.high)}×" if math.isfinite(ratio.high) else MISSING
-
-
-def _two_digits(value: float) -> str:
-    return f"{value:.1f}" if 0.95 <= value < 100 else f"{value:.2g}" if value < 0.95 else f"{value:.0f}"
+        return f">{short(ratio.low)}×"
+    return f"<{short(ratio.high)}×" if math.isfinite(ratio.high) else MISSING

@@ -1,7 +1,8 @@
-"""What the model wrote, in the terminal, grouped by prompt. For `whet view RUN`.
+"""Shows what the model wrote: rollouts read from RUN/rollouts, in the terminal or as excerpts for a page.
 
-Without a step the newest come first. Model output is hostile: it is made printable and goes to the
-terminal as plain text, never as markup or control sequences.
+`whet view RUN` calls `view_run`, which groups rollouts by prompt and starts at the newest step; `page` calls
+`pick_excerpts`. Model output is hostile: it stays raw in an `Excerpt`, and the terminal receives it as printable plain
+text, never as markup or control sequences.
 """
 
 from __future__ import annotations
@@ -23,21 +24,12 @@ from whet.report.arms import Arm
 from whet.run import read_rollouts
 from whet.text import printable
 
-# ---- excerpts
-#
-# Rollouts as they are shown: read from RUN/rollouts, a few picked for a page, long ones shortened.
-#
-# `view` and `page` show them. What the model wrote stays raw here; whoever shows it makes it harmless.
-
-
-VERDICTS = ("right", "wrong", "unjudged")
 MARKS = {"right": "✓", "wrong": "✗", "unjudged": "?"}
-FILE_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
-"""step_00000012.jsonl, eval_00000012.jsonl."""
-STEPS_READ = 3
-"""A page looks at so many steps from each end of a run: rollout files can be large."""
-ROLLOUTS_READ = 2000
-"""And at so many rollouts of each."""
+STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
+TEXT_SHOWN = 2000  # characters of a prompt or response in the terminal
+FILE_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")  # step_00000012.jsonl, eval_00000012.jsonl
+STEPS_READ = 3  # steps from each end of a run that a page reads, because rollout files can be large
+ROLLOUTS_READ = 2000  # rollouts of each such step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,63 +49,45 @@ class Excerpt:
     length: int
     finish: str
     version: str
-    note: str = ""
-    """Why it is unjudged."""
-
-    @property
-    def group(self) -> tuple[int, str, str, bool]:
-        """Evaluation numbers its groups anew each time, so they may share a number with a training group."""
-        return (self.step, self.prompt_id, self.group_id, self.phase == "eval")
+    note: str  # why it is unjudged
 
 
 def read_excerpt(row: Mapping[str, Any], arm: str = "") -> Excerpt:
-    verdict = row.get("verdict")
-    reward = row.get("reward")
+    """Reads a row of any shape: whatever is missing or odd gets a default."""
+    prompt, verdict, reward = row.get("prompt", ""), row.get("verdict"), row.get("reward")
+    if isinstance(prompt, list):  # chat turns, each under its role
+        turns = (turn if isinstance(turn, Mapping) else {} for turn in prompt)
+        prompt = "\n".join(f"{turn.get('role', '?')}: {turn.get('content', '')}" for turn in turns)
+    first = row.get("first_version", row.get("version", "?"))
+    last = row.get("last_version", first)
     return Excerpt(
         arm=arm,
         step=int(row.get("step", 0)),
         prompt_id=str(row.get("prompt_id", "")),
         group_id=str(row.get("group_id", "")),
         phase=str(row.get("phase", "")),
-        prompt=_prompt_text(row.get("prompt", "")),
+        prompt=str(prompt),
         response=str(row.get("response", "")),
         answer=str(row.get("answer", "")),
-        verdict=verdict if verdict in VERDICTS else "unjudged",
+        verdict=verdict if verdict in MARKS else "unjudged",
         reward=float(reward) if isinstance(reward, int | float) else None,
         length=int(row.get("length", 0)),
         finish=str(row.get("finish", "")),
-        version=_version_text(row),
+        version=f"{first}" if first == last else f"{first}–{last}",
         note=str(row.get("note") or ""),
     )
 
 
-def _prompt_text(prompt: Any) -> str:
-    """Chat turns are shown one after the other, each under its role."""
-    if isinstance(prompt, list):
-        turns = (turn if isinstance(turn, Mapping) else {} for turn in prompt)
-        return "\n".join(f"{turn.get('role', '?')}: {turn.get('content', '')}" for turn in turns)
-    return str(prompt)
-
-
-def _version_text(row: Mapping[str, Any]) -> str:
-    first = row.get("first_version", row.get("version", "?"))
-    last = row.get("last_version", first)
-    return f"{first}" if first == last else f"{first}–{last}"
-
-
 def shorten(text: str, most: int) -> str:
-    """The beginning and, since answers stand there, the end.
+    """The beginning and the end, where answers stand.
 
     >>> shorten("abcdefghij" * 3, 20)
     'abcdefghijabcd … 10 characters left out … efghij'
-    >>> shorten("short", 20)
-    'short'
     """
     if len(text) <= most:
         return text
     head = most * 7 // 10
-    tail = most - head
-    return f"{text[:head]} … {len(text) - most:,} characters left out … {text[-tail:]}"
+    return f"{text[:head]} … {len(text) - most:,} characters left out … {text[head - most :]}"
 
 
 def rollout_steps(folder: Path) -> list[int]:
@@ -122,68 +96,67 @@ def rollout_steps(folder: Path) -> list[int]:
     return sorted({int(name[1]) for name in names if name})
 
 
-def pick_excerpts(arms: Sequence[Arm], count: int = 20, seed: int = 0) -> list[Excerpt]:
-    """So many rollouts, as evenly as they go round over arm, early or late, right or wrong; early ones first.
+# ---- excerpts for a page
 
-    Deterministic. Of each arm the first run is read, and only its first and last steps.
+
+def pick_excerpts(arms: Sequence[Arm], count: int = 20) -> list[Excerpt]:
+    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first.
+
+    The choice is deterministic. Only the first run of each arm is read, and of it only the first and last steps.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     buckets: dict[tuple[bool, str, str], list[Excerpt]] = {}
     for arm in arms:
-        for late, excerpt in _ends_of(arm):
+        for late, excerpt in _read_ends(arm):
             buckets.setdefault((late, excerpt.verdict, arm.name), []).append(excerpt)
     for key, excerpts in buckets.items():
         rng.shuffle(excerpts)
-        buckets[key] = _distinct_first(excerpts)
+        buckets[key] = _repeats_last(excerpts)
     picked: list[tuple[bool, Excerpt]] = []
     for turn in range(count):
-        for key, excerpts in buckets.items():
+        for (late, _, _), excerpts in buckets.items():
             if turn < len(excerpts) and len(picked) < count:
-                picked.append((key[0], excerpts[turn]))
+                picked.append((late, excerpts[turn]))
     picked.sort(key=lambda pair: (pair[0], pair[1].step))
     return [excerpt for _, excerpt in picked]
 
 
-def _ends_of(arm: Arm) -> Iterator[tuple[bool, Excerpt]]:
+def _repeats_last(excerpts: Sequence[Excerpt]) -> list[Excerpt]:
+    """One excerpt of each prompt before a second of any."""
+    seen: set[str] = set()
+    firsts, repeats = list[Excerpt](), list[Excerpt]()
+    for excerpt in excerpts:
+        (repeats if excerpt.prompt_id in seen else firsts).append(excerpt)
+        seen.add(excerpt.prompt_id)
+    return firsts + repeats
+
+
+def _read_ends(arm: Arm) -> Iterator[tuple[bool, Excerpt]]:
+    """(whether it is late, excerpt) of the first and the last steps."""
     folder = arm.runs[0].folder
     steps = rollout_steps(folder)
     early = steps[: min(STEPS_READ, (len(steps) + 1) // 2)]
     late = steps[len(early) :][-STEPS_READ:]
-    for is_late, chosen in ((False, early), (True, late)):
-        for step in chosen:
-            for row in islice(read_rollouts(folder, step), ROLLOUTS_READ):
-                yield is_late, read_excerpt(row, arm.name)
+    for step in (*early, *late):
+        for row in islice(read_rollouts(folder, step), ROLLOUTS_READ):
+            yield step in late, read_excerpt(row, arm.name)
 
 
-def _distinct_first(excerpts: Sequence[Excerpt]) -> list[Excerpt]:
-    """One of each prompt before a second of any."""
-    seen: set[str] = set()
-    fresh: list[Excerpt] = []
-    repeats: list[Excerpt] = []
-    for excerpt in excerpts:
-        (repeats if excerpt.prompt_id in seen else fresh).append(excerpt)
-        seen.add(excerpt.prompt_id)
-    return fresh + repeats
-
-
-STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
-TEXT_SHOWN = 2000
-"""Characters of a prompt or response."""
+# ---- in the terminal
 
 
 def view_run(
     folder: Path,
     *,
+    console: Console,
     step: int | None = None,
     verdict: str | None = None,
     phase: str | None = None,
     limit: int = 20,
-    console: Console | None = None,
 ) -> None:
-    """At most `limit` rollouts that fit the wishes, each group under its prompt."""
-    console = console or Console()
-    if verdict is not None and verdict not in VERDICTS:
-        raise WhetError(f'There is no verdict "{verdict}"; it is one of {", ".join(VERDICTS)}.')
+    """Prints at most `limit` rollouts that match the filters, each group under its prompt."""
+    if verdict is not None and verdict not in MARKS:
+        raise WhetError(f'There is no verdict "{verdict}"; it is one of {", ".join(MARKS)}.')
     steps = rollout_steps(folder)
     if not steps:
         raise WhetError(f"{folder} holds no rollouts.")
@@ -193,42 +166,49 @@ def view_run(
         )
     left = limit
     for chosen in [step] if step is not None else reversed(steps):
-        for group in groups_of(folder, chosen):
+        for group in _read_groups(folder, chosen):
             fitting = [s for s in group if verdict in (None, s.verdict) and phase in (None, s.phase)][:left]
             if fitting:
-                show_group(group, fitting, console)
+                _show_group(group, fitting, console)
                 left -= len(fitting)
             if left <= 0:
                 return
     if left == limit:
-        raise WhetError(f"No rollout in {folder} fits{_wishes(step, verdict, phase)}.")
+        filters = {"step": step, "verdict": verdict, "phase": phase}
+        words = ", ".join(f"{name} {value}" for name, value in filters.items() if value is not None)
+        raise WhetError(f"No rollout in {folder} fits {words}.")
 
 
-def groups_of(folder: Path, step: int) -> Iterator[list[Excerpt]]:
-    """In the order of their first rollout, evaluation after training; one step at a time is held in memory."""
-    groups: dict[tuple[int, str, str, bool], list[Excerpt]] = {}
+def _read_groups(folder: Path, step: int) -> list[list[Excerpt]]:
+    """The groups of one step in the order of their first rollout, evaluation after training."""
+    groups: dict[tuple[str, str, bool], list[Excerpt]] = {}
     for row in read_rollouts(folder, step):
         excerpt = read_excerpt({"step": step, **row})
-        groups.setdefault(excerpt.group, []).append(excerpt)
-    yield from sorted(groups.values(), key=lambda group: group[0].phase == "eval")
+        # Evaluation numbers its groups from 0 each time, so a number may also belong to a training group.
+        key = (excerpt.prompt_id, excerpt.group_id, excerpt.phase == "eval")
+        groups.setdefault(key, []).append(excerpt)
+    return sorted(groups.values(), key=lambda group: group[0].phase == "eval")
 
 
-def show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Console) -> None:
+def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Console) -> None:
+    def show(text: str, indent: int, style: str) -> None:
+        visible = Text(printable(shorten(text, TEXT_SHOWN)), style=style, overflow="fold")
+        console.print(Padding(visible, (0, 0, 0, indent)))
+
     first = group[0]
     right = sum(s.verdict == "right" for s in group)
+    part = f", {len(shown)} shown" if len(shown) < len(group) else ""
     head = Text(f"step {first.step}", style="bold")
     head.append(f"  {printable(first.prompt_id, one_line=True)}", style="cyan")
-    head.append(
-        f"  {right} of {len(group)} right" + (f", {len(shown)} shown" if len(shown) < len(group) else ""), style="dim"
-    )
+    head.append(f"  {right} of {len(group)} right{part}", style="dim")
     console.print(head, soft_wrap=True)
-    _show_text(first.prompt, console, indent=2, style="")
-    _show_text(f"answer: {first.answer}", console, indent=2, style="dim")
+    show(first.prompt, 2, "")
+    show(f"answer: {first.answer}", 2, "dim")
     for excerpt in shown:
         console.print(Padding(_facts(excerpt), (0, 0, 0, 2)))
         if excerpt.note:
-            _show_text(f"the judge {excerpt.note}", console, indent=4, style="bold")
-        _show_text(excerpt.response or "(nothing)", console, indent=4, style=STYLES[excerpt.verdict])
+            show(f"the judge {excerpt.note}", 4, "bold")
+        show(excerpt.response or "(nothing)", 4, STYLES[excerpt.verdict])
     console.print()
 
 
@@ -243,17 +223,3 @@ def _facts(excerpt: Excerpt) -> Text:
         excerpt.phase,
     ]
     return facts.append("  ".join(printable(word, one_line=True) for word in words if word), style="dim")
-
-
-def _show_text(text: str, console: Console, indent: int, style: str) -> None:
-    shown = Text(printable(shorten(text, TEXT_SHOWN)), style=style, overflow="fold")
-    console.print(Padding(shown, (0, 0, 0, indent)))
-
-
-def _wishes(step: int | None, verdict: str | None, phase: str | None) -> str:
-    """
-    >>> _wishes(3, "right", None)
-    ' step 3, verdict right'
-    """
-    given = {"step": step, "verdict": verdict, "phase": phase}
-    return " " + ", ".join(f"{name} {value}" for name, value in given.items() if value is not None)

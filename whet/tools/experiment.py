@@ -1,7 +1,7 @@
-"""An experiment: one base, then several arms from that same start, side by side as processes, each with its recipe.
+"""Runs an experiment: one base, then several arms from that start, side by side as processes, each with its recipe.
 
-`whet demo` and the studies in benchmarks/ run their arms with it. An arm is an ordinary `whet train` process on one
-thread, followed through its run folder; reading and comparing the folders afterwards is `whet.report`'s business.
+`whet demo` and the studies in benchmarks/ call `make_base` and `train_arms`. An arm is an ordinary `whet train` process
+on one thread, followed through its run folder; `whet.report` reads and compares the folders afterwards.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from typing import Any
 from rich.console import Console
 
 from whet import api, config, files
-from whet.check import check
+from whet.assembly import check_run
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
 from whet.run import best_checkpoint, has_collapsed
 
-# ---- threads
-#
-# How many threads torch computes with: another number of them rounds sums in another order.
-#
-# So where a run is to be the same on every machine, or a time is to be compared, it is one.
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm that a signal stopped: the others go on
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
+    """Lets torch compute on one thread: another number of threads rounds sums in another order."""
     import torch
 
     before = torch.get_num_threads()
@@ -44,13 +41,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-"""Exit codes of an arm that a signal stopped: the others go on."""
-
-
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
-    """The checkpoint all arms start from; an earlier one of the same recipe is taken as it is."""
-    settings = check(parse_config(tree)).settings  # resolved, as a run keeps them
+    """The checkpoint from which all arms start; an earlier one of the same recipe is used again."""
+    settings = check_run(parse_config(tree)).settings  # resolved, as a run keeps them
     done = best_checkpoint(folder) if folder.exists() else None
     if done is not None and (folder / "config.toml").read_text() == dump_config(settings):
         console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
@@ -69,7 +62,7 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
 
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
-    """As many at a time as there are cores; a failed arm ends them all with its own words."""
+    """Trains as many arms at a time as there are cores; a failed arm ends them all with its own words."""
     recipes = {}
     for folder, settings in arms.items():
         replace_run(folder)
@@ -78,7 +71,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
 
     def alive() -> bool:
-        """Called by the live view a few times a second: starts what can start, notices what ended."""
+        """Starts what can start and notices what ended; the live view calls it a few times per second."""
         for folder, process in list(running.items()):
             if process.poll() is not None:
                 del running[folder]
@@ -100,7 +93,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
 
 
 def name_arms(folders: list[Path]) -> dict[str, Path]:
-    """Each by its path from the folder that holds them all.
+    """Names each folder by its path from the folder that holds them all.
 
     >>> list(name_arms([Path("out/few/speed_16"), Path("out/many/speed_16")]))
     ['few/speed_16', 'many/speed_16']
@@ -110,7 +103,7 @@ def name_arms(folders: list[Path]) -> dict[str, Path]:
 
 
 def cores() -> int:
-    """Those this process may run on; where the system does not tell, all."""
+    """Cores that this process may use; all of them if the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -124,7 +117,7 @@ def start_arm(recipe: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def replace_run(folder: Path) -> None:
-    """Removes an earlier run; anything else in its place is left alone and refused."""
+    """Removes an earlier run; anything else at its place is refused and left alone."""
     if not folder.exists():
         return
     if not (folder / "config.toml").is_file():
@@ -133,7 +126,7 @@ def replace_run(folder: Path) -> None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables merge key by key; a table laid over a list of one table merges with that; all else replaces.
+    """Merges tables key by key, also a table with a list of one table; anything else is replaced.
 
     >>> merge({"eval": [{"limit": 400, "every": 4}], "steps": 9}, {"eval": {"every": 8}})
     {'eval': [{'limit': 400, 'every': 8}], 'steps': 9}

@@ -1,7 +1,7 @@
 """Measuring a model without training it: `whet eval` and `whet probe`.
 
-Both need what makes judged rollouts (`parts.build_actor`), and neither an optimiser nor a curriculum. `MODEL` is a run
-(its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name.
+Both need what makes judged rollouts (`assembly.build_actor`), and neither an optimiser nor a curriculum. `MODEL` is a
+run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet import config, files
-from whet.assembly import Actor
-from whet.check import check
-from whet.draft.export import FOLDER, check_layout
+from whet.assembly import Actor, build_actor, check_run, training_sampling
+from whet.draft.export import FOLDER, check_layout, read_drafter
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
 from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
-from whet.tasks.prompts import problem_key
+from whet.tasks.base import problem_key
 from whet.types import Key, Request, Rollout, Sampling
 
 if TYPE_CHECKING:
@@ -198,14 +197,10 @@ def evaluate_model(
 
     `draft`: a second time with speculation, on problems that were never trained on (`whet.tools.measure`).
     """
-    checked = check(_settings(model, recipe, entries, sets), training=False)
-    for note in checked.notes:
+    plan = check_run(_settings(model, recipe, entries, sets), training=False)
+    for note in plan.notes:
         say(note)
-    from whet.assembly import build_actor, load_drafter
-    from whet.eval import evaluate
-    from whet.tools.measure import choose_drafters, evaluate_twice, unseen
-
-    settings, problems = choose_drafters(checked.settings, wanted=draft), checked.problems
+    settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
     own = not entries and recipe is None  # the problems are those of the run, trained ones and others
     if draft and (trained := problems if own else _trained_on(model, say)):
         problems = unseen(problems, trained, say)
@@ -216,12 +211,13 @@ def evaluate_model(
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
-    actor = build_actor(settings, problems)
+    actor = build_actor(replace(plan, settings=settings, problems=problems))
     try:
         actor.judge.on_message = say
         for note in actor.notes:
             say(note)
-        load_drafter(actor, Path(settings.model.name))
+        if actor.drafter is not None:
+            read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
             if draft:
@@ -254,23 +250,22 @@ def probe_model(
     tree = read_toml(own_recipe) if own_recipe is not None else {}
     tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
     limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
-    checked = check(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
-    for note in checked.notes:
+    plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
+    for note in plan.notes:
         say(note)
     say(f"Loading {model}.")
-    from whet.assembly import build_actor, training_sampling
     from whet.tools.probe import probe_report, run_probe
 
-    table = checked.problems.train
+    table = plan.problems.train
     count = min(prompts, len(table))
-    rows = np.random.default_rng((checked.settings.seed, 104729)).permutation(len(table))[:count]
+    rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:count]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
-    actor = build_actor(checked.settings, checked.problems)
+    actor = build_actor(plan)
     try:
         actor.judge.on_message = say
         for note in actor.notes:
             say(note)
-        sampling: Sampling = training_sampling(checked.settings, actor.codec)
+        sampling: Sampling = training_sampling(plan.settings, plan.codec)
         rollouts: list[Rollout] = run_probe(
             chosen,
             actor.engine,
