@@ -1,12 +1,15 @@
 """Every curriculum in whole runs of a tiny model: all estimators, barrier and stream, stopped and resumed."""
 
+import sys
 from pathlib import Path
 
 import pytest
 from small_run import Silent, Stop, assert_same_run, even_digits, small_config
 
 from whet import api
+from whet.check import check, dry_run
 from whet.curriculum.build import CURRICULA
+from whet.errors import WhetError
 from whet.run import read_metrics, read_rollouts
 
 COMMON = ("curriculum.rollouts=6", "curriculum.speed.n_init=2", "curriculum.starvation=partial", "steps=4")
@@ -71,3 +74,30 @@ def test_stages_set_limits_sizes_and_coefficients(tmp_path: Path) -> None:
     assert max(lengths[1] + lengths[2]) <= 8 < max(lengths[3] + lengths[4])
     assert [len(lengths[step]) for step in (1, 2, 3, 4)] == [18, 18, 15, 15]
     assert "learn/kl" in rows[1] and "learn/kl" not in rows[4]
+
+
+OWN = """
+from whet.curriculum.gate import Gate
+
+class Band(Gate):
+    def admit(self, group):
+        return "keep" if 0.2 <= group.pass_rate <= 0.8 else "drop"
+"""
+
+
+def test_a_curriculum_of_ones_own_trains_resumes_and_mixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_band.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)  # found in the current directory, as a judge is
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sets = ('curriculum.name="own_band:Band"', "save.every=1", "steps=2")
+    assert any("(own_band:Band)" in line for line in dry_run(check(small_config(*sets), even_digits)))
+    whole = run(tmp_path / "whole", *sets)
+    assert whole[-1]["curriculum/trained"] > 0 and whole[-1]["curriculum/rejected_hard"] >= 0
+    run(tmp_path / "parts", *sets, watcher=Stop(1))
+    run(tmp_path / "parts", *sets, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    entry = ("data.1.options={train_count=30, mix={'1'=1.0}}", "data.1.curriculum={name='own_band:Band'}")
+    mixed = run(tmp_path / "mixed", *entry, "held_out.size=0", "steps=2")
+    assert mixed[-1]["curriculum/Band/trained"] > 0
+    with pytest.raises(WhetError, match='own_band has no class "Bond"'):
+        run(tmp_path / "none", 'curriculum.name="own_band:Bond"')

@@ -7,7 +7,6 @@ import pytest
 from small_run import even_digits
 
 import whet
-from whet.curriculum.build import CURRICULA
 from whet.types import Prompt
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -15,7 +14,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def test_custom_curriculum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whet.curriculum.build.CURRICULA", dict(CURRICULA))
+    monkeypatch.syspath_prepend(EXAMPLES)  # as `python examples/custom_curriculum.py` does
     runpy.run_path(str(EXAMPLES / "custom_curriculum.py"), run_name="__main__")
     printed = capsys.readouterr().out
     assert "keeps the curriculum contract" in printed and "Three steps in" in printed

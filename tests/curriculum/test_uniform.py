@@ -66,8 +66,8 @@ def test_taking_groups_as_they_complete_would_prefer_short_ones(monkeypatch: Any
         gate.book = EagerBook()
         return gate
 
-    monkeypatch.setattr("whet.testing.ledger.Ledger._check_batch", lambda *args, **kw: None)
-    monkeypatch.setattr("whet.testing.ledger.Ledger.updated", lambda *args: None)
+    monkeypatch.setattr("whet.testing.contract.Ledger._check_batch", lambda *args, **kw: None)
+    monkeypatch.setattr("whet.testing.contract.Ledger.updated", lambda *args: None)
     assert mean_length(trained_prompts(LONG_AND_SHORT, eager)) < 0.9 * sum(LONG_AND_SHORT.lengths) / 5
 
 

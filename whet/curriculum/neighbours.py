@@ -307,8 +307,8 @@ class Reset:
 
     def state_dict(self) -> dict[str, Any]:
         own = {"since": self.since, "resets": self.resets, "due": self.due, "turn": self.turn}
-        parts = {"inner": self.inner, "progress": self.progress, "hearing": self.evidence}
-        return {**{name: part.state_dict() for name, part in parts.items()}, **own}
+        inner, progress, evidence = self.inner.state_dict(), self.progress.state_dict(), self.evidence.state_dict()
+        return {"inner": inner, "progress": progress, "hearing": evidence, **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])

@@ -182,7 +182,7 @@ class CuresSource(Returns):
         self.subsets, self.subset_steps = subsets, subset_steps
         self.posterior = Posterior(self.ids, memory, prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
-        self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch, told by the gate
+        self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
         self._entry = _weight_of_each(entries, len(ids))
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step at which the present subset began

@@ -1,12 +1,9 @@
-"""The curriculum contract, tested line by line for any implementation, also yours.
+"""The contract of a curriculum, checked line by line for any implementation; `check_contract` is the entry point.
 
-    from whet.testing.contract import check_contract
-    check_contract(lambda ids, seed: MyCurriculum(ids, seed))
-
-plays the curriculum through simulated runs (`simulator.py`): barrier and stream, rollouts in any order over several
-calls and versions, cuts, missing verdicts, saves at every point. A line that does not hold is an AssertionError
-that names it. What a ledger sees from outside is all that is used: requests, batches, `holds` and `metrics`.
-`measure_update` times an update at any number of prompts; no check depends on a clock.
+It plays the curriculum through simulated runs (`simulator.py`): barrier and stream, rollouts in any order over several
+calls and versions, cuts, missing verdicts, saves at every point. A `Ledger` sees every call from outside (requests,
+batches, `holds` and `metrics`), follows the fate of each group, and raises an AssertionError that names the broken
+line. `measure_update` times an update at any number of prompts; no check depends on a clock.
 """
 
 from __future__ import annotations
@@ -15,19 +12,252 @@ import contextlib
 import json
 import sys
 import time
+from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from whet.curriculum.base import Curriculum
 from whet.errors import Starved
-from whet.testing.ledger import Ledger, require
 from whet.testing.simulator import Simulator, World
-from whet.types import Batch, Clock, Report, Request, Rollout
+from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout
+
+# ---- the ledger
+
+LINES = {
+    1: "same seed and verdicts, same plans, also across save and load",
+    2: "a rollout is trained at most once, a prompt of an epoch gets one verdict",
+    3: "rollouts of a group may come in any order, over several calls and versions",
+    4: "integer budgets are exact",
+    5: "starvation is a policy, never an endless loop, never silent",
+    6: "the cost of an update does not grow with the number of prompts",
+    7: "no traces",
+    8: "no response is left out or drawn again because it was long",
+}
+
+
+def require(line: int, holds: bool, detail: str) -> None:
+    if not holds:
+        raise AssertionError(f"Contract line {line} ({LINES[line]}): {detail}")
+
+
+@dataclass
+class LedgerEntry:
+    """A group, seen from outside."""
+
+    prompt_id: str
+    position: int  # in the order of first request; a prompt that is requested again keeps it
+    asked: int = 0
+    came: dict[int, Rollout] = field(default_factory=dict)
+    fate: Literal["open", "trained", "dropped", "returned"] = "open"
+
+    @property
+    def complete(self) -> bool:
+        return len(self.came) == self.asked
+
+
+class Ledger:
+    def __init__(
+        self,
+        ids: Sequence[str],
+        *,
+        epochs: bool = True,
+        rollouts: int | None = None,
+        max_age: int | None = None,
+        trains: Phase | None = None,
+        parts: Sequence[str] = ("",),
+    ):
+        """As in `check_contract`; a group that has rollouts of the phase `trains` trains only on those."""
+        self.parts, self.ids, self.epochs = parts, ids, epochs
+        self.rollouts, self.max_age, self.trains = rollouts, max_age, trains
+        self.entries: dict[int, LedgerEntry] = {}
+        self.pending: list[list[tuple[int, str]]] = [[] for _ in parts]  # returned, in ask order, not yet asked again
+        self.visits: Counter[str] = Counter()  # without those that make up for a return
+        self.reached: Counter[int] = Counter()  # prompts with so many visits or more
+        self.last_trained = [-1] * len(parts)
+        self.stages = [0.0] * len(parts)
+        self.starved = 0.0  # at the last batch
+        self._held: set[int] = set()
+        self._metrics: dict[str, float] = {}
+
+    def planned(self, requests: Sequence[Request], clock: Clock) -> None:
+        self._check_capacity(requests, clock)
+        for part, pending in enumerate(self.pending):
+            self._check_order([r for r in requests if self._part(r.group_id) == part], pending)
+
+    def _part(self, group_id: int) -> int:
+        return group_id % len(self.parts)
+
+    def _check_order(self, requests: Sequence[Request], pending: list[tuple[int, str]]) -> None:
+        fresh = [r for r in requests if r.first_index == 0 and r.group_id not in self.entries]
+        again = pending[: len(fresh)]
+        del pending[: len(fresh)]
+        due, asked = [prompt_id for _, prompt_id in again], [request.prompt_id for request in fresh]
+        require(2, asked[: len(due)] == due, f"{due} got no verdict and must be asked first, but {asked} are asked")
+        self._check_epoch(asked[len(due) :])
+        for request, (position, _) in zip(fresh, again, strict=False):
+            self.entries[request.group_id] = LedgerEntry(request.prompt_id, position)
+        for request in requests:
+            self._check_request(request)
+
+    def _check_request(self, request: Request) -> None:
+        group_id, n, first = request.group_id, request.n, request.first_index
+        entry = self.entries.setdefault(group_id, LedgerEntry(request.prompt_id, len(self.entries)))
+        require(4, type(n) is int and n > 0, f"group {group_id} is asked for {n!r} rollouts")
+        require(2, entry.fate == "open", f"more is asked for group {group_id}, which was {entry.fate}")
+        require(2, entry.prompt_id == request.prompt_id, f"group {group_id} changed its prompt")
+        require(4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}")
+        entry.asked += n
+
+    def _check_capacity(self, requests: Sequence[Request], clock: Clock) -> None:
+        """A part may exceed the free capacity only by a single group while it has none open.
+
+        Without this a large group would never start, and a part that fills the engine would keep out another.
+        """
+        if clock.free is None:
+            return
+        running = {self._part(g) for g, entry in self.entries.items() if entry.fate == "open" and not entry.complete}
+        count = Counter(self._part(request.group_id) for request in requests)
+        alone = {part for part in count if count[part] == 1 and part not in running}
+        asked = sum(request.n for request in requests)
+        bound = asked - sum(request.n for request in requests if self._part(request.group_id) in alone)
+        require(
+            4,
+            asked <= clock.free or (len(alone) > 0 and bound <= clock.free),
+            f"{asked} rollouts are asked where {clock.free} are free",
+        )
+
+    def _check_epoch(self, prompt_ids: Sequence[str]) -> None:
+        for prompt_id in prompt_ids:
+            self.visits[prompt_id] += 1
+            epoch = self.visits[prompt_id]
+            self.reached[epoch] += 1
+            early = self.epochs and epoch > 1 and self.reached[epoch - 1] < len(self.ids)
+            require(2, not early, f"{prompt_id} has its visit {epoch} before every prompt had {epoch - 1}")
+
+    def observed(self, rollouts: Sequence[Rollout], curriculum: Curriculum) -> None:
+        for rollout in rollouts:
+            entry = self.entries[rollout.group_id]
+            entry.came[rollout.index] = rollout
+            if rollout.finish == "cut" and entry.fate == "open":
+                self._return(rollout.group_id)
+        self._drop_gone(curriculum)
+
+    def before_emit(self, curriculum: Curriculum) -> None:
+        self._held, self._metrics = curriculum.holds(), curriculum.metrics()
+        self._drop_gone(curriculum)
+
+    def emitted(self, batch: Batch | None, clock: Clock, curriculum: Curriculum) -> None:
+        groups = batch.groups if batch else ()
+        for group in groups:
+            self._check_group(group, clock)
+        if batch is not None:
+            wanted = int(curriculum.metrics().get("curriculum/groups", clock.groups))  # where it has a say itself
+            starved = curriculum.metrics().get("curriculum/starved", 0)
+            self._check_batch(batch, wanted, starved=starved > self.starved)
+            self.starved = starved
+        gone = self._held - curriculum.holds() - {group.group_id for group in groups}
+        expired = self._rise(curriculum, "reasked")
+        require(
+            2, expired == len(gone), f"{len(gone)} groups went unseen at an emit, {expired:.0f} were counted as reasked"
+        )
+        for group_id in sorted(gone, key=lambda group_id: self.entries[group_id].position):
+            self._return(group_id)
+
+    def _check_group(self, group: Group, clock: Clock) -> None:
+        group_id = group.group_id
+        require(2, group_id in self.entries, f"group {group_id} is trained but was never asked for")
+        entry = self.entries[group_id]
+        require(2, entry.fate == "open", f"group {group_id} is trained but was {entry.fate}")
+        entry.fate = "trained"
+        require(3, entry.complete, f"group {group_id} is trained with {len(entry.came)} of {entry.asked} rollouts")
+        trained = [(r.key, r.verdict, r.length) for r in group.rollouts]
+        came = [r for _, r in sorted(entry.came.items())]
+        came = [r for r in came if r.phase == self.trains] or came
+        judged = [(r.key, r.verdict, r.length) for r in came if r.judged]
+        require(
+            3, sorted(trained) == judged, f"group {group_id} trains on {trained}, but its judged rollouts are {judged}"
+        )
+        require(2, len(judged) >= 2, f"group {group_id} is trained with {len(judged)} judged rollouts")
+        age = clock.version - group.oldest_version
+        require(3, self.max_age is None or age <= self.max_age, f"group {group_id} is {age} versions old")
+
+    def _check_batch(self, batch: Batch, wanted: int, starved: bool) -> None:
+        require(5, len(batch.groups) > 0, "a batch without groups")
+        for part in range(len(self.parts)):
+            self._check_line([g.group_id for g in batch.groups if self._part(g.group_id) == part], part)
+        if not starved:
+            entries = [self.entries[group.group_id] for group in batch.groups]
+            count, asked = len(entries), sum(entry.asked for entry in entries)
+            require(5, count == wanted, f"a batch of {count} groups instead of {wanted}, not counted as starved")
+            exact = self.rollouts is None or asked == self.rollouts * wanted
+            require(4, exact, f"{asked} rollouts were asked for a batch of {wanted} times {self.rollouts}")
+
+    def _check_line(self, group_ids: Sequence[int], part: int) -> None:
+        if not group_ids:
+            return
+        positions = [self.entries[group_id].position for group_id in group_ids]
+        require(3, positions == sorted(positions), "the groups of a batch are not in the order of first ask")
+        late = [
+            group_id
+            for group_id, entry in self.entries.items()
+            if entry.position < positions[-1] and entry.fate == "open" and not entry.complete
+            if self._part(group_id) == part
+        ]
+        require(3, not late, f"a batch overtakes the groups {late}, which were asked before and are not complete")
+        self.last_trained[part] = positions[-1]
+
+    def updated(self, curriculum: Curriculum) -> None:
+        self._drop_gone(curriculum)
+        for part, name in enumerate(self.parts):
+            stage = curriculum.metrics().get(f"curriculum/{name}/stage" if name else "curriculum/stage", 0)
+            if stage != self.stages[part]:
+                self.stages[part] = stage
+                self.pending[part].clear()  # the next stage has prompts of its own
+        left = [g for g in curriculum.holds() if self.entries[g].position < self.last_trained[self._part(g)]]
+        require(2, not left, f"the groups {left} were asked before a trained one and are neither trained nor dropped")
+
+    def close(self, curriculum: Curriculum) -> None:
+        """Check that every group that got lost was counted."""
+        self._drop_gone(curriculum)
+        metrics = curriculum.metrics()
+        fates = Counter(entry.fate for entry in self.entries.values())
+        require(
+            2,
+            metrics.get("curriculum/reasked") == fates["returned"],
+            f"{fates['returned']} groups are to be asked again, reasked says {metrics.get('curriculum/reasked')}",
+        )
+        counted = sum(
+            metrics.get(f"curriculum/{name}", 0)
+            for name in ("rejected_easy", "rejected_hard", "unjudged_groups", "border", "probed")
+        )
+        spare = len(curriculum.holds()) + metrics.get("curriculum/relaxed", 0)
+        exact = fates["dropped"] <= counted <= fates["dropped"] + spare
+        require(2, exact, f"{fates['dropped']} groups were dropped, rejected and unjudged count {counted:.0f}")
+
+    def _drop_gone(self, curriculum: Curriculum) -> None:
+        """A group that is no longer held, and was not trained, is dropped; a decided group must not be held."""
+        held = curriculum.holds()
+        for group_id, entry in self.entries.items():
+            if entry.fate == "open" and group_id not in held:
+                entry.fate = "dropped"
+            require(2, entry.fate == "open" or group_id not in held, f"group {group_id} is held but was {entry.fate}")
+
+    def _return(self, group_id: int) -> None:
+        entry = self.entries[group_id]
+        entry.fate = "returned"
+        insort(self.pending[self._part(group_id)], (entry.position, entry.prompt_id))
+
+    def _rise(self, curriculum: Curriculum, name: str) -> float:
+        return curriculum.metrics().get(f"curriculum/{name}", 0) - self._metrics.get(f"curriculum/{name}", 0)
+
+
+# ---- the checks
 
 Make = Callable[[Sequence[str], int], Curriculum]
 
@@ -44,12 +274,11 @@ WORLDS = (
     World(slots=24, cut=0.9, order="shortest", seed=9),
 )
 
+# Lengths depend only on the draw. Every group has both verdicts, so hardly one is dropped for them: what trains is
+# nearly all that was requested, and both means have the same noise.
 LONG_RUN = World(prompts=96, pass_rates=(), skew=3, groups=8, updates=60, order="shortest")
-"""Lengths depend on nothing but the draw. Every group has both verdicts, so that hardly one is dropped for them: what
-trains is then nearly all that was asked, and the mean of either has the same noise."""
-
+# Slots, and the share of running rollouts that an update cuts.
 ENGINES = {"barrier": (None, 0.0), "stream, keep or recompute": (64, 0.0), "stream, cut": (64, 1.0)}
-"""Slots, and the share of what runs that an update cuts."""
 
 
 def check_contract(
@@ -62,13 +291,13 @@ def check_contract(
     patience: int = 20,
     parts: Sequence[str] = ("",),
 ) -> None:
-    """Raises AssertionError, naming the line, if `make(ids, seed)` gives a curriculum that breaks the contract.
+    """Raise an AssertionError, which names the line, if `make(ids, seed)` gives a curriculum that breaks the contract.
 
     epochs: every prompt is visited once before any is visited again; false for sources that choose.
-    rollouts: asked on average for a group of a full batch, where the curriculum divides a budget.
-    max_age: the bound on (version - oldest token) it was built with.
-    patience: times a batch's groups that it may ask in vain.
-    parts: names of those of a mixture, in each of which the order of first ask holds.
+    rollouts: the average per group of a full batch, where the curriculum has a fixed budget.
+    max_age: the bound on (version - oldest token) with which it was built.
+    patience: it may request so many times the groups of a batch in vain.
+    parts: names of the parts of a mixture, in each of which the order of first request holds.
     """
     expected: dict[str, Any] = {"patience": patience, "epochs": epochs, "rollouts": rollouts, "max_age": max_age}
     expected["parts"] = parts
@@ -80,7 +309,7 @@ def check_contract(
 
 
 def check_world(make: Make, world: World, *, save_share: float = 0.3, **expected: Any) -> int:
-    """Lines 1 to 5 and 7 in one simulated run. Returns how many batches it gave."""
+    """Check lines 1 to 5 and 7 in one simulated run; return its number of batches."""
     first = play(make, world, **expected)
     again = play(make, world, **expected)
     _same(first, again, "a second run with the same seed and verdicts")
@@ -94,7 +323,7 @@ def check_world(make: Make, world: World, *, save_share: float = 0.3, **expected
 
 
 def check_starvation(make: Make, **expected: Any) -> None:
-    """Line 5, where nothing is judged and where nothing is ever right: a batch, or Starved, in bounded time."""
+    """Check line 5 where nothing is judged, or nothing right: a batch or Starved comes in bounded time."""
     base = World(updates=2, prompts=50)
     for world in (
         replace(base, unjudged=1.0),
@@ -107,9 +336,9 @@ def check_starvation(make: Make, **expected: Any) -> None:
 
 
 def check_cost(make: Make, few: int = 500, many: int = 16_000, **expected: Any) -> None:
-    """Line 6, by counting: the interpreter's steps in an update do not grow with the number of prompts.
+    """Check line 6 by counting: the interpreter's steps per update do not grow with the number of prompts.
 
-    Other prompts have other verdicts, so the steps differ somewhat; a look at every prompt shows all the same.
+    Other prompts have other verdicts, so the steps differ a little; a loop over every prompt shows clearly.
     """
     world = World(groups=4, updates=4)
     steps = [_cost(make, replace(world, prompts=prompts), Operations(), **expected) for prompts in (few, many)]
@@ -121,10 +350,10 @@ def check_cost(make: Make, few: int = 500, many: int = 16_000, **expected: Any) 
 
 
 def check_lengths(make: Make, world: World = LONG_RUN) -> None:
-    """Line 8: what trains is as long as what the policy writes, to 1%, whatever becomes of rollouts at an update.
+    """Check line 8: what trains is as long as what the policy writes, to 1%, whatever an update does to rollouts.
 
-    The policy's mean is taken over all that was asked, cut or not, since each is drawn when it is asked for. Where a
-    run is further off, which may be chance, one of four times the length decides.
+    The policy's mean is over all that was requested, cut or not, since a length is drawn at the request. If a run is
+    further off, which may be chance, one of four times the length decides.
     """
     for name, (slots, cut) in ENGINES.items():
         for updates in (world.updates, 4 * world.updates):
@@ -136,9 +365,9 @@ def check_lengths(make: Make, world: World = LONG_RUN) -> None:
 
 
 def measure_lengths(make: Make, world: World) -> tuple[float, float]:
-    """Mean length, as a share of the limit, of what was trained, and of all that was asked, had none of it been cut.
+    """Mean length, as a share of the limit, of what was trained, and of all that was requested, had nothing been cut.
 
-    What is held at the end is left out: its turn has not come.
+    Groups that are still held at the end are left out.
     """
     simulator = Simulator(world, sealed=False)
     player = Player(make, world, 0.0, simulator, Unwritten(world.ids), None)
@@ -153,22 +382,19 @@ def measure_lengths(make: Make, world: World) -> tuple[float, float]:
 
 
 def measure_update(make: Make, prompts: int = 1_000_000, groups: int = 16, updates: int = 5, **expected: Any) -> float:
-    """Processor seconds the curriculum takes for an update, the slowest of several. Line 6 wants 0.05 at most."""
+    """Processor seconds per update of the curriculum, the slowest of several. Line 6 wants at most 0.05."""
     return _cost(make, World(prompts=prompts, groups=groups, updates=updates), Seconds(), **expected)
 
 
 @dataclass
 class Play:
-    """What came of a simulated run."""
+    """The result of a simulated run."""
 
-    curriculum: Curriculum
-    """As it stands at the end."""
+    curriculum: Curriculum  # at the end
     log: list[tuple[Any, ...]] = field(default_factory=list)
     batches: int = 0
-    costs: list[float] = field(default_factory=list)
-    """One a batch, as the meter counts."""
-    tokens: int = 0
-    """Of all rollouts that were delivered."""
+    costs: list[float] = field(default_factory=list)  # one per batch, in the unit of the meter
+    tokens: int = 0  # of all rollouts that were delivered
 
 
 def play(
@@ -181,10 +407,10 @@ def play(
     meter: ContractMeter | None = None,
     **expected: Any,
 ) -> Play:
-    """One simulated run, the loop of a trainer, every call checked by a ledger. Starved ends it early.
+    """Play one simulated run, the loop of a trainer, with every call checked by a ledger. Starved ends it early.
 
-    patience: times a batch's groups that may be asked in vain. save_share: after this share of all calls the
-    curriculum is saved, and a new one goes on from its state. sealed: rollouts refuse to show their trace.
+    patience: so many times the groups of a batch may be requested in vain. save_share: after this share of all calls
+    the curriculum is saved, and a new one goes on from its state. sealed: rollouts refuse to show their trace.
     """
     player = Player(make, world, save_share, Simulator(world, sealed=sealed), Ledger(world.ids, **expected), meter)
     run = Play(player.curriculum, log=player.log)
@@ -203,7 +429,7 @@ def play(
 
 
 class Player:
-    """Moves a curriculum as a trainer does, tells the ledger of it, and writes down what is to repeat."""
+    """Drives a curriculum as a trainer does, shows every call to the ledger, and logs what must repeat."""
 
     def __init__(
         self,
@@ -222,7 +448,7 @@ class Player:
         self._rng = np.random.default_rng((world.seed, 11))
 
     def gather(self, step: int, most: int) -> None:
-        """plan, observe and emit until there is a batch, for which `most` groups may be asked."""
+        """Call plan, observe and emit until there is a batch, for which `most` groups may be requested."""
         asked = still = 0
         while not self.emit(self.clock(step)):
             clock = self.clock(step)
@@ -286,7 +512,7 @@ class Player:
 
 
 class Unwritten(Ledger):
-    """For long runs: the other lines are checked in short ones, and a ledger looks at every group at every call."""
+    """Checks nothing, for long runs: a ledger looks at every group at every call, and short runs check these lines."""
 
     def planned(self, requests: Sequence[Request], clock: Clock) -> None: ...
 
@@ -300,7 +526,7 @@ class Unwritten(Ledger):
 
 
 class ContractMeter(AbstractContextManager[None]):
-    """Adds up what happens inside `with`."""
+    """Sums a cost over what happens inside `with`."""
 
     total = 0.0
 
@@ -314,7 +540,7 @@ class Seconds(ContractMeter):
 
 
 class Operations(ContractMeter):
-    """Steps of the interpreter: a count that is the same on every machine, blind only to loops inside C."""
+    """Counts steps of the interpreter: the same on every machine, and blind only to loops inside C."""
 
     def __enter__(self) -> None:
         self._before = sys.gettrace()
@@ -329,7 +555,7 @@ class Operations(ContractMeter):
 
 
 def _cost(make: Make, world: World, meter: ContractMeter, **expected: Any) -> float:
-    """Of the dearest update; the world must be one where batches come."""
+    """The cost of the most expensive update."""
     costs = play(make, world, sealed=False, meter=meter, **expected).costs
     require(6, bool(costs), "no batch came, so an update cannot be measured")
     return max(costs)

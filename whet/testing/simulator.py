@@ -1,8 +1,7 @@
-"""A small make-believe engine and judge: prompts with known pass rates, no model, no time.
+"""A simulated engine and judge: prompts with known pass rates, without a model and without time.
 
-`contract.py` plays curricula against it. A rollout's length and verdict depend on (seed, group id, index) alone,
-so they are the same in whatever order it is delivered; the order, and what an update cuts, come from
-the world's seed. Nothing here looks at a curriculum.
+`contract.py` plays curricula against it. The length and verdict of a rollout depend only on (seed, group id, index), so
+they are the same in whatever order it is delivered; the order, and what an update cuts, follow from the world's seed.
 """
 
 from __future__ import annotations
@@ -18,30 +17,23 @@ from whet.types import Batch, Key, Request, Rollout, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a simulated run is like.
+    """The settings of a simulated run.
 
     >>> World(prompts=3, pass_rates=(0.0, 0.5)).ids
     ['p0', 'p1', 'p2']
     """
 
     prompts: int = 24
+    # Pass rate of prompt i: number i modulo their count. Empty: every second rollout of a group is right.
     pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
-    """Of prompt i: number i modulo their count. None at all: every second rollout of a group is right."""
-    lengths: tuple[int, ...] = ()
-    """Of prompt i, likewise; empty draws one for each rollout."""
-    skew: int = 1
-    """Lengths that are drawn are a share u^skew of the limit: 1 draws them evenly, 3 gives them a long tail."""
-    groups: int = 4
-    """Groups an update."""
+    lengths: tuple[int, ...] = ()  # of prompt i, likewise; empty draws one for each rollout
+    skew: int = 1  # drawn lengths are a share u^skew of the limit: 1 is even, 3 has a long tail
+    groups: int = 4  # per update
     updates: int = 8
-    slots: int | None = None
-    """Rollouts that run at once (stream); None is barrier."""
-    unjudged: float = 0.0
-    """Share of rollouts without a verdict."""
-    cut: float = 0.0
-    """Share of running rollouts that an update cuts; the others run on into the next version."""
-    order: Literal["random", "shortest"] = "random"
-    """What finishes first: anything, or what has fewest tokens left, as in an engine that adds a token to each."""
+    slots: int | None = None  # rollouts that run at once (stream); None is barrier
+    unjudged: float = 0.0  # share of rollouts without a verdict
+    cut: float = 0.0  # share of running rollouts that an update cuts; the others run on into the next version
+    order: Literal["random", "shortest"] = "random"  # what finishes first: anything, or what has fewest tokens left
     seed: int = 0
 
     @property
@@ -64,10 +56,8 @@ class SealedRollout(Rollout):
 class Job:
     request: Request
     index: int
-    began: int
-    """The version that wrote its first token."""
-    ends: int
-    """Decode steps of the engine until it is complete, from the start of the run."""
+    began: int  # the version that wrote its first token
+    ends: int  # decode steps of the engine until it is complete, from the start of the run
     length: int
     verdict: Verdict
 
@@ -76,12 +66,9 @@ class Simulator:
     """Engine and judge in one: requests in, judged rollouts out."""
 
     def __init__(self, world: World, *, sealed: bool):
-        self.world = world
-        self.kind = SealedRollout if sealed else Rollout
-        self.version = 0
-        self.tokens = 0
-        self.written: dict[int, list[float]] = {}
-        """By group: the lengths of its rollouts, were none cut, as shares of their limit."""
+        self.world, self.kind = world, SealedRollout if sealed else Rollout
+        self.version = self.tokens = 0
+        self.written: dict[int, list[float]] = {}  # by group: lengths as shares of the limit, had nothing been cut
         self._now = 0  # decode steps so far
         self._rng = np.random.default_rng((world.seed, 7))
         self._running: list[Job] = []
@@ -103,7 +90,7 @@ class Simulator:
                 self.written.setdefault(request.group_id, []).append(length / request.sampling.max_tokens)
 
     def collect(self) -> list[Rollout]:
-        """All that was cut, and some of what runs: a random part of it, or what is complete next."""
+        """Return all that was cut, and some of what runs: a random part of it, or what is complete next."""
         done, self._cut = self._cut, []
         if self._running:
             if self.world.order == "random":
@@ -119,21 +106,23 @@ class Simulator:
         return done
 
     def update(self, version: int) -> None:
-        """New weights; some of what runs does not survive them."""
+        """Publish new weights, which cut some of what runs."""
         fates = (self._rng.random(len(self._running)) < self.world.cut).tolist()
         self._cut += [self._finish(job, cut=True) for job, cut in zip(self._running, fates, strict=True) if cut]
         self._running = [job for job, cut in zip(self._running, fates, strict=True) if not cut]
         self.version = version
 
     def scores(self, batch: Batch) -> dict[Key, dict[str, float | np.ndarray]]:
-        """What a learner reports of each rollout it trained on, for curricula that need "score": a small vector, from
-        the rollout's key alone. Groups whose verdicts all agree have no gradient and no score."""
+        """The score of each trained rollout, for curricula that need it: a small vector, from the rollout's key alone.
+
+        Groups whose verdicts all agree have no gradient and no score.
+        """
         keys = [rollout.key for group in batch.groups if group.spread for rollout in group.rollouts if rollout.judged]
         draws = (np.random.default_rng((self.world.seed, *key, 1)).normal(size=4) for key in keys)
         return {key: {"score": draw.astype(np.float32)} for key, draw in zip(keys, draws, strict=True)}
 
     def _draw(self, request: Request, index: int) -> tuple[int, Verdict]:
-        """Length and verdict, from the rollout's key alone."""
+        """Draw length and verdict from the rollout's key alone."""
         world, number = self.world, int(request.prompt_id[1:])
         long, passed, judged = np.random.default_rng((world.seed, request.group_id, index)).random(3)
         length = 1 + int(long**world.skew * request.sampling.max_tokens)
