@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from small_run import Silent, Stop, assert_same_run, even_digits, small_config
+from whet.check import check, dry_run
 
 from whet import api
-from whet.check import check, dry_run
 from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.run import read_metrics, read_rollouts
