@@ -7,13 +7,15 @@ READY := $(if $(filter none,$(VENV)),,.venv/installed)
 RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-gpu gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
-test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile # a file stays with one of two processes, for its fixtures
+# A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
+test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+test-all: test kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
-kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/model/kernels tests/model/test_fused_kernels.py tests/rollout/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
+kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types

@@ -24,8 +24,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.fast.kernels.attention import Tile, plan_splits, plan_tile, reference
+from whet.fast.kernels.attention import Tile, plan_splits, plan_tile
 from whet.fast.kernels.attention_triton import launch
+from whet.model.ops import paged_attention as reference
 from whet.tools.bench.stand import circumstances
 
 PAGE = 64

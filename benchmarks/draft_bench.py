@@ -1,4 +1,6 @@
-"""`whet bench draft`: a long-tailed batch without speculation and with ever more of it, rung by rung, the same tokens.
+"""A long-tailed batch without speculation and with ever more of it, rung by rung, the same tokens.
+
+    python benchmarks/draft_bench.py --model DIR/model --train 4
 
 The ladder: plain decoding; n-gram and suffix drafts of one fixed shape behind TLT's switch (off above 32 rows); the
 controller over suffix drafts, which stand in for n-gram's; the same with EAGLE where a drafter is given or trained
@@ -19,11 +21,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from draft_lessons import Lessons
+import typer
+from command_line import RESULTS, Out, run_script, tell
+from draft_lessons import CandidateAsked, Lessons, lessons_for, prepared
 from draft_split import APART, HOST, Wanted, drafting_seconds, split, timed_share, untimed
 from draft_watch import (
     Fixed,
@@ -36,6 +40,7 @@ from draft_watch import (
     by_batch,
     chances,
 )
+from rich.table import Table
 from tail_work import TailWork
 from transformers import PreTrainedModel
 
@@ -45,14 +50,16 @@ from whet.draft.controller import Bandit
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import DEPTHS, DRAFTERS, DraftGuard, build_speculation, serves
 from whet.errors import WhetError
-from whet.fast.graphs import GraphRunner, buckets
+from whet.fast.graphs import GraphRunner, GraphRunners, buckets
 from whet.fast.pool import Captures
 from whet.fast.pool import Key as GraphKey
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import ANY
+from whet.terminal import out_console
 from whet.tools.bench.stand import circumstances
 from whet.types import Key, Rollout
 
+app = typer.Typer()
 GRAPHS = ("graphs", "graph_bytes", "graph_driver_bytes")
 TRIES = 3
 """Runs at most to time drafts in: one may pass a batch size before all that is wanted there had its turn."""
@@ -116,8 +123,8 @@ class Bench:
     def _engine(self, slots: int, **more: Any) -> LocalEngine:
         prompts = {**self.work.prompts, **(self.lessons.work.prompts if self.lessons is not None else {})}
         how: dict[str, Any] = {"slots": slots, "context": self.work.context, "seed": self.seed, **more}
-        graphs = self.model.device.type == "cuda"
-        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", graphs=graphs, **how)
+        runners = GraphRunners() if self.model.device.type == "cuda" else None
+        return LocalEngine(self.model, encode=prompts.__getitem__, decode=lambda ids: "", runners=runners, **how)
 
     def control(self) -> float:
         """Share of rollouts that are the same in plain decoding by half as many at once: what rounding does alone."""
@@ -227,8 +234,8 @@ class Bench:
         watch.take()
         for drafter in self.drafters[kind].values():
             drafter.forget()
-        if engine.lanes is not None:
-            engine.lanes.forget()
+        if isinstance(engine.runner, GraphRunner) and engine.runner.lanes is not None:
+            engine.runner.lanes.forget()
         speculation.drafters = {name: self.drafters[kind][name] for name in rung.drafters}
         speculation.chooser, speculation.sharing, engine.speculation = watch, rung.sharing, speculation
         engine.rows.most[:] = ANY
@@ -389,7 +396,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 # ---- draft ladder
 #
-# The rungs of `whet bench draft`: plain decoding, ever more speculation, every arm alone, plain decoding once more.
+# The rungs: plain decoding, ever more speculation, every arm alone, plain decoding once more.
 #
 # What a rung drafts with, who chooses, and the graphs that all of them want; `draft_bench` runs them.
 
@@ -474,3 +481,110 @@ def graph_plan(rungs: Sequence[Rung], slots: int) -> dict[str, int]:
         "tokens": sum(size * new for size, new, _ in shared),
         "tokens_naive": sum(size * new for size, new, _ in naive),
     }
+
+
+# ---- the command line
+
+
+@app.command()
+def main(
+    model: Annotated[Path | None, typer.Option(help="A model folder, with prompts.jsonl or --prompts.")] = None,
+    shape: Annotated[str, typer.Option(help="Instead: random weights of 135m, 1.5b or tiny, lengths given.")] = "",
+    prompts: Annotated[Path | None, typer.Option(help='One {"text": ...} or {"question": ...} a line.')] = None,
+    device: Annotated[str, typer.Option(help="cuda, cpu, or auto: cuda where there is one.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, or bfloat16: the default on a GPU.")] = "",
+    requests: Annotated[int, typer.Option(min=1, help="Rollouts, all begun at once.")] = 128,
+    siblings: Annotated[int, typer.Option(min=1, help="Rollouts of a prompt.")] = 8,
+    cap: Annotated[int, typer.Option(min=2, help="Tokens of a response at most.")] = 2048,
+    repeats: Annotated[int, typer.Option(min=1, help="Interleaved repeats.")] = 3,
+    drafter: Annotated[Path | None, typer.Option(help="A folder with a trained EAGLE drafter.")] = None,
+    train: Annotated[int, typer.Option(min=0, help="Or: rounds to train one here, on the other prompts.")] = 0,
+    lessons: Annotated[bool, typer.Option(help="Also a copy of the drafter that goes on learning.")] = True,
+    from_scratch: Annotated[bool, typer.Option("--from-scratch", help="That one from random weights.")] = False,
+    fixed: Annotated[bool, typer.Option(help="Also every arm on its own, to find the best.")] = True,
+    naive: Annotated[bool, typer.Option("--naive", help="Also graph memory, against a graph for each arm.")] = False,
+    out: Out = RESULTS,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """A long-tailed batch with ever more speculation, rung by rung, the same tokens in all of them."""
+    asked = CandidateAsked(
+        model=model,
+        shape=shape,
+        prompts=prompts,
+        device=device,
+        dtype=dtype,
+        rollouts=requests,
+        siblings=siblings,
+        cap=cap,
+        drafter=drafter,
+        train=train,
+        lessons=lessons,
+        from_scratch=from_scratch,
+        naive=naive,
+        seed=seed,
+    )
+    loaded, work, head, notes = prepared(asked, out, tell)
+    how: dict[str, Any] = {"repeats": repeats, "fixed": fixed, "naive": naive, "seed": seed}
+    how["lessons"] = lessons_for(asked, loaded, work, head, tell)
+    result = draft_bench(out, loaded, work, head=head, **how, notes=notes, on_progress=tell)
+    show_ladder(result)
+
+
+def show_ladder(result: Mapping[str, Any]) -> None:
+    """Makespan and speed-up of each rung, what its drafts were worth, and the controller against the best arm."""
+    table = Table(title=f"{result['work']['requests']} requests, {result['work']['tokens']:,} tokens")
+    for name in ("rung", "seconds", "range", "speed", "tokens/s", "accept", "draft", "same"):
+        table.add_column(name, no_wrap=True)
+    for name, rung in result["rungs"].items():
+        span, times, length = rung["makespan"], rung["speed_up"], rung["accept_length"]
+        drafting = rung["split"]["draft"]
+        table.add_row(
+            name,
+            f"{span['median']:.3f}",
+            f"{span['min']:.3f}-{span['max']:.3f}",
+            f"{times['median']:.2f}x",
+            f"{rung['tokens_per_second']:,.0f}",
+            "" if length is None else f"{length:.2f}",
+            "-" if drafting is None else f"{drafting / span['median']:.0%}",
+            f"{rung['same_rollouts']:.0%}",
+        )
+    out_console.print(table)
+    found = result["verdict"]
+    told = f"{found['controller']}: {found['controller_of_off']:.3f} of OFF's speed"
+    if "best_fixed" in found:
+        told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
+    told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
+    told += f" By half as many at once, OFF writes {result['same_in_half_batches']:.0%} of the rollouts alike."
+    if plan := naive_plan(result["graphs"]["plan"]):
+        told += " " + plan
+    tell(told)
+    for lesson in result["rungs"].get("training", {}).get("lessons", ()):
+        tell(lesson_line(lesson))
+    for name, why in result.get("split_missing", {}).items():
+        tell(f"{name}: how long its drafts took is not known. {why}")
+
+
+def lesson_line(lesson: Mapping[str, Any]) -> str:
+    """
+    >>> lesson_line({"round": 2, "seconds": 0.03, "share": 0.05, "loss": 0.8, "eagle_accept_length": 2.25})
+    "Round 2: a lesson of 0.030 s, 5.0% of the round, loss 0.80; EAGLE's accept length after it 2.25."
+    """
+    loss, length = ("-" if lesson[k] is None else f"{lesson[k]:.2f}" for k in ("loss", "eagle_accept_length"))
+    spent = f"{lesson['seconds']:.3f} s, {lesson['share']:.1%} of the round"
+    return f"Round {lesson['round']}: a lesson of {spent}, loss {loss}; EAGLE's accept length after it {length}."
+
+
+def naive_plan(plan: Mapping[str, int]) -> str:
+    """What shared graphs take of what one for each arm would; "" where it was not measured."""
+    if not plan.get("bytes_naive"):
+        return ""
+    ours, naive = (plan[f"bytes{kind}"] + plan[f"driver_bytes{kind}"] for kind in ("", "_naive"))
+    of_pool = plan["bytes"] / plan["bytes_naive"]
+    return (
+        f"Graphs that verify take {plan['bytes'] / 2**20:,.0f} MiB, {of_pool:.2f} of those of the naive plan "
+        f"({ours / naive:.2f} with what the driver takes)."
+    )
+
+
+if __name__ == "__main__":
+    run_script(app)

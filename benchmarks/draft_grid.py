@@ -27,6 +27,7 @@ from draft_watch import Fixed, Step, Watch, WatchedSpeculation, accept_length
 from whet import files
 from whet.draft.base import OFF, Arm, RowView
 from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import SHAPES, shape_model
@@ -84,7 +85,7 @@ class Grid:
             seed=options.seed,
             slots=max(options.batch),
             context=-(-(known + options.new) // PAGE) * PAGE,
-            graphs=options.device == "cuda",
+            runners=GraphRunners() if options.device == "cuda" else None,
             speculation=self.speculation,
         )
 

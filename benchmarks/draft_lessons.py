@@ -1,4 +1,4 @@
-"""A drafter that goes on learning while it is measured: the rung "training" of `whet bench draft`.
+"""A drafter that goes on learning while it is measured: the rung "training" of `draft_bench.py`.
 
 Before each of its runs it takes the lesson that an RL step of that size would give it (`whet.draft.training`): a batch
 of prompts that are not measured is generated, and a share of its tokens trained on and published in place. There is no
@@ -24,6 +24,7 @@ from whet.draft.export import read_drafter, write_drafter
 from whet.draft.training import SHARE, AdaptiveDrafter
 from whet.errors import WhetError
 from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunners
 from whet.model.load import check_model, load_model
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import shape_model
@@ -74,7 +75,7 @@ def renamed(work: TailWork) -> TailWork:
 
 # ---- drafter
 #
-# A drafter for `whet bench draft`: read from a folder, or trained here on prompts that are not measured.
+# A drafter for `draft_bench.py`: read from a folder, or trained here on prompts that are not measured.
 #
 # Training goes as in a run (`whet.draft.training`): the rollouts of a round are generated, and their hidden states are
 # trained on before the next. The weights do not change meanwhile, and there is no budget to keep: each round is trained
@@ -112,7 +113,7 @@ def trained_drafter(
         seed=seed + 1,
         slots=work.rollouts,
         context=work.context,
-        graphs=model.device.type == "cuda",
+        runners=GraphRunners() if model.device.type == "cuda" else None,
         eagle=adaptive.live,
         buffer=adaptive.buffer,
     )
@@ -132,7 +133,7 @@ def trained_drafter(
 
 # ---- candidate
 #
-# What `whet bench draft` measures, made ready: the model on its device, the batch, a drafter if there is one, and one
+# What `draft_bench.py` measures, made ready: the model on its device, the batch, a drafter if there is one, and one
 # that goes on learning.
 
 
@@ -168,7 +169,7 @@ def prepared(
     """Model, work, drafter, and what to write down of them. A drafter that is trained here goes to out/drafter."""
     device = _device(asked.device)
     if (asked.model is None) == (not asked.shape):
-        raise WhetError("whet bench draft wants --model with a folder, or --shape, one of them.")
+        raise WhetError("draft_bench.py wants --model with a folder, or --shape, one of them.")
     if asked.drafter is not None and asked.train:
         raise WhetError("--drafter brings a trained drafter and --train makes one; give one of them.")
     if asked.from_scratch and asked.model is None:

@@ -1,4 +1,6 @@
-"""`whet bench draft-steps`: does a drafter have to keep learning? Accept length over the updates of a run.
+"""Does a drafter have to keep learning? Accept length over the updates of a run.
+
+    python benchmarks/draft_steps.py RECIPE --steps 40 --freeze 10
 
 The same run twice, drafting with EAGLE alone at one depth: the drafter learns after every update, or only after the
 first few (TLT's question). Tokens do not depend on drafts, so both policies are the same but for rounding, and so is
@@ -13,22 +15,26 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+from command_line import RESULTS, Out, run_script, tell
 from draft_watch import Fixed, Watch, accept_length
+from rich.table import Table
 
 from whet import config, files, loop
 from whet.api import start
-from whet.assembly import Parts
-from whet.check import check
+from whet.assembly import Parts, check_run
 from whet.draft.base import Arm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
-from whet.recipe import dump_config
+from whet.recipe import dump_config, load_config
 from whet.rollout.engine import LocalEngine
 from whet.run import Run
+from whet.terminal import DataFolder, Sets, folder_set, out_console
 from whet.tools.bench.stand import circumstances
 
+app = typer.Typer()
 FILE = "draft_over_steps.json"
 KEPT = ("draft/loss", "draft/agreement", "draft/tokens_trained", "reward/mean", "length/mean", "time/draft")
 """Of an update's metrics."""
@@ -94,13 +100,13 @@ def steps_bench(
 
 
 def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeFunction | None) -> None:
-    checked = check(settings, reward)
+    plan = check_run(settings, reward)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(checked.settings)))
-        parts = start(run, checked.settings, checked.problems, follower)
+        run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(plan.settings)))
+        parts = start(run, plan, follower)
         stack.callback(parts.close)
         follower.attach(parts, depth)
-        loop.train(run, parts, follower)
+        loop.train(parts, loop.Log(run, parts, follower))
 
 
 def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
@@ -118,3 +124,38 @@ def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str,
         if count := sum(row["rows_drafted"] for row in last):
             found[name] = sum(row["accept_length"] * row["rows_drafted"] for row in last) / count
     return found
+
+
+# ---- the command line
+
+
+@app.command()
+def main(
+    recipe: Annotated[Path, typer.Argument(help="What is trained; drafts are EAGLE's alone.")],
+    steps: Annotated[int, typer.Option(min=1, help="Updates of each run.")] = 40,
+    freeze: Annotated[int, typer.Option(min=0, help="Updates after which the second drafter stops learning.")] = 10,
+    depth: Annotated[int, typer.Option(min=1, help="Tokens of a draft.")] = 4,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+    out: Out = RESULTS,
+) -> None:
+    """Accept length over RL updates: a drafter that goes on learning, beside one that is frozen."""
+    settings = load_config(recipe, [*folder_set(data_folder), *(sets or []), f"steps={steps}"])
+    show_steps(steps_bench(settings, freeze=freeze, depth=depth, out=out, on_progress=tell))
+
+
+def show_steps(result: Mapping[str, Any], lines: int = 12) -> None:
+    """Accept length at some of the updates, and the mean of the last quarter."""
+    arms = {name: {row["step"]: row for row in rows} for name, rows in result["arms"].items()}
+    steps = [step for step, row in arms["trained"].items() if "accept_length" in row]
+    table = Table("update", *arms)
+    for step in steps[:: max(1, -(-len(steps) // lines))]:
+        found = [rows.get(step, {}).get("accept_length") for rows in arms.values()]
+        table.add_row(f"{step:.0f}", *("-" if length is None else f"{length:.2f}" for length in found))
+    table.add_row("last quarter", *(f"{result['last_quarter'].get(name, 1.0):.2f}" for name in arms))
+    out_console.print(table)
+    tell(f"Accept length with drafts of {result['depth']}; the lessons of the frozen one end at {result['freeze']}.")
+
+
+if __name__ == "__main__":
+    run_script(app)

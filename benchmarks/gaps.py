@@ -143,3 +143,16 @@ def longest(gaps: Sequence[Gap], phases: Sequence[Span], begin: int, count: int 
         }
         for gap in sorted(gaps, key=lambda gap: -gap.size)[:count]
     ]
+
+
+def covered(intervals: Iterable[tuple[int, int]]) -> int:
+    """Length of the union: kernels of two streams that run at once count once.
+
+    >>> covered([(0, 4), (2, 5), (7, 8)])
+    6
+    """
+    total, end = 0, -1
+    for start, stop in sorted(intervals):
+        total += max(0, stop - max(start, end))
+        end = max(end, stop)
+    return total

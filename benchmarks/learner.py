@@ -31,7 +31,7 @@ from torch._dynamo.utils import counters
 from whet.config import Config, Learn
 from whet.config import Rollout as RolloutSettings
 from whet.fast.compiled import FORMS
-from whet.fast.graphed import Graphed
+from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
 from whet.model.memory import measure, plan
 from whet.tools.bench.peers import shape_model
@@ -177,14 +177,15 @@ def main() -> None:
     model = shape_model(args.shape, "cuda" if CUDA else "cpu").requires_grad_(True)
     parameters = sum(p.numel() for p in model.parameters())
     begun = now()
-    learner = Learner(model, settings, encode=lambda prompt: [1])
+    learner = Learner(model, settings, encode=lambda prompt: [1], passes=FastPasses)
+    passes: Any = learner.passes
     result: dict[str, Any] = {
         "arguments": {name: str(value) for name, value in vars(args).items() if name != "out"},
         "circumstances": circumstances(),
         "parameters": parameters,
         "tokens": tokens,
         "ready_s": now() - begun,
-        "compiled": learner.compiled,
+        "compiled": passes.form,
         "runs": {},
         "summary": {},
         "kernels": {},
@@ -196,15 +197,15 @@ def main() -> None:
     kind = "_long" if args.long else "_checkpoint" if args.checkpoint else ""
     where = args.out / f"learner_{args.shape}_{tokens}{kind}.json"
     args.out.mkdir(parents=True, exist_ok=True)
-    forms = args.forms.split(",") if args.forms else [learner.compiled] if learner.compiled else []
-    if learner.graphed is not None:
+    forms = args.forms.split(",") if args.forms else [passes.form] if passes.form else []
+    if passes.graphed is not None:
         forms.append(GRAPHED)
-    graphed = (learner.graphed or Graphed(model, settings.pack_tokens)) if GRAPHED in forms else None
-    form_of: dict[str, str] = {"plain": "", GRAPHED: learner.compiled or "whole"}
+    graphed = (passes.graphed or Graphed(model, settings.pack_tokens)) if GRAPHED in forms else None
+    form_of: dict[str, str] = {"plain": "", GRAPHED: passes.form or "whole"}
     ways = {name: (form_of.get(name, name), graphed if name == GRAPHED else None) for name in ("plain", *forms)}
     batch = batch_of(responses, tokens // responses, model.config.vocab_size, seed=0)
     for turn in range(-WARM_UP, ROUNDS):
-        for name, (learner.compiled, learner.graphed) in ways.items():
+        for name, (passes.form, passes.graphed) in ways.items():
             taken = timed(learner, batch, args.steps if turn >= 0 else 1)
             if turn < 0:
                 print(f"{name}: warm-up step {taken['step_s']:.2f} s")
@@ -214,7 +215,7 @@ def main() -> None:
             result["summary"][name] = summary(name, result["runs"][name], tokens, parameters)
             where.write_text(json.dumps(result, indent=1))
     if args.profile and CUDA:
-        for name, (learner.compiled, learner.graphed) in ways.items():
+        for name, (passes.form, passes.graphed) in ways.items():
             result["kernels"][name] = kernels(learner, batch)
             print(
                 name, *(f"{ms:9.2f} ms {n:6} x {kernel[:110]}" for kernel, ms, n in result["kernels"][name]), sep="\n"

@@ -29,7 +29,7 @@ import numpy as np
 from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
-from whet.curriculum.source import KimiSource
+from whet.curriculum.neighbours import KimiSource
 from whet.tools.bench.stand import circumstances
 from whet.types import Clock, Report, Request, Rollout, Sampling
 

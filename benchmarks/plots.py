@@ -1,6 +1,6 @@
 """The figures of docs/, as SVG, from stored results: `pip install "whet[plot]"`, then
 
-    python benchmarks/plots.py --results benchmarks/results --out docs/figures --level 0.70
+    python benchmarks/plots.py --results benchmarks/results --out docs/evidence/figures --level 0.70
 
 Reads curricula_few.json, curricula_many.json, calibration.json, snr.json, rollout_gpu.json and draft.json where they
 are there, and draws what they hold: arms that were not run are left out, and a figure without data is not written. The
@@ -70,7 +70,7 @@ Runs = Mapping[str, Sequence[Mapping[str, Any]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--out", type=Path, default=Path("docs/figures"))
+    parser.add_argument("--out", type=Path, default=Path("docs/evidence/figures"))
     parser.add_argument("--level", type=float, help="Of the ablations; else the highest that half of the arms reach.")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

@@ -41,14 +41,13 @@ import update_latency as latency
 from transformers.utils import logging as hf_logging
 
 from whet import api, loop
-from whet.assembly import Parts, build_parts
-from whet.check import check
+from whet.assembly import Parts, build_parts, check_run
 from whet.fast.fused import share_storage
 from whet.model.load import char_tokenizer
 from whet.recipe import load_config, read_toml
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances, covered
-from whet.types import Rollout
+from whet.tools.bench.stand import circumstances
+from whet.types import Batch, Report
 from whet.watch import Stopwatch, rollout_metrics
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -176,7 +175,7 @@ def profiled(watch: Watch, wall_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {"wall_s": own_s, "wall_without_profiler_s": wall_s, "kernels": len(trace.spans)}
     if not trace.spans:
         return found
-    busy_s = covered((span.start, span.stop) for span in trace.spans) / 1e9
+    busy_s = gaps.covered((span.start, span.stop) for span in trace.spans) / 1e9
     phases = [span for span in Phases.seen if span.stop > trace.begin and span.start < trace.end]
     between = gaps.gaps_between(trace.spans, trace.begin, trace.end)
     return {
@@ -232,17 +231,15 @@ def stage3(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()
         settings = load_config(None, args.sets, base=stage3_tree(args, Path(folder), limits))
-        checked = check(settings, coin)
-        parts = build_parts(checked.settings, checked.problems)
+        plan = check_run(settings, coin)
+        parts = build_parts(plan)
     try:
-        result.add(start_s=time.perf_counter() - begun, memory_plan=[*checked.notes, *parts.notes])
-        steps: list[dict[str, Any]] = []
-        while not parts.done:
-            steps.append(stage3_step(parts))
-            result.add(steps=steps)
+        result.add(start_s=time.perf_counter() - begun, memory_plan=[*plan.notes, *parts.notes])
+        log = Stage3Log(parts, result)
+        loop.train(parts, log)
     finally:
         parts.close()
-    longest = max(row["longest_trained"] for row in steps)
+    longest = max(row["longest_trained"] for row in log.rows)
     result.add(longest_trained=longest, seconds=time.perf_counter() - begun)
 
 
@@ -265,31 +262,43 @@ def stage3_tree(args: argparse.Namespace, folder: Path, limits: Sequence[tuple[i
     return tree
 
 
-def stage3_step(parts: Parts) -> dict[str, Any]:
-    """As `whet.loop.train` does it, but for the checkpoints, of 24 GiB each."""
-    cuda = parts.model.device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats()
-    watch = Stopwatch()
-    seen: list[Rollout] = []
-    batch = loop.gather(parts, watch, seen)
-    generating = used_gib(cuda)
-    report = loop.learn(parts, batch, watch)
-    metrics = rollout_metrics(seen) | loop.step_metrics(parts, batch, seen, report, watch) | watch.metrics()
-    row: dict[str, Any] = {"limit": batch.groups[0].rollouts[0].sampling.max_tokens, "rollouts": len(seen)}
-    row |= split_of(metrics)
-    row["longest_trained"] = max(r.length for group in batch.groups for r in group.rollouts)
-    row["truncated"] = metrics.get("length/truncated")
-    row |= {
-        name: metrics[name]
-        for name in ("learn/grad_norm", "learn/kl", "learn/mismatch", "learn/oom")
-        if name in metrics
-    }
-    if cuda:
-        row |= {"used_generating_gib": generating, "used_after_gib": used_gib(cuda)}
-        row["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / GIB
-        row["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
-    return row
+class Stage3Log(loop.Log):
+    """Follows the loop without checkpoints, which would be 24 GiB each, and reads the memory of every step."""
+
+    stopping = False  # type: ignore[assignment]
+
+    def __init__(self, parts: Parts, result: Result) -> None:
+        super().__init__(None, parts, Watch(gaps.Trace(parts.model.device), -1, result))  # type: ignore[arg-type]
+        self.result, self.cuda = result, parts.model.device.type == "cuda"
+        self.rows: list[dict[str, Any]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Before each step."""
+        self.watch = Stopwatch()
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+
+    def emitted(self, batch: Batch) -> None:
+        super().emitted(batch)
+        self.generating = used_gib(self.cuda)
+
+    def updated(self, batch: Batch, report: Report) -> None:
+        metrics = rollout_metrics(self.seen) | self.step_metrics(batch, report) | self.watch.metrics()
+        limit = batch.groups[0].rollouts[0].sampling.max_tokens
+        row: dict[str, Any] = {"limit": limit, "rollouts": len(self.seen)}
+        row |= split_of(metrics)
+        row["longest_trained"] = max(r.length for group in batch.groups for r in group.rollouts)
+        row["truncated"] = metrics.get("length/truncated")
+        kept = ("learn/grad_norm", "learn/kl", "learn/mismatch", "learn/oom")
+        row |= {name: metrics[name] for name in kept if name in metrics}
+        if self.cuda:
+            row |= {"used_generating_gib": self.generating, "used_after_gib": used_gib(self.cuda)}
+            row["peak_allocated_gib"] = torch.cuda.max_memory_allocated() / GIB
+            row["peak_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
+        self.rows.append(row)
+        self.result.add(steps=self.rows)
+        self.begin()
 
 
 def used_gib(cuda: bool) -> float | None:

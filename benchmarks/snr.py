@@ -31,8 +31,7 @@ from learner_scores import explicit_gram, score_gram
 from snr_score import bernoulli_snr, bound, choose_spread, jackknife, moments
 
 from whet import files
-from whet.assembly import Actor, build_actor, training_sampling
-from whet.check import check
+from whet.assembly import Actor, build_actor, check_run, training_sampling
 from whet.errors import WhetError
 from whet.eval import Z95, wilson
 from whet.model.load import tiny_model
@@ -94,11 +93,11 @@ def prepare(options: argparse.Namespace) -> tuple[Actor, list[Prompt]]:
         tree["data"] = [{"task": "chain"} if options.data == "chain" else {"path": options.data}]
     place = [f"data_folder={json.dumps(str(options.data_folder))}"] if options.data_folder else []
     settings = load_config(None, [f"model.name={json.dumps(folder)}", *place, *options.sets], base=tree)
-    checked = check(settings)
-    table = checked.problems.train
+    plan = check_run(settings)
+    table = plan.problems.train
     rng = np.random.default_rng((settings.seed, 15485863))
     rows = np.sort(rng.permutation(len(table))[: options.screened])
-    return build_actor(checked.settings, checked.problems), [table.at(int(row)) for row in rows]
+    return build_actor(plan), [table.at(int(row)) for row in rows]
 
 
 def measure(actor: Actor, prompts: Sequence[Prompt], options: argparse.Namespace, begun: float) -> dict[str, Any]:

@@ -36,6 +36,8 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
 from whet.fast.fused import share_storage
+from whet.fast.graphed import FastPasses
+from whet.fast.graphs import GraphRunners
 from whet.learn.learner import Learner
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import shape_model
@@ -114,7 +116,7 @@ class Trainer:
             context=-(-(work.prompt + work.cap) // 64) * 64,
             mode=arm.mode,
             on_update=arm.on_update,
-            graphs=model.device.type == "cuda",
+            runners=GraphRunners() if model.device.type == "cuda" else None,
         )
         settings = config.Curriculum(
             name="uniform", groups=work.groups, rollouts=ROLLOUTS, max_age=arm.max_age, look_ahead=arm.look_ahead
@@ -204,7 +206,7 @@ def make_learner(model: PreTrainedModel, work: Work) -> Learner:
     """One for all arms: compiled once, its graphs captured by a few updates, and lengths do not ask what the weights
     are."""
     settings = config.Learn(estimator="rloo", lr=1e-6, pack_tokens=16_384)
-    learner = Learner(model.requires_grad_(True), settings, encode=work.ids)
+    learner = Learner(model.requires_grad_(True), settings, encode=work.ids, passes=FastPasses)
     trainer = Trainer(model, replace(work, updates=WARM_UP), Arm("warm-up", "barrier"), learner)
     trainer.run()
     return learner

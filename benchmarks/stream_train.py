@@ -22,16 +22,16 @@ import numpy as np
 from rich.console import Console
 
 from whet import config
-from whet.assembly import Parts, build_engine, build_parts, prompt_encoder
-from whet.check import check
+from whet.assembly import Parts, build_engine, build_parts, check_run
 from whet.eval import evaluate
-from whet.loop import gather, learn
+from whet.loop import Log, train
 from whet.recipe import parse_config
+from whet.report.live import RunProgress
 from whet.rollout.base import Engine
 from whet.tools.bench.stand import circumstances
 from whet.tools.demo import read_demo, with_mix
 from whet.tools.experiment import make_base, merge
-from whet.types import Rollout
+from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def compare(
         order: list[str] | None = None
         for arm in arms:
             settings = recipe(arm, seed)
-            record, stats = train(settings, updates, every)
+            record, stats = train_arm(settings, updates, every)
             order = record.prompts if order is None else order
             assert record.prompts == order, "every arm trains the same groups, in the same order"
             runs[arm.name].append({"seed": seed, **figures(record, stats, settings)})
@@ -95,37 +95,53 @@ def compare(
     return result
 
 
-def train(settings: config.Config, updates: int, every: int) -> tuple[Record, dict[str, float]]:
+def train_arm(settings: config.Config, updates: int, every: int) -> tuple[Record, dict[str, float]]:
     """So many updates of a recipe, and an evaluation before the first, every so many, and after the last."""
-    checked = check(settings)
-    settings = checked.settings
-    parts = build_parts(settings, checked.problems)
+    plan = check_run(settings)
+    parts = build_parts(plan)
     try:
-        alone = settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"mode": "barrier"})})
-        second = build_engine(alone, parts.model, prompt_encoder(checked.problems, parts.codec), parts.codec)
-        record = Record()
-        measure(record, parts, second)
-        for update in range(1, updates + 1):
-            step(record, parts)
-            if update % every == 0 or update == updates:
-                measure(record, parts, second)
-        return record, parts.engine.stats()
+        barrier = plan.settings.rollout.model_copy(update={"mode": "barrier"})
+        alone = plan.settings.model_copy(update={"rollout": barrier})
+        second = build_engine(alone, parts.model, parts.encoded, parts.codec)
+        log = Recorder(parts, second, updates, every)
+        train(parts, log)
+        return log.record_of_arm, parts.engine.stats()
     finally:
         parts.close()
 
 
-def step(record: Record, parts: Parts) -> None:
-    watch, cpu = Stopwatch(), time.process_time()
-    seen: list[Rollout] = []
-    batch = gather(parts, watch, seen)
-    rollouts = [r for group in parts.store.attach(batch).groups for r in group.rollouts]
-    record.ages.append(np.concatenate([parts.learner.version - r.trace.versions for r in rollouts if r.trace]))
-    learn(parts, batch, watch)
-    record.spend(watch)
-    record.cpu_s += time.process_time() - cpu
-    record.returned += seen
-    record.trained += rollouts
-    record.prompts += [group.prompt_id for group in batch.groups]
+class Recorder(Log):
+    """Follows the loop with a record and evaluations of its own, without a run folder."""
+
+    def __init__(self, parts: Parts, second: Engine, updates: int, every: int) -> None:
+        super().__init__(None, parts, RunProgress(quiet=True))  # type: ignore[arg-type]
+        self.second, self.updates, self.every = second, updates, every
+        self.record_of_arm = Record()
+
+    @property
+    def stopping(self) -> bool:
+        return self.parts.tally.step >= self.updates
+
+    def begin(self) -> None:
+        measure(self.record_of_arm, self.parts, self.second)
+        self.watch, self.cpu = Stopwatch(), time.process_time()
+
+    def emitted(self, batch: Batch) -> None:
+        record, version = self.record_of_arm, self.parts.learner.version
+        self.rollouts = [r for group in self.parts.store.attach(batch).groups for r in group.rollouts]
+        record.ages.append(np.concatenate([version - r.trace.versions for r in self.rollouts if r.trace]))
+
+    def updated(self, batch: Batch, report: Report) -> None:
+        record, update = self.record_of_arm, self.parts.tally.step
+        self.watch.move("train", "log_probs", self.parts.learner.scored_s)
+        record.spend(self.watch)
+        record.cpu_s += time.process_time() - self.cpu
+        record.returned += self.seen
+        record.trained += self.rollouts
+        record.prompts += [group.prompt_id for group in batch.groups]
+        if update % self.every == 0 or update == self.updates:
+            measure(record, self.parts, self.second)
+        self.watch, self.cpu = Stopwatch(), time.process_time()
 
 
 def measure(record: Record, parts: Parts, engine: Engine) -> None:

@@ -32,6 +32,7 @@ import torch
 
 from whet import files
 from whet.fast.fused import share_storage
+from whet.fast.graphs import GraphRunners
 from whet.learn.learner import warm_start
 from whet.model.load import SPECIAL, char_tokenizer, load_weights, tiny_model
 from whet.model.packing import Pair
@@ -177,7 +178,7 @@ def sample(folder: Path, prompts: Sequence[str], options: argparse.Namespace) ->
         seed=options.seed,
         slots=min(256, 4 * len(prompts)),
         context=(options.cap + 128) // PAGE * PAGE,
-        graphs=options.device == "cuda",
+        runners=GraphRunners() if options.device == "cuda" else None,
     )
     wanted = Sampling(max_tokens=options.cap, stop_ids=(EOS,))
     engine.submit([Request(prompt_id=str(i), group_id=i, n=4, sampling=wanted) for i in range(len(prompts))])

@@ -1,4 +1,4 @@
-"""The long-tailed batches of `whet bench draft`: a model that ends when it will, or a bare shape with lengths given.
+"""The long-tailed batches of `draft_bench.py`: a model that ends when it will, or a bare shape with lengths given.
 
 A model folder brings its prompts (`prompts.jsonl`), or a file does: one {"text": ...} or {"question": ...} a line. A
 shape has random weights and no end: its lengths are drawn, log-normal, and nothing it writes repeats, so that

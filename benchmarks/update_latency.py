@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from whet.fast.graphs import GraphRunners
 from whet.learn.optimizer import AdamW
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Sampling
@@ -60,7 +61,7 @@ def engine_for(
         context=context,
         mode="stream",
         on_update=on_update,
-        graphs=model.device.type == "cuda",
+        runners=GraphRunners() if model.device.type == "cuda" else None,
         releasable=model.device.type == "cuda",
     )
 

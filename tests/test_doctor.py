@@ -21,16 +21,18 @@ from transformers import (
 )
 
 from whet import config
+from whet.assembly import decoding_of, machine_of, size_up_here
 from whet.errors import WhetError
+from whet.estimate import Machine
+from whet.fast.fused import graphs_lack
 from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
-from whet.fast.network import graphs_lack
+from whet.model import memory
 from whet.model.load import check_model
-from whet.model.memory import SPARE, MemoryPlan, ModelShape, Room, cache_shapes, lay_out, least
+from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, cache_shapes, free_memory, lay_out, least
 from whet.model.twin import PAGE
 from whet.recipe import load_config
-from whet.tools import doctor
-from whet.tools.doctor import decoding_of, examine, free_memory, machine_of, path_of, room_lines, room_within
+from whet.tools.doctor import examine, skeleton_of
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,
@@ -58,6 +60,11 @@ def told(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
     return {what: (found, fine) for what, found, fine in examine(model, settings)}
 
 
+def inner_of(model: str) -> int:
+    settings = load_config(sets=[f"model.name='{model}'"])
+    return size_up_here(skeleton_of(settings), settings).shape.inner
+
+
 def test_machine_alone() -> None:
     found = {what: fine for what, _, fine in examine()}
     assert {"python", "torch", "device", "free disk here"} <= found.keys()
@@ -81,17 +88,16 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
     wide = AutoModelForCausalLM.from_config(LlamaConfig(**{**SMALL, "head_dim": 512}))
     plain, graphs = load_config(sets=["rollout.graphs=false"]), load_config(sets=[])
     cuda = torch.device("cuda")
-    assert decoding_of(network, graphs, torch.device("cpu"))[1] == "plain calls of the model's own layers"
-    assert decoding_of(wide, graphs, cuda)[1:] == (
-        "plain calls of the model's own layers, since the attention kernel takes heads of at most 256 numbers, not 512",
-        True,
+    assert decoding_of(network, graphs, torch.device("cpu")) == "plain calls of the model's own layers"
+    assert decoding_of(wide, graphs, cuda) == (
+        "plain calls of the model's own layers, since the attention kernel takes heads of at most 256 numbers, not 512"
     )
     pytest.importorskip("triton")
-    assert "rollout.graphs = true" in decoding_of(network, plain, cuda)[1]
-    assert decoding_of(network, graphs, cuda)[1] == "graphs over kernels, fused layers"
-    assert "its own layers: Gemma2ForCausalLM is not one of" in decoding_of(capped, graphs, cuda)[1]
+    assert "rollout.graphs = true" in decoding_of(network, plain, cuda)
+    assert decoding_of(network, graphs, cuda) == "graphs over kernels, fused layers"
+    assert "its own layers: Gemma2ForCausalLM is not one of" in decoding_of(capped, graphs, cuda)
     adapted = load_config(sets=["model.lora.rank=4"])
-    assert decoding_of(network, adapted, cuda)[1].endswith("its own layers: adapters are not merged")
+    assert decoding_of(network, adapted, cuda).endswith("its own layers: adapters are not merged")
 
 
 def test_a_run_says_how_the_card_is_divided() -> None:
@@ -108,14 +114,16 @@ def test_a_run_says_how_the_card_is_divided() -> None:
         logits=gib,
         decoding=gib,
     )
-    settings = load_config(sets=[])
-    (line,) = room_lines(Room(plan=plan, pages=0, release=False), settings)
-    assert line.startswith("Memory: 119.0 GiB at the peak: activations (estimate) 50.0 GiB + KV cache 40.0 GiB + ")
+    shape, settings = billion()
+    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+    (line,) = footprint.memory_lines(Room(plan=plan, pages=0, release=False))
+    assert line.startswith("119.0 GiB at the peak for 64 rollouts of 4096 tokens and packs of ")
+    assert ": activations (estimate) 50.0 GiB + KV cache 40.0 GiB + " in line
     assert "Adam moments 12.0 GiB" in line and "graphs (estimate) 1.0 GiB" in line
-    first, second, third = room_lines(Room(plan=plan, pages=99, release=True), settings)
-    assert first.startswith("Memory: 79.0 GiB at the peak")
-    assert second.startswith("The KV cache (40.0 GiB) is released for each update and taken back after it")
-    assert third.startswith("The KV pool is 99 pages")
+    first, second, third = footprint.memory_lines(Room(plan=plan, pages=99, release=True))
+    assert first.startswith("79.0 GiB at the peak")
+    assert second.startswith("the KV cache (40.0 GiB) is released for each update and taken back after it")
+    assert third.startswith("the KV pool is 99 pages")
 
 
 def billion(*sets: str) -> tuple[ModelShape, config.Config]:
@@ -141,16 +149,17 @@ def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
     shape, settings = billion("learn.pack_tokens=16384")
     fewest = least(shape, settings, flash=True)
     assert 20 * shape.parameters < fewest < lay_out(shape, settings, 0, flash=True).total
+    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
     with pytest.raises(WhetError) as refused:
-        room_within(fewest - 1, shape, settings, flash=True)
+        footprint.room(fewest - 1)
     sentence = str(refused.value)
-    assert sentence.startswith("This training does not fit on the card: it takes ") and "\n" not in sentence
+    assert sentence.startswith("This training does not fit on the GPU: it takes ") and "\n" not in sentence
     assert "to be had (a tenth is left free); enough would be learn.checkpoint_activations = true." in sentence
-    tight = room_within(fewest, shape, settings, flash=True)
+    tight = footprint.room(fewest)
     assert tight.total > fewest * (1 - SPARE)
-    assert room_lines(tight, settings)[-1].startswith("Memory is tight: that is ")
-    roomy = room_within(10 * fewest, shape, settings, flash=True)
-    assert len(room_lines(roomy, settings)) == 1 and roomy.total <= 9 * fewest
+    assert footprint.memory_lines(tight)[-1].startswith("memory is tight: that is ")
+    roomy = footprint.room(10 * fewest)
+    assert len(footprint.memory_lines(roomy)) == 1 and roomy.total <= 9 * fewest
 
 
 def test_the_least_is_one_sequence_at_a_time() -> None:
@@ -188,15 +197,15 @@ def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: 
         "dtype": "the attention kernel has no float64",
     }[lacks]
     cuda = torch.device("cuda")
-    assert decoding_of(network, settings, cuda)[1] == f"plain calls of the model's own layers, since {why}"
+    assert decoding_of(network, settings, cuda) == f"plain calls of the model's own layers, since {why}"
     shapes = cache_shapes(network.to(getattr(torch, settings.model.dtype)))
     assert graphs_lack(shapes, cuda) == why and graphs_lack(shapes, torch.device("cpu")) is None
     assert network.config._attn_implementation == "sdpa", "asking leaves the model as it was"
 
 
 def test_machine_of_a_recipe() -> None:
-    machine, name, gpu = machine_of(load_config(sets=['model.device="cpu"']))
-    assert machine is not None and machine.card is None and machine.threads >= 1 and not gpu and "CPU" in name
+    machine = machine_of(torch.device("cpu"))
+    assert isinstance(machine, Machine) and machine.card is None and machine.threads >= 1 and "CPU" in machine.name
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:
@@ -214,7 +223,7 @@ def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
 
 def test_too_many_slots_say_how_many_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
-    monkeypatch.setattr(doctor, "free_memory", lambda: 200 * 2**20)
+    monkeypatch.setattr(memory, "free_memory", lambda device: 200 * 2**20)
     sentence, fine = told(
         name, 'model.device="cpu"', "rollout.slots=4096", "rollout.context=250", "rollout.max_tokens=99"
     )["fits"]
@@ -268,9 +277,9 @@ def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
     attention = 2 * 32 * 32 + 2 * 32 * 16
     parameters = 2 * 64 * 32 + 2 * (attention + 4 * 32 + 4 * 3 * 32 * 64 + 2 * 32) + 32
     assert told(mixtral)["model"] == (f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
-    assert doctor.shape_of(load_config(sets=[f"model.name='{mixtral}'"]))[1].inner == 2 * 64
+    assert inner_of(mixtral) == 2 * 64
     qwen = folder_of(Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts), tmp_path / "qwen")
-    assert doctor.shape_of(load_config(sets=[f"model.name='{qwen}'"]))[1].inner == 2 * 16
+    assert inner_of(qwen) == 2 * 16
     gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0)
     found = told(folder_of(gpt2, tmp_path / "gpt2"))
     assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith("GPT2LMHeadModel")
@@ -312,20 +321,23 @@ def test_paths() -> None:
     shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
     plain, capped = (ModelShape(**shape, vocab=8, softcap=cap, flash=not cap) for cap in (False, True))
     odd = ModelShape(**shape, vocab=8, softcap=False, flash=False)
-    cuda, settings = torch.device("cuda"), config.Config()
-    assert "on a CPU" in path_of(plain, settings, torch.device("cpu"))
-    assert "soft-capped" in path_of(capped, settings, cuda)
-    assert "heads" in path_of(odd, settings, cuda)
-    assert 'model.dtype = "bfloat16"' in path_of(plain, settings, cuda)
+
+    def path(shape: ModelShape, device: str, *sets: str) -> str:
+        return Footprint(shape=shape, settings=load_config(sets=sets), device=torch.device(device), flash=False).path()
+
+    assert "on a CPU" in path(plain, "cpu")
+    assert "soft-capped" in path(capped, "cuda")
+    assert "heads" in path(odd, "cuda")
+    assert 'model.dtype = "bfloat16"' in path(plain, "cuda")
+    assert "older" in path(plain, "cuda", 'model.dtype="bfloat16"')
 
 
 @pytest.mark.gpu
 def test_fast_path_is_what_packing_does() -> None:
     from whet.model.packing import can_varlen
 
-    shape = {"parameters": 1, "adapted": 1, "layers": 1, "hidden": 8, "inner": 8, "heads": 1, "query": 8, "cached": 16}
-    half = load_config(sets=['model.dtype="bfloat16"'])
-    said = path_of(ModelShape(**shape, vocab=8, softcap=False, flash=True), half, torch.device("cuda"))
+    half = load_config(sets=['model.dtype="bfloat16"', 'model.device="cuda"'])
+    said = size_up_here(skeleton_of(half), half).path()
     x = torch.zeros(4, 1, 8, dtype=torch.bfloat16, device="cuda")
     assert said.startswith("fast") == can_varlen(x, x, None)
 
@@ -336,5 +348,5 @@ def test_soft_caps_of_a_real_family(tmp_path: Path) -> None:
 
 
 def test_free_memory_is_plausible() -> None:
-    free = free_memory()
+    free = free_memory(torch.device("cpu"))
     assert free is None or 2**20 < free < 2**50

@@ -9,14 +9,13 @@ import pytest
 from small_run import Silent, assert_same_run, even_digits, newest_weights, small_config, timeless
 
 from whet import api, loop
-from whet.assembly import build_parts
+from whet.assembly import build_parts, check_run
 from whet.errors import Starved
-from whet.problems import load_problems
+from whet.recipe import dump_config
 from whet.rollout.engine import LocalEngine
-from whet.run import read_metrics, read_rollouts
+from whet.run import Run, read_metrics, read_rollouts
 from whet.tasks.judge import Judge
-from whet.types import Rollout
-from whet.watch import Stopwatch
+from whet.types import Batch, Report, Rollout
 
 
 def run(folder: Path, *sets: str, reward=even_digits, silent: Silent | None = None) -> Silent:
@@ -136,16 +135,23 @@ def test_stream_carries_on_over_updates(tmp_path: Path, on_update: str) -> None:
 
 
 @pytest.mark.parametrize("sets", [(), ("rollout.mode=stream", "curriculum.max_age=2", "rollout.slots=18")], ids=str)
-def test_an_update_frees_the_traces_that_no_group_needs(sets: tuple[str, ...]) -> None:
-    settings = small_config(*sets)
-    parts = build_parts(settings, load_problems(settings, even_digits))
+def test_an_update_frees_the_traces_that_no_group_needs(tmp_path: Path, sets: tuple[str, ...]) -> None:
+    class Checks(loop.Log):
+        def emitted(self, batch: Batch) -> None:
+            super().emitted(batch)
+            assert self.parts.store.tokens >= sum(group.tokens for group in batch.groups) > 0
+
+        def updated(self, batch: Batch, report: Report) -> None:
+            groups = set(self.parts.store.arrays()["keys"][:, 0].tolist())
+            assert groups <= self.parts.curriculum.holds() and groups.isdisjoint(g.group_id for g in batch.groups)
+            super().updated(batch, report)
+
+    plan = check_run(small_config("steps=4", *sets), even_digits)
+    parts = build_parts(plan)
     try:
-        for _ in range(4):
-            batch = loop.gather(parts, Stopwatch(), [])
-            assert parts.store.tokens >= sum(group.tokens for group in batch.groups) > 0
-            loop.learn(parts, batch, Stopwatch())
-            groups = set(parts.store.arrays()["keys"][:, 0].tolist())
-            assert groups <= parts.curriculum.holds() and groups.isdisjoint(g.group_id for g in batch.groups)
+        with Run.create(tmp_path / "a", dump_config(plan.settings)) as run:
+            loop.train(parts, Checks(run, parts, Silent()))
+        assert parts.tally.step == 4
     finally:
         parts.close()
 

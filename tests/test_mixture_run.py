@@ -7,7 +7,7 @@ import pytest
 from small_run import Silent, Stop, assert_same_run, even_digits, small_config
 
 from whet import api
-from whet.check import check, dry_run
+from whet.assembly import check_run
 from whet.config import Config
 from whet.errors import WhetError
 from whet.recipe import dump_config, load_config
@@ -58,10 +58,10 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, mode: str) -> 
 
 def test_a_dry_run_says_what_each_portion_is() -> None:
     stages = "data.0.curriculum={stages=[{max_tokens=60, steps=2}, {}]}"
-    checked = check(small_config(*MIXED, stages, "data.1.weight=0.2", "rollout.context=0"), even_digits)
-    lines = dry_run(checked)
-    assert "4 steps of 3 groups x 6 rollouts (uniform + speed), at most 216 tokens trained a step" in lines
-    assert "portion uniform: 60 prompts of data.0, 90.9% of the groups (2.7 a step), 6 rollouts each" in lines
+    checked = check_run(small_config(*MIXED, stages, "data.1.weight=0.2", "rollout.context=0"), even_digits)
+    lines = checked.describe()
+    assert "4 steps of 3 groups x 6 rollouts (uniform + speed), at most 216 tokens trained per step" in lines
+    assert "portion uniform: 60 prompts of data.0, 90.9% of the groups (2.7 per step), 6 rollouts each" in lines
     assert "  stage 1: all prompts, 6 rollouts of at most 60 tokens" in lines
     assert "portion speed: 30 prompts of data.1, 9.1% of the groups (one every 3.7 steps), 6 rollouts each" in lines
     assert checked.settings.rollout.context > 60, "the longest stage of any portion has room"
@@ -92,7 +92,9 @@ def test_bad_settings_are_one_sentence_that_names_the_entry(own: str, sentence: 
 
 def test_names_and_subsets_are_checked_before_anything_runs() -> None:
     def checked(own: str) -> Config:
-        return check(small_config("curriculum.rollouts=6", SECOND, f"data.1.curriculum={own}"), even_digits).settings
+        return check_run(
+            small_config("curriculum.rollouts=6", SECOND, f"data.1.curriculum={own}"), even_digits
+        ).settings
 
     with pytest.raises(WhetError, match='There is no curriculum "sped"; did you mean "speed"'):
         checked("{name='sped'}")

@@ -12,7 +12,7 @@ from whet import config
 from whet.errors import WhetError
 from whet.problems import load_problems
 from whet.recipe import parse_config
-from whet.tasks.prompts import PromptTable, problem_key
+from whet.tasks.base import PromptTable, problem_key
 from whet.tasks.text import TextTask
 from whet.tools.prepare import is_usable, prepare, prepare_file, read_pass_rates, stratified
 from whet.types import Prompt

@@ -115,7 +115,7 @@ def check_resumable(folder: Path, done: list[int], where: str) -> None:
         newest = run.newest_checkpoint(pytest.fail)
         if done:
             assert newest is not None and int(newest.name[-8:]) >= done[-1], f"{where}: a saved step was lost"
-            best = run.best_checkpoint()
+            best = best_checkpoint(run.folder)
             assert best is not None, where
             assert SCORE[int(best.name[-8:])] >= max(SCORE[step] for step in done), f"{where}: the best was lost"
         step = -1 if newest is None else int(newest.name[-8:])
@@ -180,7 +180,7 @@ def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, 
             pass
         monkeypatch.undo()
         with Run.resume(folder) as run:
-            assert run.newest_checkpoint(pytest.fail) == run.best_checkpoint() == checkpoint_path(folder, 5)
+            assert run.newest_checkpoint(pytest.fail) == best_checkpoint(run.folder) == checkpoint_path(folder, 5)
         which = load_checkpoint(checkpoint_path(folder, 5)).states["which"]
         if not faults.fired:
             assert at > 8 and which == 1
@@ -223,7 +223,7 @@ def test_a_process_killed_by_the_system_can_be_resumed_at_once(tmp_path):
             assert newest is not None
             step = load_checkpoint(newest).states["tally"]
             run.cut_back(step)
-            assert run.best_checkpoint() == checkpoint_path(folder, 0), "the first had the highest score"
+            assert best_checkpoint(run.folder) == checkpoint_path(folder, 0), "the first had the highest score"
         assert step >= reached + more - 1
         assert steps_logged(folder) == list(range(step + 1))
         assert sorted({row["step"] for row in read_rollouts(folder)}) == list(range(step + 1))
@@ -349,10 +349,10 @@ def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch)
             with pytest.raises(WhetError, match=r"no space left to write .*everything saved before is untouched"):
                 act()
         monkeypatch.undo()
-        assert run.newest_checkpoint(pytest.fail) == run.best_checkpoint() == checkpoint_path(run.folder, 1)
+        assert run.newest_checkpoint(pytest.fail) == best_checkpoint(run.folder) == checkpoint_path(run.folder, 1)
         assert read_metrics(run.folder) == [{"step": 1, "a": 1}]
         run.save(2, writer(2), 0.7)
-        assert run.best_checkpoint() == checkpoint_path(run.folder, 2)
+        assert best_checkpoint(run.folder) == checkpoint_path(run.folder, 2)
 
 
 def test_metrics_are_strict_json_with_the_step_first(tmp_path):
@@ -419,7 +419,7 @@ def test_readers_want_a_run(tmp_path):
 
 def test_damaged_checkpoints_are_passed_over(tmp_path):
     with Run.create(tmp_path, CONFIG) as run:
-        assert run.newest_checkpoint(pytest.fail) is None and run.best_checkpoint() is None
+        assert run.newest_checkpoint(pytest.fail) is None and best_checkpoint(run.folder) is None
         for step in (1, 2, 3, 4):
             run.save(step, writer(step), step / 10, keep=4)
         newest = lambda warn: run.newest_checkpoint(warn)  # noqa: E731
@@ -432,12 +432,12 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
             "The checkpoint step_00000004 is skipped: manifest.json is unreadable.",
             "The checkpoint step_00000003 is skipped: state/masters.safetensors is missing.",
         ]
-        assert run.best_checkpoint() == checkpoint_path(tmp_path, 2)
+        assert best_checkpoint(run.folder) == checkpoint_path(tmp_path, 2)
         for step in (1, 2):
             (checkpoint_path(tmp_path, step) / "manifest.json").unlink()
         with pytest.raises(WhetError, match=r"No checkpoint in .* is whole"):
             newest(told.append)
-        assert run.best_checkpoint() is None
+        assert best_checkpoint(run.folder) is None
 
 
 def test_pruning_never_counts_a_damaged_future(tmp_path):
@@ -454,7 +454,7 @@ def test_the_best_is_the_highest_and_earliest(tmp_path):
         best = []
         for step, score in enumerate((None, 0.2, float("nan"), 0.4, 0.4, None, 0.1)):
             run.save(step, writer(step), score, keep=1)
-            path = run.best_checkpoint()
+            path = best_checkpoint(run.folder)
             assert path is not None
             best.append(int(path.name[-8:]))
         assert best == [0, 1, 1, 3, 3, 3, 3]
@@ -483,7 +483,7 @@ def test_the_best_is_never_of_a_future_that_was_abandoned(tmp_path):
         assert json.loads((tmp_path / "checkpoints" / "best.json").read_text()) == {"step": 10, "score": 0.3}
         assert checkpoint_steps(tmp_path) == [10, 25]
         run.save(30, writer(30), keep=1)  # the same step again, which was not evaluated this time
-        assert run.best_checkpoint() == checkpoint_path(tmp_path, 10)
+        assert best_checkpoint(run.folder) == checkpoint_path(tmp_path, 10)
 
 
 def test_a_step_saved_twice_keeps_its_score(tmp_path):
@@ -491,7 +491,7 @@ def test_a_step_saved_twice_keeps_its_score(tmp_path):
         run.save(1, writer(1), 0.5, keep=1)
         run.save(1, writer(1, "again"), keep=1)
         run.save(2, writer(2), 0.1, keep=1)
-        assert run.best_checkpoint() == checkpoint_path(tmp_path, 1)
+        assert best_checkpoint(run.folder) == checkpoint_path(tmp_path, 1)
         assert load_checkpoint(checkpoint_path(tmp_path, 1)).states["tally"]["note"] == "again"
 
 

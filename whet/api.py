@@ -1,13 +1,13 @@
-"""whet from Python: `whet.train(...)`, and what the commands share.
+"""whet from Python: `whet.train(...)`, and `run_recipe`, which the command line and the benchmarks call too.
 
-Order matters here: settings, data, judges, curriculum and model folder are all checked before a run
-folder is made, and that before any weight is loaded.
+The order matters: settings, data, judges, curriculum, model folder and memory are all checked (`assembly.check_run`)
+before a run folder is made, and the folder is made before any weight is loaded.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,28 +15,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet import config, files
-from whet.check import check
 from whet.errors import Collapsed, Stopped, WhetError
-from whet.problems import JudgeFunction, Problems
+from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
-    from whet.assembly import Parts
+    from whet.assembly import Parts, RunPlan
     from whet.loop import Watcher
-
 
 STOPPING = "Finishing this step and saving; Ctrl-C again stops at once."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What `whet.train` gives back."""
+    """What `whet.train` returns."""
 
     folder: Path
-    metrics: list[dict[str, Any]]
-    """The lines of metrics.jsonl."""
+    metrics: list[dict[str, Any]]  # the lines of metrics.jsonl
 
     @property
     def model(self) -> Path:
@@ -60,17 +57,17 @@ def train(
     resume: bool = False,
     quiet: bool = False,
 ) -> Result:
-    """Train, and come back when done.
+    """Train, and return when done.
 
     model: a Hugging Face folder, a hub name or "tiny". prompts: a file, a short name (gsm8k) or a name for `datasets`;
     or the problems themselves, as (text, answer) pairs, dicts or Prompts. reward: called with (prompt, response) in
-    worker processes, gives a score in 0..1; or "module:function".
-    settings: dotted keys as of `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
+    worker processes, returns a score in 0..1; or "module:function".
+    settings: dotted keys as for `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
     """
     from whet.report.live import RunProgress
 
     folder = Path(out) if out else new_folder()
-    sets = [f"{key}={_toml_value(value)}" for key, value in (settings or {}).items()]
+    sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]  # as JSON, such values are TOML
     if resume:
         chosen = load_config(folder / "config.toml", sets)
     else:
@@ -95,40 +92,53 @@ def run_recipe(
     reward: JudgeFunction | None = None,
     prompts: list[Any] | None = None,
 ) -> int:
-    """One run from its first or last checkpoint to its end; the signal that stopped it before that, else 0."""
+    """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    checked = check(settings, reward)
-    recipe = dump_config(checked.settings)
+    from whet.assembly import check_run
+
+    plan = check_run(settings, reward)
+    _ = plan.room  # a training that cannot fit is refused here, before there is a folder
+    recipe = dump_config(plan.settings)
     collapsed = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
-        for note in checked.notes:
+        for note in plan.notes:
             watcher.message(note)
         stack.enter_context(run.stop_signals(lambda: watcher.message(STOPPING)))
-        parts = start(run, checked.settings, checked.problems, watcher)
+        parts = start(run, plan, watcher)
         stack.callback(parts.close)
-        from whet import loop
+        from whet.loop import Log, train
 
         try:
-            loop.train(run, parts, watcher)
+            train(parts, Log(run, parts, watcher))
         except Collapsed as error:
             collapsed = error
-    _write_page(folder)  # not before the folder is free: the page says whether the run still goes on
+    from whet.report.page import write_page
+
+    # Not before the folder is free: the page says whether the run still goes on.
+    write_page(folder / "report.html", [folder], title=folder.name, note="")
     if collapsed is not None:
         raise collapsed
     return 0 if parts.done else run.signal
 
 
-def start(run: Run, settings: config.Config, problems: Problems, watcher: Watcher) -> Parts:
-    """The parts where the run left off, or warm-started at its beginning."""
-    from whet.assembly import build_parts, restore_parts, run_warm_start
+def start(run: Run, plan: RunPlan, watcher: Watcher) -> Parts:
+    """Build the parts where the run left off, or warm-started at its beginning."""
+    from whet.assembly import build_parts, restore_parts
     from whet.learn.checkpoint import load_checkpoint
+    from whet.loop import warm_start_parts
 
     folder = run.newest_checkpoint(watcher.message)
-    parts = build_parts(settings, problems, weights=folder)
+    parts = build_parts(plan, weights=folder)
     for note in parts.notes:
         watcher.message(note)
+
+    def on_progress(name: str, step: int, steps: int, loss: float) -> None:
+        if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again
+            raise Stopped(run.signal)
+        watcher.warm_start(name, step, steps, loss)
+
     try:
         if folder is not None:
             restore_parts(parts, load_checkpoint(folder))
@@ -137,7 +147,7 @@ def start(run: Run, settings: config.Config, problems: Problems, watcher: Watche
                 watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
         run.cut_back(parts.tally.step if folder is not None else -1)
         if parts.fresh:
-            run_warm_start(parts, _tell_warm_start(run, watcher))
+            warm_start_parts(parts, on_progress)
     except BaseException:
         parts.close()
         raise
@@ -175,22 +185,3 @@ def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, fol
     if curriculum is not None:
         sets.append(f"curriculum.name={json.dumps(curriculum)}")
     return sets
-
-
-def _toml_value(value: Any) -> str:
-    return json.dumps(value)  # JSON scalars and lists are TOML, too
-
-
-def _tell_warm_start(run: Run, watcher: Watcher) -> Callable[[str, int, int, float], None]:
-    def on_progress(name: str, step: int, steps: int, loss: float) -> None:
-        if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again
-            raise Stopped(run.signal)
-        watcher.warm_start(name, step, steps, loss)
-
-    return on_progress
-
-
-def _write_page(folder: Path) -> None:
-    from whet.report.page import write_page
-
-    write_page(folder / "report.html", [folder], title=folder.name, note="")

@@ -1,64 +1,311 @@
-"""What a run is made of: built from a recipe, saved to a checkpoint, restored from one.
+"""A run, checked once and then used: the one file that depends on every component.
 
-The only file that knows every component. `loop.py` moves them; none of them knows another.
+`api` and the tools call it. `check_run` reads the recipe and its data, tokenises every prompt and builds all that needs
+no weights; what can be wrong is said in one sentence here, before a run folder is made or a weight is loaded. Its
+`RunPlan` is what `whet train --dry-run` and `whet doctor` print. `build_actor` and `build_parts` turn that plan into
+running parts, `save_parts` and `restore_parts` carry them over a checkpoint. `loop.py` moves the parts. The fast path
+(`whet.fast`) is handed in here and imported nowhere else; torch is imported by the functions that need it, so that a
+wrong path is found without waiting for it.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import build_curriculum
-from whet.draft.export import FOLDER, read_drafter, write_drafter
-from whet.draft.speculation import build_speculation
-from whet.draft.training import AdaptiveDrafter
+from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, stages_of
 from whet.errors import WhetError
-from whet.eval import EvalSet
-from whet.fast.fused import share_storage
-from whet.fast.graphs import buckets
-from whet.fast.pool import DeviceMeter
+from whet.estimate import Machine, budget_lines, card_of, dims_of_shape, estimate_lines, workloads
+from whet.eval import EvalSet, eval_sets
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
-from whet.learn.learner import Learner, warm_start
-from whet.model.load import load_model, load_tokenizer, pick_device
-from whet.model.memory import Room
-from whet.problems import Problems
+from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
-from whet.rollout.engine import LocalEngine
 from whet.tasks.judge import Judge
 from whet.text import Codec
-from whet.tools.doctor import room_lines, room_on
-from whet.types import Clock, Prompt, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
 from whet.watch import Stopwatch, ready_lines
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from whet.draft.training import AdaptiveDrafter
+    from whet.learn.learner import Learner, Passes
+    from whet.model.memory import Finding, Footprint, Room
+    from whet.rollout.engine import LocalEngine
+
+SHOWN = 600  # characters of the first prompt that a dry run shows
+
+# ---- the plan
+
+
+@dataclass(kw_only=True)
+class RunPlan:
+    """A run that is checked and not started: what `check_run` found and built, to be used by one run."""
+
+    settings: config.Config  # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
+    problems: Problems
+    tokenizer: Any
+    codec: Codec
+    encoded: EncodedPrompts
+    network: PreTrainedModel  # without weights
+    curriculum: Curriculum | None  # None where nothing is trained
+    notes: tuple[str, ...]  # sentences for the user, each shown once
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return size_up_here(self.network, self.settings)
+
+    @cached_property
+    def room(self) -> Room | None:
+        """How rollouts and updates share the memory of a GPU; None on a CPU. A training that cannot fit is refused."""
+        from whet.model.memory import free_memory
+
+        device = self.footprint.device
+        return self.footprint.room(free_memory(device) or 0) if device.type == "cuda" else None
+
+    def findings(self, response: float | None = None) -> list[Finding]:
+        """Model, decoding path, memory and time on this machine: what the dry run and `whet doctor` both show.
+
+        response: tokens of a mean response, where an earlier run was measured; else half of the limit is assumed.
+        """
+        settings = self.footprint.settings
+        prompt = float(self.encoded.train_lengths.mean())
+        works = workloads(settings, self.problems, prompt, response, graphs=settings.rollout.graphs)
+        machine = machine_of(self.footprint.device)
+        lines = estimate_lines(works, dims_of_shape(self.footprint.shape), machine, known=response is not None)
+        return [*model_findings(self.network, self.footprint), *(("time", line, True) for line in lines)]
+
+    def describe(self, response: float | None = None) -> list[str]:
+        """What a run would do, in lines: problems, budget, cost, what the model reads, and what ends a response."""
+        problems, codec, r = self.problems, self.codec, self.settings.rollout
+        lengths = self.encoded.train_lengths
+        low, high = np.percentile(lengths, (50, 99))
+        stops = ", ".join(f"{number} {token}" for number, token in codec.stop_tokens()) or "none"
+        first = codec.render(problems.train.at(0))
+        return [
+            f"{len(problems.train)} training prompts; "
+            + ("; ".join(f"{len(p)} in {name}" for name, p in problems.evals.items()) or "no evaluation set"),
+            *budget_lines(self.settings, problems),
+            *(f"{what}: {found}" for what, found, _ in self.findings(response)),
+            f"prompts of {low:.0f} tokens (median), {high:.0f} (99%), {lengths.max()} (longest); context {r.context}",
+            f"a response ends at: {stops}" + "".join(f", {text!r}" for text in r.stop_strings),
+            f"the first prompt as the model reads it: {first[:SHOWN]!r}" + (" ..." if len(first) > SHOWN else ""),
+            *self.notes,
+        ]
+
+
+def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True) -> RunPlan:
+    """Check a recipe and its data, and fill in what the recipe left to be derived.
+
+    `reward` is a Python callable that judges every prompt. Without `training` no training data is needed.
+    """
+    if training and not settings.data:
+        raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
+    for curriculum in _curricula(settings):
+        check_curriculum(curriculum.name)
+    settings = anchor_paths(settings)
+    problems = load_problems(settings, reward)
+    for entry in settings.warm_start:
+        problems.solutions(np.random.default_rng(0), 1, entry.options)
+    from whet.model.load import check_model, eos_of, load_tokenizer
+
+    network = check_model(settings.model)
+    if network is not None and "eagle" in settings.draft.drafters:
+        from whet.draft.eagle import refuse_undraftable
+
+        refuse_undraftable(network)
+    tokenizer = load_tokenizer(settings.model, problems.alphabet)
+    codec = Codec(tokenizer, eos_of(settings.model), settings.text)
+    encoded = EncodedPrompts(problems, codec)
+    problems, left_out = _leave_out_long(problems, encoded, settings.text.max_prompt)
+    notes = [*problems.notes, *check_answers(settings, problems), *left_out]
+    built = None
+    if training:  # refuses thresholds, budgets and subsets that cannot be met
+        sampling, facts = training_sampling(settings, codec), problems.facts()
+        built = build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
+        notes += notes_of(settings.curriculum, facts)
+    settings, chosen = _with_context(settings, problems, encoded, network)
+    notes += chosen
+    if training and not settings.learn.lr:
+        settings, sentence = _with_lr(settings, network)
+        notes.append(sentence)
+    return RunPlan(
+        settings=settings,
+        problems=problems,
+        tokenizer=tokenizer,
+        codec=codec,
+        encoded=encoded,
+        network=network or tiny_skeleton(settings),
+        curriculum=built,
+        notes=tuple(notes),
+    )
+
+
+def _curricula(settings: config.Config) -> list[config.Curriculum]:
+    """[curriculum], and what it becomes for the data entries that override it."""
+    own = [entry.curriculum for entry in settings.data if entry.curriculum]
+    return [settings.curriculum, *map(settings.curriculum.override, own)]
+
+
+def _leave_out_long(problems: Problems, encoded: EncodedPrompts, limit: int) -> tuple[Problems, list[str]]:
+    keep = encoded.train_lengths <= limit
+    if not limit or keep.all():
+        return problems, []
+    if not keep.any():
+        raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
+    problems = problems.keep(keep)
+    encoded.select(keep, problems)
+    note = f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
+    return problems, [note]
+
+
+def _with_context(
+    settings: config.Config, problems: Problems, encoded: EncodedPrompts, network: PreTrainedModel | None
+) -> tuple[config.Config, list[str]]:
+    """The recipe's rollout.context, where every prompt leaves room in it; else just enough for the longest prompt of
+    each kind with its response, or all positions that the model has."""
+    r, name = settings.rollout, settings.model.name
+    positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
+    context, notes = r.context, []
+    if not context:
+        stages = [stage for c in _curricula(settings) for stage in stages_of(c, r.max_tokens)]
+        limits = {entry.name: entry.max_tokens or r.max_tokens for entry in settings.eval}
+        wanted = max(encoded.train_lengths, default=0) + max([r.max_tokens, *(stage.max_tokens for stage in stages)])
+        for kind, prompts in problems.evals.items():
+            longest = max((encoded.length(p.id) for p in prompts), default=0)
+            wanted = max(wanted, longest + limits.get(kind, r.max_tokens))
+        context = int(min(wanted, positions or wanted))
+        if context < wanted:
+            notes.append(
+                f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response: "
+                "such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
+            )
+    elif positions and context > positions:
+        raise WhetError(
+            f"rollout.context = {context} is more than the {positions} positions of {name}; lower it, or leave it out."
+        )
+    encoded.refuse_long(context)
+    return settings.model_copy(update={"rollout": r.model_copy(update={"context": context})}), notes
+
+
+def _with_lr(settings: config.Config, network: PreTrainedModel | None) -> tuple[config.Config, str]:
+    from whet.learn.optimizer import TINY_MODEL, default_lr
+    from whet.model.lora import is_peft_folder
+
+    adapted = settings.model.lora.rank > 0 or is_peft_folder(Path(settings.model.name).expanduser())
+    size = sum(p.numel() for p in network.parameters()) if network is not None and not adapted else 0
+    learn = settings.learn.model_copy(update={"lr": default_lr(size)})
+    trained = f"all {size / 1e6:,.0f}M weights" if size > TINY_MODEL else "adapters" if adapted else "a tiny model"
+    return settings.model_copy(update={"learn": learn}), f"learn.lr = {learn.lr:g}, chosen for {trained}."
+
+
+# ---- the machine
+
+
+def tiny_skeleton(settings: config.Config) -> PreTrainedModel:
+    """The built-in model without weights, with a vocabulary of about the size that tasks need."""
+    import torch
+
+    from whet.model.load import tiny_model
+    from whet.model.memory import CONTEXT
+
+    model, context = settings.model, settings.rollout.context or CONTEXT
+    with torch.device("meta"):
+        return tiny_model(64, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context)
+
+
+def size_up_here(network: Any, settings: config.Config) -> Footprint:
+    """What training this network takes of the device that the recipe names."""
+    from whet.model.load import pick_device
+    from whet.model.memory import size_up
+
+    device = pick_device(settings.model)
+    graphs = device.type == "cuda" and why_no_graphs(network, settings.model.dtype, device) is None
+    return size_up(network, settings, device, graphs=graphs)
+
+
+def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
+    """What the model is, how fast it trains and decodes, how much memory it takes, and whether that is there."""
+    from whet.model.memory import free_memory
+
+    name, model, shape = type(network).__name__, footprint.settings.model, footprint.shape
+    adapters = model.lora.rank * shape.adapted
+    trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
+    return [
+        ("model", f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}", True),
+        ("path", footprint.path(), True),
+        ("rollouts", decoding_of(network, footprint.settings, footprint.device), True),
+        *footprint.findings(free_memory(footprint.device)),
+    ]
+
+
+def decoding_of(network: Any, settings: config.Config, device: torch.device) -> str:
+    """How rollouts are decoded, and why not faster."""
+    plain = "plain calls of the model's own layers"
+    if device.type == "cpu":
+        return plain
+    if why := why_no_graphs(network, settings.model.dtype, device):
+        return f"{plain}, since {why}"
+    if not settings.rollout.graphs:
+        return f"{plain}; rollout.graphs = true captures them as graphs over kernels"
+    from whet.fast.fused import unfusable
+
+    why = "adapters are not merged" if settings.model.lora.rank else unfusable(network)
+    return "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers")
+
+
+def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
+    """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
+    from whet.fast.fused import graphs_lack
+    from whet.model.load import DTYPES
+    from whet.model.memory import cache_shapes
+
+    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
+
+
+def machine_of(device: torch.device) -> Machine | str:
+    """The device as `whet.estimate` sees it; only the name of a GPU whose speed is not known."""
+    import torch
+
+    if device.type != "cuda":
+        threads = torch.get_num_threads()
+        return Machine(name=f"a CPU, {threads} thread{'s' * (threads > 1)}", threads=threads)
+    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "the GPU of another machine"
+    card = card_of(name)
+    return Machine(name=name, card=card) if card else name
+
+
+# ---- the parts
 
 
 @dataclass
-class Progress:
-    """How far a run is. Saved with it."""
+class Tally:
+    """How far a run is. It is saved with every checkpoint."""
 
     step: int = 0
-    tokens_generated: int = 0
-    """By training rollouts, cut ones included, evaluation excluded."""
+    tokens_generated: int = 0  # by training rollouts, cut ones included, evaluation excluded
     tokens_trained: int = 0
     rollouts: int = 0
-    prompts_seen: int = 0
-    """Visits: a prompt counts again each time it is asked."""
-    time_s: float = 0.0
-    """Without evaluation, saving and warm start."""
+    prompts_seen: int = 0  # visits: a prompt counts again each time it is asked
+    time_s: float = 0.0  # without evaluation, saving and warm start
 
-    def count(self, asked: Sequence[Request], finished: Sequence[Rollout]) -> None:
+    def generated(self, asked: Sequence[Request], finished: Sequence[Rollout]) -> None:
         self.prompts_seen += sum(r.first_index == 0 for r in asked)
         self.rollouts += len(finished)
         self.tokens_generated += sum(r.length for r in finished)
+
+    def updated(self, report: Report) -> None:
+        self.step += 1
+        self.tokens_trained += int(report.metrics.get("learn/tokens", 0))
 
     def metrics(self) -> dict[str, float]:
         return {name: float(value) for name, value in asdict(self).items() if name != "step"}
@@ -73,15 +320,12 @@ class Actor:
     model: PreTrainedModel
     tokenizer: Any
     codec: Codec
+    encoded: EncodedPrompts
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
-    drafter: AdaptiveDrafter | None = None
-    """Learns beside the policy, where the recipe drafts with eagle."""
-    room: Room | None = None
-    """On a card: how its memory is divided."""
-    notes: tuple[str, ...] = ()
-    """Sentences the user should hear once: how the memory of the card is divided, why rollouts are slow."""
+    drafter: AdaptiveDrafter | None = None  # learns beside the policy, where the recipe drafts with eagle
+    notes: tuple[str, ...] = ()  # sentences for the user: how memory is divided, why rollouts are slow
 
     def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
         """What the model wrote, for RUN/rollouts."""
@@ -108,14 +352,14 @@ class Parts(Actor):
     curriculum: Curriculum
     learner: Learner
     store: RolloutStore = field(default_factory=RolloutStore)
-    tally: Progress = field(default_factory=Progress)
-    fresh: bool = True
-    """Not restored from a checkpoint: the evaluation before the first step is still to come."""
+    tally: Tally = field(default_factory=Tally)
+    fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.meter = DeviceMeter(self.model.device)
-        """Of the learner's work on a GPU."""
+        from whet.model.meter import DeviceMeter
+
+        self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 
     @property
     def progress(self) -> float:
@@ -142,58 +386,68 @@ class Parts(Actor):
         )
 
 
-def build_actor(
-    settings: config.Config, problems: Problems, weights: Path | None = None, *, alone: bool = True
-) -> Actor:
-    """`weights`: a checkpoint folder that stands in for the recipe's model (resume). `alone`: no learner beside it."""
-    chosen = settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)})
-    room = None
-    if not alone and pick_device(chosen).type == "cuda":
-        room = room_on(pick_device(chosen), settings.model_copy(update={"model": chosen}))
-    tokenizer = load_tokenizer(chosen, problems.alphabet)
-    model = load_model(chosen, vocab_size=len(tokenizer), context=settings.rollout.context, seed=settings.seed)
-    codec = Codec(tokenizer, getattr(model.generation_config, "eos_token_id", None), settings.text)
-    codec.prepare(chain(problems.train, problems.eval_by_id.values()))
-    judge = build_judge(settings, problems, codec)  # forks its workers: before the engine fills the card
+def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None = None) -> Actor:
+    """`weights`: a checkpoint folder in place of the recipe's model. `room`: how a GPU is shared with a learner."""
+    from whet.model.load import load_model
+
+    settings, problems, codec, model_settings = plan.settings, plan.problems, plan.codec, plan.settings.model
+    if weights is not None:
+        model_settings = model_settings.model_copy(update={"name": str(weights)})
+    model = load_model(
+        model_settings,
+        vocab_size=len(plan.tokenizer),
+        context=settings.rollout.context,
+        seed=settings.seed,
+        checked=plan.network if weights is None else None,
+    )
+    asked = settings.judge
+    judge = Judge(  # forks its workers: before the engine fills the GPU
+        problems.lookup,
+        problems.judges,
+        total=problems.rewards.total,
+        truncated=asked.truncated,
+        decode=codec.judged,
+        workers=asked.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
+        timeout_s=asked.timeout_s,
+        memory_mb=asked.memory_mb,
+        pass_at=asked.pass_at,
+        ordered=settings.rollout.ordered,
+    )
     drafter = build_drafter(settings, model)
-    engine = build_engine(settings, model, prompt_encoder(problems, codec), codec, room, drafter)
+    engine = build_engine(settings, model, plan.encoded, codec, room, drafter)
+    memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
         config=settings,
         problems=problems,
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=plan.tokenizer,
         codec=codec,
+        encoded=plan.encoded,
         engine=engine,
         judge=judge,
-        evals=eval_sets(settings, problems, codec),
+        evals=eval_sets(settings, problems.evals, codec.stop_ids),
         drafter=drafter,
-        room=room,
-        notes=(*(room_lines(room, settings) if room else ()), *engine.notes()),
+        notes=(*(f"Memory: {line}." for line in memory), *engine.notes()),
     )
 
 
-def build_parts(settings: config.Config, problems: Problems, weights: Path | None = None) -> Parts:
-    watch = Stopwatch()
+def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
+    """Load the weights and start the parts. The plan's curriculum becomes that of the run."""
+    from whet.learn.learner import Learner
+
+    assert plan.curriculum is not None
+    watch, room = Stopwatch(), plan.room
     with watch.timing("model, judges and engine"):
-        actor = build_actor(settings, problems, weights, alone=False)
+        actor = build_actor(plan, weights, room=room)
     actor.engine.release()  # masters are made and the compiler tries its work with the memory of an update
     with watch.timing("the learner"):
         learner = Learner(
             actor.model,
-            settings.learn,
-            encode=prompt_encoder(problems, actor.codec),
-            graphs=actor.room is None or actor.room.plan.replays > 0,
+            plan.settings.learn,
+            encode=plan.encoded,
+            passes=learner_passes(actor.model, room),
         )
-    parts = Parts(
-        **vars(actor),
-        learner=learner,
-        curriculum=build_curriculum(
-            settings.curriculum,
-            facts=problems.facts(),
-            sampling=training_sampling(settings, actor.codec),
-            seed=settings.seed,
-        ),
-    )
+    parts = Parts(**vars(actor), learner=learner, curriculum=plan.curriculum)
     parts.engine.take_back()
     with watch.timing("the learner"):
         learner.rehearse()
@@ -202,8 +456,19 @@ def build_parts(settings: config.Config, problems: Problems, weights: Path | Non
     return parts
 
 
+def learner_passes(model: PreTrainedModel, room: Room | None) -> Callable[[Any, config.Learn], Passes]:
+    """On a GPU compiled and captured passes; no graphs where the memory of a pass is lent by the KV cache."""
+    from whet.learn.learner import Passes
+
+    if model.device.type != "cuda":
+        return Passes
+    from whet.fast.graphed import FastPasses
+
+    return partial(FastPasses, graphs=room is None or room.plan.replays > 0)
+
+
 def refuse_unmet(parts: Parts) -> None:
-    """What the recipe needs, the engine and the learner must be able to give."""
+    """Refuse a recipe that needs what the engine or the learner cannot do."""
     rollout, name = parts.config.rollout, parts.config.curriculum.name
     wanted = {"stream", parts.config.on_update} if rollout.mode == "stream" else set()
     if missing := frozenset(wanted) - parts.engine.can:
@@ -220,11 +485,18 @@ def build_engine(
     room: Room | None = None,
     drafter: AdaptiveDrafter | None = None,
 ) -> LocalEngine:
-    """`room`: how the card is shared with a learner; None where there is none, or no card."""
-    rollout = settings.rollout
-    graphs = rollout.graphs and model.device.type == "cuda"
-    if graphs:
+    """`room`: how a GPU is shared with a learner; None where there is no learner, or no GPU."""
+    from whet.draft.speculation import build_speculation
+    from whet.rollout.engine import LocalEngine
+
+    rollout, vocab = settings.rollout, model.config.get_text_config().vocab_size
+    runners, sizes = None, list(range(1, rollout.slots + 1))
+    if rollout.graphs and model.device.type == "cuda":
+        from whet.fast.fused import share_storage
+        from whet.fast.graphs import GraphRunners, buckets
+
         share_storage(model)  # before there is an optimiser: it is the last time that weights move
+        runners, sizes = GraphRunners(), buckets(rollout.slots)
     engine = LocalEngine(
         model,
         encode=encode,
@@ -236,14 +508,9 @@ def build_engine(
         pages=room.pages if room else rollout.pages,
         mode=rollout.mode,
         on_update=settings.on_update,
-        graphs=graphs,
+        runners=runners,
         releasable=room is not None and room.release,
-        speculation=build_speculation(
-            settings.draft,
-            vocab=model.config.get_text_config().vocab_size,
-            sizes=buckets(rollout.slots) if graphs else range(1, rollout.slots + 1),
-            seed=settings.seed,
-        ),
+        speculation=build_speculation(settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed),
         eagle=drafter.live if drafter is not None else None,
         buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )
@@ -254,29 +521,16 @@ def build_engine(
 def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
     if "eagle" not in settings.draft.drafters:
         return None
-    if model.device.type == "cuda":
-        share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
-    return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    from whet.draft.training import AdaptiveDrafter
 
+    if model.device.type != "cuda":
+        return AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    from whet.fast.fused import KERNELS, share_storage
 
-def build_judge(settings: config.Config, problems: Problems, codec: Codec) -> Judge:
-    judge = settings.judge
-    return Judge(
-        problems.lookup,
-        problems.judges,
-        total=problems.rewards.total,
-        truncated=judge.truncated,
-        decode=codec.judged,
-        workers=judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
-        timeout_s=judge.timeout_s,
-        memory_mb=judge.memory_mb,
-        pass_at=judge.pass_at,
-        ordered=settings.rollout.ordered,
-    )
-
-
-def prompt_encoder(problems: Problems, codec: Codec) -> Callable[[str], Sequence[int]]:
-    return lambda prompt_id: codec.encode(problems.lookup(prompt_id))
+    share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
+    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    drafter.live.ops = KERNELS
+    return drafter
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
@@ -289,62 +543,12 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
     )
 
 
-def eval_sets(settings: config.Config, problems: Problems, codec: Codec) -> tuple[EvalSet, ...]:
-    """Those of the recipe, then the slice of the training data that was set aside, if any."""
-
-    def eval_set(entry: config.Eval) -> EvalSet:
-        sampling = Sampling(
-            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
-            temperature=entry.temperature,
-            top_p=entry.top_p,
-            stop_ids=codec.stop_ids,
-            stop_strings=settings.rollout.stop_strings,
-        )
-        return EvalSet(
-            name=entry.name, prompts=problems.evals[entry.name], n=entry.n, sampling=sampling, every=entry.every
-        )
-
-    entries = list(settings.eval)
-    if problems.evals.keys() - {entry.name for entry in entries}:
-        entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
-    return tuple(eval_set(entry) for entry in entries)
-
-
-def run_warm_start(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
-    """Every [[warm_start]] entry in turn; `told(name, step, steps, loss)` hears of each update."""
-    begun = time.perf_counter()
-    parts.engine.release()
-    for number, entry in enumerate(parts.config.warm_start):
-        rng = np.random.default_rng((parts.config.seed, 7919, number))
-
-        def on_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
-            on_progress(f"warm start {number + 1}", step + 1, entry.steps, loss)
-
-        warm_start(
-            parts.model,
-            solution_batches(parts, entry, rng),
-            steps=entry.steps,
-            lr=entry.lr,
-            pack_tokens=parts.config.learn.pack_tokens,
-            on_step=on_step,
-        )
-    parts.engine.take_back()
-    parts.warm_start_s = time.perf_counter() - begun
-
-
-def solution_batches(
-    parts: Parts, entry: config.WarmStart, rng: np.random.Generator
-) -> Iterator[list[tuple[list[int], list[int]]]]:
-    """Worked solutions as token ids. Those of a file come in epochs: all of them once before any comes again."""
-    waiting: list[tuple[Prompt, str]] = []
-    for _ in range(entry.steps):
-        while len(waiting) < entry.batch:
-            waiting += parts.problems.solutions(rng, max(entry.batch, parts.problems.worked), entry.options)
-        pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
-        yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
+# ---- the checkpoint
 
 
 def save_parts(parts: Parts, folder: Path) -> None:
+    from whet.draft.export import FOLDER, write_drafter
+
     engine = parts.engine.state_dict()
     drafter, waiting = parts.drafter, RolloutStore()
     pending = [rollout_to_json(r) for r in waiting.put(parts.judge.pending())]
@@ -370,14 +574,8 @@ def save_parts(parts: Parts, folder: Path) -> None:
     )
 
 
-def load_drafter(actor: Actor, folder: Path) -> None:
-    """The drafter beside the weights in `folder`, to draft with; what trains it further is in a checkpoint's state."""
-    if actor.drafter is not None:
-        read_drafter(folder / FOLDER, actor.drafter.live)
-
-
 def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
-    """`parts` were built on the checkpoint's weights; everything else is put back here."""
+    """Put back everything that the checkpoint holds; `parts` were built on its weights."""
     states, arrays = checkpoint.states, checkpoint.arrays
     try:
         load_weights_into(parts.model, checkpoint.folder)
@@ -385,7 +583,7 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         parts.curriculum.load_state_dict(states["curriculum"])
         parts.store.load(arrays["traces"])
         parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})
-        parts.tally = Progress(**states["tally"])
+        parts.tally = Tally(**states["tally"])
         if parts.drafter and states["drafter"]:
             parts.drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:

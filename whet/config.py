@@ -1,6 +1,7 @@
-"""Every knob on one page; `recipe.py` reads them from TOML.
+"""Every setting of a run on one page. `recipe.py` reads them from TOML, and `whet list` prints them.
 
-Sections are pydantic models, frozen after reading. What can be derived is not a field. One [[table]] may be a [table].
+Sections are pydantic models that are frozen after reading. A value that can be derived is not a field. A [[table]] with
+one entry may be written as a [table]. EVERYDAY names the settings that most users meet; the others are for experts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,25 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-HELD_OUT = "held_out"
-"""The evaluation set that chooses the best checkpoint."""
+HELD_OUT = "held_out"  # name of the evaluation set that chooses the best checkpoint
+# Section -> the settings that `whet list` shows; `whet list --all` shows every one.
+EVERYDAY = {
+    "": "seed steps token_budget time_budget",
+    "model": "name dtype device lora.rank",
+    "text": "system_prompt prompt_suffix",
+    "data": "path task split columns limit reward weight",
+    "eval": "path name n temperature max_tokens every",
+    "held_out": "size every",
+    "reward": "name weight",
+    "warm_start": "steps batch lr",
+    "rollout": "mode slots context max_tokens temperature",
+    "draft": "drafters",
+    "curriculum": "name groups rollouts max_age starvation speed.n_init cures.tau scalingrl.share",
+    "curriculum.stages": "subset max_tokens steps",
+    "learn": "estimator lr schedule kl_coef minibatches pack_tokens",
+    "judge": "timeout_s workers truncated",
+    "save": "every keep rollouts",
+}
 
 
 class Section(BaseModel):
@@ -21,61 +39,63 @@ class Section(BaseModel):
 
 class Lora(Section):
     rank: int = Field(0, ge=0)
-    """Train low-rank adapters of this rank and leave the weights as they are; 0 trains the weights."""
+    """The rank of the low-rank adapters that are trained while the weights stay as they are; 0 trains the weights."""
     alpha: float = Field(32.0, gt=0)
     """Adapters are scaled by alpha / rank."""
     targets: tuple[str, ...] = ()
-    """Names of the layers that get adapters; none means every linear layer but the head."""
+    """The layers that get adapters, by name; an empty list means every linear layer except the head."""
 
 
 class Model(Section):
     name: str = "tiny"
-    """A Hugging Face folder, a hub name (org/name or org/name@revision), or "tiny": a small Llama made on the spot."""
+    """The model is a Hugging Face folder, a hub name (org/name or org/name@revision), or "tiny", a small new Llama."""
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    """Weights and activations have this type."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """The model runs on this device; "auto" takes a GPU if there is one."""
     hidden: int = Field(96, ge=8)
-    """Width of the tiny model; ignored for a folder."""
+    """The tiny model has this width; other models ignore the setting."""
     layers: int = Field(2, ge=1)
-    """Layers of the tiny model."""
+    """The tiny model has this many layers."""
     heads: int = Field(3, ge=1)
-    """Attention heads of the tiny model."""
+    """The tiny model has this many attention heads."""
     lora: Lora = Lora()
 
 
 class Text(Section):
     template: Literal["auto", "chat", "plain"] = "auto"
-    """chat renders every problem by the model's chat template, plain leaves it as it is; auto is chat if it has one."""
+    """Problems are rendered by the chat template ("chat") or left as they are; "auto" is chat if the model has one."""
     system_prompt: str = ""
-    """Said first, where the problem brings no system message."""
+    """This system message comes first in every problem that has none of its own."""
     prompt_suffix: str = ""
-    """Added to the end of every problem."""
+    """This text is added to the end of every problem."""
     thinking: Literal["auto", "on", "off"] = "auto"
-    """For chat templates that can switch it (enable_thinking); auto leaves the template's own choice."""
+    """Thinking is switched on or off in templates with enable_thinking; "auto" leaves the template's own choice."""
     max_prompt: int = Field(0, ge=0)
-    """Training problems of more tokens are left out, and counted; 0 keeps all."""
+    """Training problems with more tokens are left out and counted; 0 keeps all."""
 
 
 class Problems(Section):
-    """What [[data]] and [[eval]] have in common."""
+    """The settings that [[data]] and [[eval]] share."""
 
     task: str = ""
-    """A task of `whet list`; empty is "text" where there is a path, else "chain"."""
+    """The task is one of `whet list`; empty means "text" if there is a path and "chain" if not."""
     path: str = ""
-    """A JSONL, JSON or parquet file, a short name (gsm8k, math500, ...) or a name for `datasets`."""
+    """The problems come from a JSONL, JSON or parquet file, a short name (gsm8k, math500, ...) or a `datasets` name."""
     subset: str = ""
-    """Configuration of a `datasets` name."""
+    """The configuration of a `datasets` name."""
     split: str = ""
-    """Of a `datasets` or short name; empty is train for [[data]] and test for [[eval]]."""
+    """The split of a `datasets` or short name; empty means train for [[data]] and test for [[eval]]."""
     columns: dict[str, str] = {}
-    """Which are prompt, answer, id, solution and level, if not found by themselves: { answer = "meta.gold" }."""
+    """The columns of prompt, answer, id, solution and level, where they are not found: { answer = "meta.gold" }."""
     where: dict[str, Any] = {}
-    """Keep the rows whose columns have these values, or one of a list: { in_eval = false, level = [1, 2] }."""
+    """Only rows with these values, or one of a list, are kept: { in_eval = false, level = [1, 2] }."""
     limit: int = Field(0, ge=0)
-    """At most this many prompts; 0 is all."""
+    """At most this many prompts are read; 0 reads all."""
     reward: str = ""
-    """Your judge as "module:function", called with (prompt, response); empty takes the task's own."""
+    """Your judge is named as "module:function" and called with (prompt, response); empty means the task's own judge."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the task."""
+    """These keyword arguments go to the task."""
 
     @property
     def kind(self) -> str:
@@ -84,22 +104,24 @@ class Problems(Section):
 
 class Data(Problems):
     weight: float = Field(1.0, gt=0)
-    """Its prompts come up so many times as often as those of an entry of weight 1."""
+    """Prompts of this entry come up this many times as often as those of an entry with weight 1."""
     curriculum: dict[str, Any] = {}
-    """Settings of [curriculum] that differ for its prompts: { name = "speed", speed = { n_init = 8 } }."""
+    """These [curriculum] settings differ for the entry's prompts: { name = "speed", speed = { n_init = 8 } }."""
 
 
 class Eval(Problems):
     name: str = ""
-    """Of its metrics; empty is the short name or the file's, "held_out" where there is no path."""
+    """The metrics carry this name; empty means the name of the data, or "held_out" without a path."""
     n: int = Field(1, ge=1)
-    """Rollouts a prompt; more than one gives avg@n, pass@k and maj@k."""
+    """Each prompt gets this many rollouts; more than one gives avg@n, pass@k and maj@k."""
     temperature: float = Field(0.0, ge=0)
+    """Responses are drawn at this temperature; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Responses are drawn from the smallest set of tokens with this probability."""
     max_tokens: int = Field(0, ge=0)
-    """Response limit; 0 is rollout.max_tokens."""
+    """A response has at most this many tokens; 0 means rollout.max_tokens."""
     every: int = Field(10, ge=1)
-    """Steps between evaluations; also before the first step and after the last."""
+    """The set is evaluated every so many steps, before the first step and after the last."""
 
     @model_validator(mode="before")
     @classmethod
@@ -118,173 +140,185 @@ class Eval(Problems):
 
 class HeldOut(Section):
     size: int = Field(200, ge=0)
-    """Training problems set aside to judge `best` by, at most a tenth of them; 0 sets none aside."""
+    """This many training problems, at most a tenth, are set aside to choose the best checkpoint; 0 sets none aside."""
     every: int = Field(10, ge=1)
-    """Steps between evaluations on them."""
+    """The held-out problems are evaluated every so many steps."""
 
 
 class Reward(Section):
     name: str
-    """A built-in term (`whet list`), or yours as "module:function", called with (prompt, response)."""
+    """The term is built in (`whet list`) or yours as "module:function", called with (prompt, response)."""
     weight: float = 1.0
-    """What one unit of the term adds to the reward; the verdict stays the judge's."""
+    """One unit of the term adds this much to the reward; the verdict stays the judge's."""
     options: dict[str, Any] = {}
-    """Keyword arguments of a built-in term."""
+    """These keyword arguments go to a built-in term."""
 
 
 class WarmStart(Section):
     steps: int = Field(ge=1)
+    """The warm start makes this many supervised updates."""
     batch: int = Field(32, ge=1)
-    """Worked solutions an update."""
+    """Each update trains on this many worked solutions."""
     lr: float = Field(2e-3, gt=0)
-    """Reached after a twentieth of the steps; falls linearly to a tenth."""
+    """The learning rate is reached after a twentieth of the steps and falls linearly to a tenth."""
     options: dict[str, Any] = {}
-    """Keyword arguments of the task's worked solutions."""
+    """These keyword arguments go to the task's worked solutions."""
 
 
 class Rollout(Section):
     mode: Literal["barrier", "stream"] = "barrier"
-    """barrier drains every request before judging; stream hands out what finished and keeps the batch full."""
+    """A "barrier" finishes all requests before judging; a "stream" returns what finished and keeps the batch full."""
     slots: int = Field(64, ge=1)
-    """Rollouts that decode at once."""
+    """This many rollouts are decoded at once."""
     page: int = Field(0, ge=0)
-    """Tokens a KV page; 0 is 64 by graphs, and else a page for each slot, the fast form on a CPU."""
+    """A KV page holds this many tokens; 0 means 64 with graphs, else one page per slot, which is fastest on a CPU."""
     pages: int = Field(0, ge=0)
-    """KV pages in the pool; 0 is enough for every slot at full context."""
+    """The pool has this many KV pages; 0 means enough for every slot at full context."""
     graphs: bool = True
-    """On a GPU: decode by captured graphs over Triton kernels, where they can serve the model; else by plain calls."""
+    """A GPU decodes by captured graphs over Triton kernels if they support the model, else by plain calls."""
     context: int = Field(0, ge=0)
-    """Tokens of prompt and response together; 0 is the longest prompt and the largest response limit."""
+    """Prompt and response have at most this many tokens; 0 means longest prompt plus largest response limit."""
     max_tokens: int = Field(1024, ge=1)
-    """Tokens of a response at most."""
+    """A training response has at most this many tokens."""
     temperature: float = Field(1.0, gt=0)
+    """Training responses are drawn at this temperature."""
     stop_strings: tuple[str, ...] = ()
+    """A response ends after any of these strings."""
     on_update: Literal["", "cut", "recompute", "keep"] = ""
-    """What becomes of running rollouts at a weight update (stream); empty keeps them where curriculum.max_age allows
-    it, and else cuts them."""
+    """At a weight update running rollouts are cut, recomputed or kept (stream); empty keeps them if curriculum.max_age
+    allows it and cuts them if not."""
     ordered: bool = True
-    """Wait for the judges in engine order, so that a stream run repeats exactly; false never waits."""
+    """Verdicts are taken in engine order, so that a stream run repeats exactly; false never waits for a judge."""
 
 
 class Draft(Section):
     drafters: tuple[Literal["ngram", "suffix", "eagle"], ...] = ()
-    """Who guesses tokens ahead, which the model then checks at once; none: nobody. No token is changed by it."""
+    """These drafters guess tokens ahead, and the model checks the guesses at once; no token changes. Empty is off."""
     chooser: Literal["controller", "bandit"] = "controller"
-    """Picks drafter and depth of a step by measured time and acceptance, or as TLT does."""
+    """The "controller" picks drafter and depth by measured time and acceptance, the "bandit" picks them as TLT does."""
     budgets: bool = False
-    """Rows that will end soon are drafted for less, by the lengths of those that have ended."""
+    """Rows that are expected to end soon get shorter drafts."""
     train: float = Field(0.2, ge=0, le=1)
-    """Tokens eagle is trained on after a step, as a share of the step's."""
+    """After a step the eagle drafter trains on this share of the step's tokens."""
 
 
 class Speed(Section):
     n_init: int = Field(4, ge=2)
-    """Rollouts that screen a prompt before the rest of its group is paid for."""
+    """This many rollouts screen a prompt before the rest of its group is generated."""
     low: float = Field(0.0, ge=0, lt=1)
-    """A prompt goes on if low < pass rate < high in the screening, both exclusive."""
+    """A prompt is continued if low < pass rate < high in its screening, both exclusive."""
     high: float = Field(1.0, gt=0, le=1)
+    """The upper bound of the screening's pass rate, exclusive."""
     use_screening: bool = True
-    """Train on the screening rollouts, too; false makes them a gate alone, which leaves the gradient unbiased."""
+    """Screening rollouts are trained on as well; false only gates by them, which leaves the gradient unbiased."""
 
 
 class Cures(Section):
     tau: float = Field(0.1, gt=0)
-    """Temperature of the choice of prompts: large is uniform, small takes those nearest to half solved."""
+    """The temperature of the choice of prompts: large is uniform, small takes those nearest to half solved."""
     minimum: int = Field(2, ge=2)
-    """Rollouts a chosen prompt gets at least."""
+    """A chosen prompt gets at least this many rollouts."""
     probe: int = Field(0, ge=0)
-    """Rollouts that probe every prompt of a subset before it is trained on; 0 learns from training rollouts alone."""
+    """Every prompt of a subset is probed by this many rollouts first; 0 learns from training rollouts alone."""
     subsets: int = Field(1, ge=1)
-    """Parts the data is divided into, each for `subset_steps` updates; what is known is forgotten in between."""
+    """The data is divided into this many parts for `subset_steps` updates each; estimates are reset in between."""
     subset_steps: int = Field(10, ge=1)
+    """Each part of the data is trained on for this many updates."""
     memory: float = Field(1.0, gt=0, le=1)
-    """What an update leaves of the evidence before it, for a policy that drifts; 1 forgets nothing."""
+    """Each update keeps this share of earlier evidence, because the policy drifts; 1 forgets nothing."""
     prior: Literal["even", "pool"] = "even"
-    """What a prompt never met is taken for: half solved, or as those met so far are on average."""
+    """A prompt not yet seen counts as half solved ("even") or as the average prompt so far ("pool")."""
     sigma: Literal["rate", "gradient"] = "rate"
-    """Rollouts are divided by the spread of a prompt's verdicts, or of its gradients (eq. 21; one more head pass)."""
+    """Rollouts are divided by the spread of a prompt's verdicts or of its gradients (eq. 21; one more head pass)."""
 
 
 class ScalingRL(Section):
     weights: tuple[float, float, float] = (0.4, 0.3, 0.3)
-    """Of difficulty, complexity and adaptability in the score."""
+    """Difficulty, complexity and adaptability have these weights in the score."""
     adaptive: bool = False
-    """Let the weights follow what has paid."""
+    """The weights follow the progress that each part predicted."""
     select: Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"] = "gumbel_topk"
-    """How the score chooses; random (each epoch) and fixed (once) are controls of equal size that do not look at it."""
+    """The score chooses prompts in this way; random (each epoch) and fixed (once) are controls of equal size."""
     share: float = Field(0.18, gt=0, le=1)
-    """Of all prompts, in the active set of an epoch (gumbel_topk)."""
+    """This share of all prompts is in the active set of an epoch (gumbel_topk)."""
     threshold: float = Field(0.6, gt=0, lt=1)
-    """Score from which a prompt is active (des_threshold), or its share of the best chance (rel_threshold)."""
+    """A prompt is active from this score on (des_threshold) or from this share of the best chance (rel_threshold)."""
     floor: float = Field(0.4, ge=0, lt=1)
-    """Prompts that score below take no part in gumbel_topk."""
+    """Prompts with a lower score take no part in gumbel_topk."""
     new: float = Field(0.2, ge=0, le=1)
-    """Least share of the active set that was never seen."""
+    """At least this share of the active set was never seen before."""
     old: float = Field(0.1, ge=0, le=1)
-    """Least share that was once solved."""
+    """At least this share of the active set was solved before."""
 
 
 class Stage(Section):
     subset: Literal["all", "short", "long"] = "all"
-    """Of the prompts, by `by`: all, those up to the mean, or the rest."""
+    """The stage trains on all prompts, on those up to the mean length, or on the longer rest."""
     by: Literal["characters", "responses"] = "characters"
-    """The prompt's own length, or that of its responses so far."""
+    """Length means the prompt's own characters or its responses so far."""
     tasks: tuple[str, ...] = ()
-    """Only prompts of these tasks; none means all."""
+    """Only prompts of these tasks are used; an empty list means all."""
     max_tokens: int = Field(0, ge=0)
-    """Response limit; 0 is rollout.max_tokens. So for the next four: 0 leaves what the recipe says."""
+    """A response has at most this many tokens; 0, here and in the next four settings, keeps the recipe's value."""
     groups: int = Field(0, ge=0)
+    """Each update trains on this many groups."""
     rollouts: int = Field(0, ge=0)
+    """A group has this many rollouts."""
     minibatches: int = Field(0, ge=0)
+    """A pass has this many optimiser steps."""
     temperature: float = Field(0.0, ge=0)
+    """Responses are drawn at this temperature."""
     kl_coef: float | None = Field(None, ge=0)
+    """The KL term has this weight; unset keeps the recipe's value."""
     entropy_coef: float | None = Field(None, ge=0)
+    """The entropy term has this weight; unset keeps the recipe's value."""
     steps: int = Field(0, ge=0)
-    """Ends after so many updates; 0 sets no limit. A stage ends at the first of its limits, the last one never."""
+    """The stage ends after this many updates; 0 sets no limit. The first limit ends it; the last stage never ends."""
     epochs: float = Field(0.0, ge=0)
-    """Ends after so many passes over its prompts; 0 sets no limit."""
+    """The stage ends after this many passes over its prompts; 0 sets no limit."""
     truncated: float = Field(0.0, ge=0, le=1)
-    """Ends when the share of truncated responses, smoothed, falls to this; 0 sets no limit."""
+    """The stage ends when the smoothed share of truncated responses falls to this; 0 sets no limit."""
     plateau: int = Field(0, ge=0)
-    """Ends when the smoothed reward gained less than 0.01 over so many updates; 0 sets no limit."""
+    """The stage ends when the smoothed reward gains less than 0.01 over this many updates; 0 sets no limit."""
     reset_reference: bool = True
-    """At its beginning."""
+    """The reference policy is reset when the stage begins."""
     reset_optimizer: bool = False
+    """The optimiser's moments are reset when the stage begins."""
 
 
 class Curriculum(Section):
     name: str = "uniform"
-    """Which prompts and groups train: uniform, dapo, speed, cures, scalingrl, stages or all."""
+    """The curriculum is uniform, dapo, speed, cures, scalingrl, stages, all, or your own as "module:Class"."""
     source: Literal["", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl"] = ""
-    """Where prompts come from; empty is the curriculum's own choice."""
+    """Prompts come from this source; empty means the curriculum's own choice."""
     solved: float = Field(0.0, ge=0, le=1)
-    """Prompts that were right so often are not asked again (0.9 in ScaleRL); 0 asks all."""
+    """Prompts with this pass rate or more are not used again (0.9 in ScaleRL); 0 uses all."""
     tokens: int = Field(0, ge=0)
-    """An update ends with the group that reaches so many tokens (C3PO); 0 counts groups alone."""
+    """A batch ends with the group that reaches this many tokens (C3PO); 0 counts groups only."""
     reset_every: int = Field(0, ge=0)
-    """Updates between resets of reference and optimiser (ProRL); 0 never resets."""
+    """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
     reset_plateau: int = Field(0, ge=0)
-    """Resets them, too, when the reward gained less than 0.01 over so many updates; 0 does not look."""
+    """They are also reset when the reward gains less than 0.01 over this many updates; 0 switches this off."""
     groups: int = Field(16, ge=1)
-    """Groups an update."""
+    """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
-    """Rollouts a group, on average where a curriculum divides a budget."""
+    """A group has this many rollouts, or this many on average where a curriculum divides a budget."""
     max_age: int = Field(0, ge=0)
-    """Versions a trained token may lag behind; 0 is strictly on-policy."""
+    """A trained token may be this many policy versions old; 0 is strictly on-policy."""
     look_ahead: float = Field(1.0, ge=0)
-    """Groups asked beyond the batch, as a share of it, up to max_age: under stream, and by speed in screening ahead."""
+    """This share of a batch is requested ahead, up to max_age: under stream, and by speed when it screens ahead."""
     starvation: Literal["raise", "relax", "partial"] = "raise"
-    """When no batch can be filled: stop, train on groups without signal, or on fewer groups."""
+    """If no batch can be filled, the run stops, trains on groups without signal, or trains on fewer groups."""
     patience: int = Field(20, ge=1)
-    """A batch starves once this many times its groups were asked in vain."""
+    """A batch starves after this many times its groups were requested without success."""
     speed: Speed = Speed()
     cures: Cures = Cures()
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
-    """Around whatever `name` says; none is one stage of everything."""
+    """The stages wrap the named curriculum; an empty list is one stage with everything."""
 
     def override(self, own: Mapping[str, Any]) -> Curriculum:
-        """The same with other settings where `own` has them, put to the same tests."""
+        """Return a validated copy in which the settings of `own` replace these."""
         return Curriculum.model_validate(merged(self.model_dump(), own))
 
     @model_validator(mode="after")
@@ -297,75 +331,85 @@ class Curriculum(Section):
 
 
 def merged(tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """`tree` with what `own` says, tables inside tables likewise."""
+    """Return `tree` with the values of `own`; nested tables are merged."""
     both = [k for k, v in own.items() if isinstance(v, Mapping) and isinstance(tree.get(k), Mapping)]
     return {**tree, **own, **{k: merged(tree[k], own[k]) for k in both}}
 
 
 class Learn(Section):
     estimator: Literal["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"] = "rloo"
+    """The policy-gradient estimator."""
     aggregate: Literal["published", "sequence", "group_tokens", "constant", "batch_tokens"] = "published"
-    """How token losses become one number; "published" is the estimator's own way."""
+    """Token losses become one number in this way; "published" is the estimator's own way."""
     lr: float = Field(0.0, ge=0)
-    """0 is by the model: 2e-4 for adapters and tiny models, 1e-5 to 1e-6 for all weights of a larger one."""
+    """The learning rate; 0 means 2e-4 for adapters and tiny models, 1e-5 to 1e-6 for all weights of a larger one."""
     warmup: int = Field(5, ge=0)
+    """The learning rate rises linearly over this many steps."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The learning rate stays constant after the warm-up, or falls to 0 at the end of the run."""
     weight_decay: float = Field(0.0, ge=0)
+    """AdamW decays the weights at this rate."""
     grad_clip: float = Field(1.0, gt=0)
+    """The gradient's norm is clipped at this value."""
     clip_low: float = Field(0.2, gt=0)
+    """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
-    """DAPO's clip-higher is clip_high = 0.28."""
+    """The ratio is clipped above 1 + clip_high; DAPO's clip-higher uses 0.28."""
     importance_cap: float = Field(2.0, ge=1)
-    """C of w = min(pi_old / pi_behaviour, C)."""
+    """The importance weight min(pi_old / pi_behaviour, C) is capped at this C."""
     updates: int = Field(1, ge=1)
-    """Passes over a batch, an optimiser step each."""
+    """Each batch is passed over this many times, with one optimiser step per pass."""
     minibatches: int = Field(1, ge=1)
-    """Parts that a pass is divided into, an optimiser step each instead."""
+    """A pass is divided into this many parts, with one optimiser step per part."""
     kl_coef: float = Field(0.0, ge=0)
+    """The KL divergence to the reference policy has this weight in the loss."""
     entropy_coef: float = Field(0.0, ge=0)
+    """The entropy of the policy has this weight in the loss."""
     overlong: int = Field(0, ge=0)
-    """DAPO's soft penalty over the last so many tokens before the limit; 0 is off."""
+    """DAPO's soft length penalty covers the last so many tokens before the limit; 0 switches it off."""
     pack_tokens: int = Field(4096, ge=16)
-    """Tokens a micro-batch; halved when memory runs out."""
+    """A micro-batch has this many tokens; it is halved when memory runs out."""
     checkpoint_activations: bool = False
+    """Activations are computed again in the backward pass, which saves memory and costs time."""
     compile: bool = True
-    """On a GPU in bfloat16: compile the layers and the head, once, before the first batch."""
+    """On a GPU in bfloat16 the layers and the head are compiled once, before the first batch."""
 
 
 class Judge(Section):
     workers: int = Field(0, ge=0)
-    """Judge processes; 0 is one less than there are cores, at least 1 and at most 8."""
+    """This many processes judge responses; 0 means one less than the cores, at least 1 and at most 8."""
     timeout_s: float = Field(5.0, gt=0)
-    """A judge that takes longer is killed; its rollout stays unjudged."""
+    """A judge that takes longer than this is killed, and its rollout stays unjudged."""
     memory_mb: int = Field(2048, ge=64)
+    """A judge process may use this much memory, in MiB."""
     pass_at: float = Field(0.99, gt=0, le=1)
-    """A score from here on is a right answer."""
+    """A score of at least this is a right answer."""
     weight: float = Field(1.0, ge=0)
-    """Of the judge's score in the reward, beside the [[reward]] terms."""
+    """The judge's score has this weight in the reward, beside the [[reward]] terms."""
     truncated: Literal["judge", "wrong", "mask"] = "judge"
-    """A training response cut at the limit is judged like any other, wrong, or masked (left out of pass rate, loss)."""
+    """A truncated training response is judged as usual, counts as wrong, or is masked from pass rate and loss."""
 
 
 class Save(Section):
     every: int = Field(20, ge=1)
-    """Steps between checkpoints; also after the last step."""
+    """A checkpoint is written every so many steps and after the last step."""
     keep: int = Field(2, ge=1)
-    """Newest checkpoints kept, besides the best."""
+    """This many of the newest checkpoints are kept, besides the best."""
     rollouts: int = Field(64, ge=0)
-    """Rollouts of a step, and of an evaluation, written to RUN/rollouts."""
+    """This many rollouts per step and per evaluation are written to RUN/rollouts."""
 
 
 class Config(Section):
     seed: int = Field(0, ge=0, lt=2**31)
-    """All other seeds derive from it."""
+    """All other seeds derive from this one."""
     steps: int = Field(100, ge=0)
-    """Optimiser updates at most."""
+    """The run makes at most this many optimiser updates."""
     token_budget: int = Field(0, ge=0)
-    """Stop after the step that passes so many generated tokens; 0 is no limit."""
+    """The run stops after the step that passes this many generated tokens; 0 sets no limit."""
     time_budget: float = Field(0.0, ge=0)
-    """Stop after the step that passes so many seconds of training, evaluations not counted; 0 is no limit."""
+    """The run stops after the step that passes this many seconds of training, without evaluations; 0 sets no limit."""
     data_folder: str = ""
-    """Where short names of data are looked for before `datasets` is asked; empty is $WHET_DATA."""
+    """Short names of data are looked for in this folder before `datasets`; empty means $WHET_DATA."""
     model: Model = Model()
     text: Text = Text()
     data: tuple[Data, ...] = (Data(),)
@@ -387,12 +431,12 @@ class Config(Section):
 
     @property
     def on_update(self) -> Literal["cut", "recompute", "keep"]:
-        """What becomes of running rollouts at an update, as the recipe says or else by what may train."""
+        """What happens to running rollouts at an update: the recipe's choice, or what curriculum.max_age allows."""
         return self.rollout.on_update or ("keep" if self.curriculum.max_age > 0 else "cut")
 
     @property
     def runs_on(self) -> bool:
-        """Whether rollouts go on over an update with what the cache holds of them."""
+        """Whether rollouts continue over an update with their cached keys and values."""
         return self.rollout.mode == "stream" and self.on_update == "keep"
 
     @model_validator(mode="after")

@@ -1,20 +1,20 @@
-"""The errors whet raises on purpose. The command line prints their one sentence and leaves with code 2."""
+"""Errors that whet raises on purpose. The command line prints their sentence and exits with code 2."""
 
 
 class WhetError(Exception):
-    """Something the user can mend: a wrong key, a missing file, a full disk. One clear sentence."""
+    """A fault that the user can repair (a wrong key, a missing file, a full disk), in one clear sentence."""
 
 
 class Starved(WhetError):
-    """A curriculum cannot fill a batch, and its starvation policy says so instead of waiting for ever."""
+    """A curriculum cannot fill a batch, and its starvation policy is to stop rather than to wait for ever."""
 
 
 class Collapsed(WhetError):
-    """Evaluations fell far below what they were. All of it is saved, the best weights too."""
+    """Evaluations fell far below their best. The run is saved, and so are its best weights."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came while there was nothing to save. Its number decides the exit code."""
+    """A signal arrived while there was nothing to save; its number sets the exit code."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -22,4 +22,4 @@ class Stopped(KeyboardInterrupt):
 
 
 class Diverged(WhetError):
-    """Three steps in a row were not finite. The last good checkpoint is untouched."""
+    """Three steps in a row were not finite; the last good checkpoint is untouched."""

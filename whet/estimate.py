@@ -1,9 +1,10 @@
-"""What a run will cost, roughly: tokens a step, seconds by part, hours in all; from constants that were measured.
+"""What a run will cost, roughly: tokens per step, seconds by part, hours in all; from constants that were measured.
 
-`whet train --dry-run` prints it (`check.dry_run`). Pure arithmetic: a recipe's numbers, a model's sizes and a machine
-in, seconds out; no device is asked and nothing is run. Judging, saving and evaluation are left out. Within a factor of
-two it is right where it was measured (an H200; one CPU thread), and elsewhere only as good as the scaling by memory
-bandwidth and arithmetic that takes it there.
+`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_rate` for
+its share of the attainable. Everything here is arithmetic: a recipe's numbers, a model's sizes and a machine in,
+seconds out; no device is queried. Judging, saving and evaluation are left out. The estimate is right within a factor
+of two where it was measured (an H200; one CPU thread), and elsewhere as good as its scaling by memory bandwidth and
+arithmetic.
 """
 
 from __future__ import annotations
@@ -11,37 +12,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# ---- roofline
+from whet import config
+from whet.curriculum.build import stages_of
+from whet.curriculum.mixture import portions_of
+
+if TYPE_CHECKING:
+    from whet.model.memory import ModelShape
+    from whet.problems import Problems
+
+# ---- how fast one decode step can be
 #
-# How fast a decode step can be on an H200: its kernels summed up, each at its limit of memory, compute or launch.
-#
-# Pure arithmetic, called by `whet.tools.bench.rollout` for the share of the attainable. For a step of B sequences, one
-# token each, at a context of c tokens (bf16, weights [n, k] read once a step):
+# The kernels of a step summed up, each at its limit of memory, compute or launch. For B sequences, one token each, at
+# a context of c tokens (bf16, weights [n, k] read once per step):
 #
 #     gemm(n, k) = max(2nk / (BW e), 2nkB / (F f), t)
 #     attention  = max(4 B c Hkv d / (BW e), 4 B c Hq d / (F f / 2), t) + t
 #     layer      = gemm((Hq + 2 Hkv) d, h) + gemm(h, Hq d) + gemm(2 I, h) + gemm(h, I) + attention + 5 t
 #     step       = L layer + gemm(V, h) + max(14 B V / (BW e), 3 t) + 4 t
 #
-# that is fused QKV and gate/up, five small kernels a layer, 14 bytes a logit for the sampler (bf16 written, about three
-# passes in fp32), and no gap for the host. `PAPER` has the constants first assumed, one floor t for every kernel, and
-# is what shares are quoted of; `MEASURED` those found on the card: floors by kind of kernel, and a gap after each.
+# with fused QKV and gate/up, five small kernels per layer, 14 bytes per logit for the sampler (bf16 written, about
+# three passes in fp32), and no gap for the host. Shares of the attainable are quoted of `PAPER`, the constants first
+# assumed, with one floor t for every kernel; `MEASURED` has floors by kind of kernel and a gap after each.
 
-
-GEMMS, SMALL, ATTENTION = 4, 5, 2
-"""Kernels a layer: matrix products; norms, RoPE with the KV write, SiLU; attention and the merge of its splits."""
-OTHERS = 8
-"""Kernels a step outside of the layers: the head, three of the sampler, four small ones."""
+GEMMS, SMALL, ATTENTION = 4, 5, 2  # kernels per layer: products; norms, RoPE with KV write, SiLU; attention and merge
+OTHERS = 8  # kernels per step outside of the layers: the head, three of the sampler, four small ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """What of a model decides the bytes and operations of a step.
+    """The sizes of a model that decide the bytes and operations of a step.
 
-    >>> f"{SMOLLM2_135M.weights / 1e9:.3f} B read, {SMOLLM2_135M.kv_bytes / 1e3:.1f} kB a token"
-    '0.134 B read, 23.0 kB a token'
+    >>> f"{SMOLLM2_135M.weights / 1e9:.3f} B read, {SMOLLM2_135M.kv_bytes / 1e3:.1f} kB per token"
+    '0.134 B read, 23.0 kB per token'
     """
 
     layers: int
@@ -54,13 +58,13 @@ class Dims:
 
     @property
     def weights(self) -> int:
-        """Read in a step: the head once, of the embedding next to nothing."""
+        """Weights read in a step: the head once, of the embedding next to nothing."""
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
     @property
     def kv_bytes(self) -> int:
-        """Of keys and values in bf16, a token."""
+        """Bytes of keys and values per token, in bf16."""
         return 4 * self.layers * self.kv_heads * self.head_dim
 
 
@@ -68,41 +72,49 @@ SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=
 QWEN25_15B = Dims(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128, vocab=151936)
 
 
-def dims_of(config: Any) -> Dims:
-    """Of a Hugging Face config of the Llama or Qwen2 family."""
+def dims_of(settings: Any) -> Dims:
+    """The sizes in a Hugging Face config of the Llama or Qwen2 family."""
     return Dims(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        vocab=config.vocab_size,
+        layers=settings.num_hidden_layers,
+        hidden=settings.hidden_size,
+        intermediate=settings.intermediate_size,
+        heads=settings.num_attention_heads,
+        kv_heads=settings.num_key_value_heads,
+        head_dim=getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads,
+        vocab=settings.vocab_size,
+    )
+
+
+def dims_of_shape(shape: ModelShape) -> Dims:
+    """The sizes as `whet.model.memory` measures them on a network of any family."""
+    size = shape.query // shape.heads
+    return Dims(
+        layers=shape.layers,
+        hidden=shape.hidden,
+        intermediate=shape.inner,
+        heads=shape.heads,
+        kv_heads=max(1, shape.cached // (2 * shape.layers * size)),
+        head_dim=size,
+        vocab=shape.vocab,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A GPU as the model above sees it. Seconds, bytes and operations a second."""
+    """A GPU as the sum above sees it, in seconds, bytes and operations per second."""
 
     bandwidth: float = 4.8e12
     bandwidth_share: float = 0.8
-    busy_bandwidth_share: float = 0.8
-    """Of attention once it reads `busy_tokens` or more."""
+    busy_bandwidth_share: float = 0.8  # reached by attention once it reads `busy_tokens` or more
     busy_tokens: int = 256 * 1024
     flops: float = 989e12
     flops_share: float = 0.65
     gemm_floor: float = 2e-6
-    narrow_gemm_floor: float = 2e-6
-    """Where k <= 576."""
-    small: float = 2e-6
-    """A small kernel."""
-    attention_floor: float = 4e-6
-    """Attention and merge together."""
-    merge: float = 2e-6
-    """Added to attention where it is at a limit of memory or compute."""
-    gap: float = 0.0
-    """Between two kernels of a graph."""
+    narrow_gemm_floor: float = 2e-6  # where k <= 576
+    small: float = 2e-6  # one small kernel
+    attention_floor: float = 4e-6  # attention and merge together
+    merge: float = 2e-6  # added to attention where it is at a limit of memory or compute
+    gap: float = 0.0  # between two kernels of a graph
 
 
 PAPER = Card()
@@ -118,21 +130,8 @@ MEASURED = Card(
 CARDS = {"paper": PAPER, "measured": MEASURED}
 
 
-def step_bytes(dims: Dims, batch: int, context: int) -> int:
-    """Moved from memory at the least: every weight once, all keys and values once."""
-    return 2 * dims.weights + dims.kv_bytes * batch * context
-
-
-def ideal_rate(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Tokens a second at full bandwidth and full compute: weights and attention one after the other, no floors."""
-    products = max(2 * dims.weights / card.bandwidth, 2 * dims.weights * batch / card.flops)
-    operations = 4 * dims.layers * dims.heads * dims.head_dim * batch * context
-    attention = max(dims.kv_bytes * batch * context / card.bandwidth, operations / card.flops)
-    return batch / (products + attention)
-
-
 def attainable_step(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Seconds of one decode step of `batch` sequences at `context` tokens; the sum in the head of this file."""
+    """Seconds of one decode step of `batch` sequences at `context` tokens: the sum above."""
     d, h = dims.head_dim, dims.hidden
     rate = card.bandwidth * card.bandwidth_share
     products = (
@@ -149,7 +148,7 @@ def attainable_step(dims: Dims, batch: int, context: int, card: Card = PAPER) ->
 
 
 def attainable_rate(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Tokens a second, without a gap for the host.
+    """Tokens per second, without a gap for the host.
 
     >>> round(attainable_rate(QWEN25_15B, 64, 512), -2), round(attainable_rate(SMOLLM2_135M, 64, 512), -3)
     (43800.0, 77000.0)
@@ -159,10 +158,8 @@ def attainable_rate(dims: Dims, batch: int, context: int, card: Card = PAPER) ->
 
 def _gemm(n: int, k: int, batch: int, card: Card) -> float:
     floor = card.narrow_gemm_floor if k <= 576 else card.gemm_floor
-    weights = 2 * n * k
-    return max(
-        weights / (card.bandwidth * card.bandwidth_share), weights * batch / (card.flops * card.flops_share), floor
-    )
+    memory = 2 * n * k / (card.bandwidth * card.bandwidth_share)
+    return max(memory, 2 * n * k * batch / (card.flops * card.flops_share), floor)
 
 
 def _attention(dims: Dims, batch: int, context: int, card: Card) -> float:
@@ -173,22 +170,22 @@ def _attention(dims: Dims, batch: int, context: int, card: Card) -> float:
     return max(max(memory, compute) + card.merge, card.attention_floor)
 
 
+# ---- what a training step costs
+
+# A decode step by graphs against its kernels' sum on an H200: the median over all cells of
+# benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows).
 HOST = 1.18
-"""A decode step by graphs against its kernels' sum (`whet.estimate`) on an H200: the median over all cells of
-benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows)."""
-PLAIN_LAYER = 2e-3
-"""Seconds a layer and step by plain calls on a GPU: the host's launches (135M, 512 slots: 60 ms for 30 layers)."""
-PEAK = 0.8
-"""Of a card's nominal operations a second, what its largest matrix products reach: 790 of 989 TFLOP/s."""
+PLAIN_LAYER = 2e-3  # seconds per layer and step by plain calls on a GPU: the host's launches (135M: 60 ms, 30 layers)
+PEAK = 0.8  # share of a GPU's nominal operations that its largest matrix products reach: 790 of 989 TFLOP/s
+# The share of that which the learner reaches, by parameters; between them along their logarithm. Packs of 16k tokens,
+# compiled, the smaller model replayed as graphs (learner_135m_16384.json, learner_1.5b_16384.json).
 MFU = ((0.135e9, 0.24), (1.5e9, 0.56))
-"""Of that, what the learner reaches, by parameters; between them along their logarithm. Packs of 16k tokens, compiled,
-the smaller one replayed as graphs (learner_135m_16384.json, learner_1.5b_16384.json)."""
-CPU_LAYER, CPU_RATE = 1e-3, 1e10
-"""Seconds a layer and step, and operations a second and thread (tiny model, one thread: 64 rows in 4.8 ms)."""
-SIGNAL = 0.5
-"""Prompts with right and wrong rollouts, as a share of those asked: a guess, until `whet probe` measures it."""
+CPU_LAYER = 1e-3  # seconds per layer and step on a CPU (tiny model, one thread: 64 rows in 4.8 ms)
+CPU_RATE = 1e10  # operations per second and thread
+SIGNAL = 0.5  # share of prompts with right and wrong rollouts: a guess, until `whet probe` measures it
 
 KNOWN_CARDS: dict[str, tuple[float, float]] = {
+    # words of a GPU's name -> bytes and bf16 operations per second, by its maker; the first that is found counts
     "H200": (4.8e12, 989e12),
     "H100 PCIe": (2.0e12, 756e12),
     "H100": (3.35e12, 989e12),
@@ -199,19 +196,19 @@ KNOWN_CARDS: dict[str, tuple[float, float]] = {
     "RTX 4090": (1.008e12, 165e12),
     "RTX 3090": (0.936e12, 71e12),
 }
-"""Words of a card's name -> bytes and bf16 operations a second, by its maker; the first that is found counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
+    """Where a run takes place: a GPU whose speed is known, or some threads of a CPU."""
+
     name: str
-    card: Card | None = None
-    """None is a CPU."""
+    card: Card | None = None  # None is a CPU
     threads: int = 1
 
 
 def card_of(name: str) -> Card | None:
-    """As measured on an H200, with another card's bandwidth and arithmetic; None for one that is not known.
+    """The constants measured on an H200, with another GPU's bandwidth and arithmetic; None for one that is not known.
 
     >>> card_of("NVIDIA A100-SXM4-80GB").bandwidth, card_of("Voodoo 2")
     (2000000000000.0, None)
@@ -225,30 +222,25 @@ def card_of(name: str) -> Card | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One step of one stage."""
+    """One step of one stage. Lengths are in tokens, on average."""
 
-    steps: float
-    """So many of them."""
-    prompts: float
-    """Asked: each is read once for all of its rollouts."""
-    generated: float
-    """Rollouts."""
-    trained: float
+    steps: float  # of this stage
+    prompts: float  # prompts asked, each read once for all of its rollouts
+    generated: float  # rollouts
+    trained: float  # rollouts
     prompt: float
-    """Tokens, on average."""
     response: float
-    limit: int
-    """Tokens of the longest response."""
+    limit: int  # of the longest response
     slots: int
     stream: bool
-    graphs: bool
-    """Rollouts run by captured graphs (on a GPU)."""
-    passes: float
-    """Passes over the trained tokens: 3 for forward and backward, 1 more for each other forward."""
+    graphs: bool  # whether rollouts run by captured graphs
+    passes: float  # over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
+    """Tokens generated in one step, and the seconds of its two parts."""
+
     tokens: float
     generate: float
     train: float
@@ -259,7 +251,7 @@ class Cost:
 
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> Cost:
-    """Of one step: tokens generated, seconds of rollouts and of the update."""
+    """The cost of one step."""
     steps = decode_steps(work.generated, work.response, work.limit, work.slots, work.stream)
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
@@ -270,7 +262,7 @@ def cost(work: Workload, dims: Dims, machine: Machine) -> Cost:
 
 
 def decode_steps(rollouts: float, response: float, limit: int, slots: int, stream: bool) -> float:
-    """Token by token: the full batch, and under barrier the tail in which the longest responses are waited for.
+    """Decode steps: those of the full batch, and under barrier the tail in which the longest responses finish.
 
     >>> decode_steps(512, 100, 256, 64, stream=True), decode_steps(512, 100, 256, 64, stream=False)
     (800.0, 956.0)
@@ -282,9 +274,8 @@ def decode_steps(rollouts: float, response: float, limit: int, slots: int, strea
 
 
 def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, graphs: bool) -> float:
-    """Of one decode step.
+    """Seconds of one decode step.
 
-    >>> from whet.estimate import QWEN25_15B
     >>> round(1000 * step_seconds(QWEN25_15B, 64, 192, Machine(name="H200", card=MEASURED), graphs=True), 2)
     1.78
     """
@@ -295,9 +286,8 @@ def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, grap
 
 
 def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
-    """2 operations a weight and token at what the learner reaches; attention's own are left out.
+    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out.
 
-    >>> from whet.estimate import QWEN25_15B
     >>> round(3 * forward_seconds(QWEN25_15B, 16384, Machine(name="H200", card=MEASURED)), 2)
     0.34
     """
@@ -317,6 +307,9 @@ def learner_mfu(parameters: float) -> float:
     return low + (high - low) * min(1.0, max(0.0, place))
 
 
+# ---- what a recipe asks for
+
+
 def rollouts_asked(name: str, rollouts: int, n_init: int) -> float:
     """Rollouts generated for each group that is trained, if `SIGNAL` of the prompts have signal.
 
@@ -332,7 +325,7 @@ def rollouts_asked(name: str, rollouts: int, n_init: int) -> float:
 
 
 def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
-    """How a run's steps divide over its stages: as they say, else evenly; the last stage takes what is left.
+    """The steps of each stage: as its limit says, else evenly; the last stage takes what is left.
 
     >>> stage_steps(100, [30, 0, 0]), stage_steps(100, [80, 80]), stage_steps(100, [10, 10])
     ([30.0, 35.0, 35.0], [80.0, 20.0], [10.0, 90.0])
@@ -347,23 +340,92 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     return [*out, left]
 
 
-def budget_lines(works: Sequence[Workload], dims: Dims, machine: Machine | None, why: str) -> list[str]:
-    """Of all stages. `machine` is None where the card is not known; `why`: where the response length is from."""
-    several = len(works) > 1
-    lines = []
-    hours = 0.0
-    for number, work in enumerate(works, 1):
-        tokens = work.generated * work.response
-        words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({why}) are {tokens:,.0f} tokens a step"
-        if machine is not None:
-            spent = cost(work, dims, machine)
-            hours += work.steps * spent.seconds / 3600
-            words += f"; {_time(spent.seconds)} a step: generate {_time(spent.generate)}, train {_time(spent.train)}"
-        lines.append(f"rough: stage {number}, {work.steps:.0f} steps: {words}" if several else f"rough: {words}")
-    if machine is not None:
-        steps = sum(work.steps for work in works)
-        lines.append(f"rough: {steps:.0f} steps on {machine.name} take {_time(3600 * hours)}, without evaluation")
+def workloads(
+    settings: config.Config, problems: Problems, prompt: float, response: float | None, *, graphs: bool
+) -> list[Workload]:
+    """A step of each stage; where data entries have curricula of their own, of the one with the largest share."""
+    r, learn = settings.rollout, settings.learn
+    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
+    c = max(portions, key=lambda portion: portion.share).settings
+    stages = stages_of(c, r.max_tokens) or (config.Stage(),)
+    works = []
+    for stage, steps in zip(stages, stage_steps(settings.steps, [s.steps for s in stages]), strict=True):
+        groups, rollouts = stage.groups or c.groups, stage.rollouts or c.rollouts
+        limit = stage.max_tokens or r.max_tokens
+        again = learn.updates * (stage.minibatches or learn.minibatches) > 1  # scored under the policy before them all
+        passes = learn.updates * (4 if learn.checkpoint_activations else 3) + again + (learn.kl_coef > 0)
+        generated = groups * rollouts_asked(c.name, rollouts, c.speed.n_init)
+        works.append(
+            Workload(
+                steps=steps,
+                prompts=generated / rollouts,
+                generated=generated,
+                trained=groups * rollouts,
+                prompt=prompt,
+                response=min(limit, response) if response else limit / 2,
+                limit=limit,
+                slots=r.slots,
+                stream=r.mode == "stream",
+                graphs=graphs,
+                passes=passes,
+            )
+        )
+    return works
+
+
+def budget_lines(settings: config.Config, problems: Problems) -> list[str]:
+    """What a step trains on at most; the portions, where data entries have their own curricula; the stages of each."""
+    portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
+    groups, rollouts = settings.curriculum.groups, max(portion.settings.rollouts for portion in portions)
+    lines = [
+        f"{settings.steps} steps of {groups} groups x {rollouts} rollouts ({' + '.join(p.name for p in portions)}), "
+        f"at most {groups * rollouts * settings.rollout.max_tokens:,} tokens trained per step"
+    ]
+    if len(portions) == 1:
+        return lines + _stage_lines(settings, portions[0].settings, f"{groups} x ")
+    for portion in portions:
+        entries = ", ".join(f"data.{number}" for number in portion.entries)
+        prompts = sum(problems.shares[number][0] for number in portion.entries)
+        mine = portion.share * groups
+        often = f"{mine:.1f} per step" if mine >= 1 else f"one every {1 / mine:.1f} steps"
+        lines.append(
+            f"portion {portion.name}: {prompts} prompts of {entries}, {portion.share:.1%} of the groups ({often}), "
+            f"{portion.settings.rollouts} rollouts each"
+        )
+        lines += ["  " + line for line in _stage_lines(settings, portion.settings, "")]
     return lines
+
+
+def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> list[str]:
+    r = settings.rollout
+    return [
+        f"stage {number}: {stage.subset} prompts, {f'{stage.groups} x ' if stage.groups else groups}"
+        f"{stage.rollouts or c.rollouts} rollouts of at most {stage.max_tokens or r.max_tokens} tokens"
+        for number, stage in enumerate(stages_of(c, r.max_tokens), 1)
+    ]
+
+
+def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine | str, known: bool) -> list[str]:
+    """Tokens and seconds of a step of each stage, and the hours of the run.
+
+    `machine` is only a name where whet does not know how fast it is; `known`: whether the response length was measured.
+    """
+    several, source = len(works) > 1, "as in that run" if known else "half of the limit"
+    lines = []
+    seconds = 0.0
+    for number, work in enumerate(works, 1):
+        tokens = f"{work.generated * work.response:,.0f} tokens per step"
+        words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
+        if isinstance(machine, Machine):
+            spent = cost(work, dims, machine)
+            seconds += work.steps * spent.seconds
+            parts = f"generate {_time(spent.generate)}, train {_time(spent.train)}"
+            words += f"; {_time(spent.seconds)} per step: {parts}"
+        lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
+    if isinstance(machine, str):
+        return [*lines, f"no estimate of the time, since whet does not know how fast {machine} is"]
+    steps = sum(work.steps for work in works)
+    return [*lines, f"{steps:.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"]
 
 
 def _time(seconds: float) -> str:

@@ -1,16 +1,16 @@
-"""Accuracy on held-out prompts: requests to the engine, verdicts from the judge, numbers out.
+"""Accuracy on held-out prompts: requests to the engine, verdicts from the judge, numbers with intervals.
 
-Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so
-that two evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not
-look better because its answers cannot be judged. `loop` calls it for a line of metrics, `whet eval` for all there
-is to say (`full`).
+`loop` calls `evaluate` for a row of metrics, `whet eval` for everything there is to say (`full`); reports and probes
+use the intervals. Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so
+that two evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better
+because its answers cannot be judged.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
@@ -19,29 +19,25 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from whet import config
 from whet.rollout.base import Engine
 from whet.types import Prompt, Request, Rollout, Sampling
 
-# ---- intervals
+# ---- intervals over prompts
 #
-# Confidence intervals over prompts: how far a share may lie from the truth. Pure maths, for `eval` and `probe`.
-#
-# The prompts are the sample; the rollouts of one prompt resemble each other and count for less than as many prompts
-# would. Nothing here knows what is measured.
+# The prompts are the sample: rollouts of one prompt resemble each other, and count for less than as many prompts.
 
-
-Z95 = 1.959964
-"""Of the standard normal distribution, 95% lie within so many deviations."""
+Z95 = 1.959964  # standard deviations around the mean that hold 95% of a normal distribution
 
 
 class Interval(NamedTuple):
-    """95%: of a hundred such intervals, about 95 hold the truth."""
+    """A 95% interval: of a hundred such intervals, about 95 hold the truth."""
 
     low: float
     high: float
 
 
-def wilson(share: float, size: float, z: float = Z95) -> Interval:
+def wilson(share: float, size: float) -> Interval:
     """Wilson's score interval (1927) for a share seen in `size` independent draws.
 
     centre +- half, centre = (p + z^2/2n) / (1 + z^2/n), half = z/(1 + z^2/n) sqrt(p(1-p)/n + z^2/4n^2). Unlike
@@ -50,6 +46,7 @@ def wilson(share: float, size: float, z: float = Z95) -> Interval:
     >>> [round(x, 4) for x in wilson(0.0, 30)], [round(x, 4) for x in wilson(0.5, 100)]
     ([0.0, 0.1135], [0.4038, 0.5962])
     """
+    z = Z95
     shrink = 1.0 + z * z / size
     centre = (share + z * z / (2.0 * size)) / shrink
     half = z / shrink * math.sqrt(share * (1.0 - share) / size + z * z / (4.0 * size * size))
@@ -57,7 +54,7 @@ def wilson(share: float, size: float, z: float = Z95) -> Interval:
 
 
 def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> Interval:
-    """For the mean of one value in 0..1 a prompt, each got from `draws` independent rollouts.
+    """The interval of the mean of one value in 0..1 per prompt, each obtained from `draws` independent rollouts.
 
     Wilson's interval at the effective number of draws, as for proportions in cluster samples (Korn and Graubard 1998):
     n_eff = p(1-p) / (s^2 / P) for P prompts whose values have variance s^2. It lies between P (a prompt's rollouts
@@ -74,9 +71,7 @@ def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> I
     return wilson(float(values.mean()), values.size * min(max(worth, 1.0), draws))
 
 
-# ---- votes
-#
-# What n rollouts of one prompt say of fewer: pass@k and maj@k. Pure maths, exact, for `eval`.
+# ---- pass@k and maj@k, exactly, from n rollouts of one prompt
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -110,7 +105,7 @@ def maj_at_k(finals: Sequence[str], right: Sequence[bool], k: int) -> float:
 
 @lru_cache(maxsize=4096)
 def _won(answers: tuple[tuple[int, int], ...], abstain: int, k: int) -> float:
-    """`answers`: (rollouts, right ones among them) of each. Prompts with the same counts are the same sum."""
+    """`answers`: (rollouts, right ones among them) of each. Prompts with the same counts share the result."""
     if k == sum(count for count, _ in answers) + abstain:
         most = max((count for count, _ in answers), default=0)
         return fmean(hits / count for count, hits in answers if count == most) if most else 0.0
@@ -126,8 +121,8 @@ def _won(answers: tuple[tuple[int, int], ...], abstain: int, k: int) -> float:
 def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
     """Ways to take `left` of the other rollouts such that no other answer has more than `votes`.
 
-    Each way counts 1 / (1 + answers that tie). Answers with fewer rollouts than `votes` can do no harm and are
-    taken together with the abstentions.
+    Each way counts 1 / (1 + answers that tie). Answers with fewer rollouts than `votes` cannot tie and are taken
+    together with the abstentions.
     """
     harmless = abstain + sum(count for count in rest if count < votes)
     ways = {(0, 0): 1}  # (taken, tied) -> number of ways, over the answers that could tie
@@ -141,13 +136,11 @@ def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
     return sum(number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items())
 
 
-SLICE = 2048
-"""Rollouts that are generated and judged at once: bounds memory. Each slice waits for its longest response."""
-VOTES = 64
-"""maj@k is exact, and its sum grows steeply with the rollouts; of more than so many, only maj@n is given."""
+# ---- evaluation
 
-OnProgress = Callable[[int, int], None]
-"""Called with (rollouts finished, rollouts in all)."""
+SLICE = 2048  # rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
+VOTES = 64  # rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only maj@n
+OnProgress = Callable[[int, int], None]  # called with (rollouts finished, rollouts in all)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +152,27 @@ class EvalSet:
     n: int
     sampling: Sampling
     every: int
+
+
+def eval_sets(
+    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], stop_ids: tuple[int, ...]
+) -> tuple[EvalSet, ...]:
+    """The recipe's evaluation sets, then the slice of the training data that was set aside, if any."""
+    entries = list(settings.eval)
+    if evals.keys() - {entry.name for entry in entries}:
+        entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
+    sets = []
+    for entry in entries:
+        sampling = Sampling(
+            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
+            temperature=entry.temperature,
+            top_p=entry.top_p,
+            stop_ids=stop_ids,
+            stop_strings=settings.rollout.stop_strings,
+        )
+        prompts = evals[entry.name]
+        sets.append(EvalSet(name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every))
+    return tuple(sets)
 
 
 class Verdicts(Protocol):
@@ -174,10 +188,7 @@ def evaluate(
     on_progress: OnProgress | None = None,
     full: bool = False,
 ) -> dict[str, float]:
-    """`eval_metrics` of the set.
-
-    Memory stays bounded: prompts go through in slices, each handed to `seen` once judged (traces and all).
-    """
+    """`eval_metrics` of the set. To bound memory, prompts are taken in slices; `seen` gets each one once judged."""
     requests = [
         Request(prompt_id=p.id, group_id=i, n=eval_set.n, sampling=eval_set.sampling, phase="eval")
         for i, p in enumerate(eval_set.prompts)
@@ -193,7 +204,7 @@ def evaluate(
 def judged_slices(
     requests: Sequence[Request], engine: Engine, judge: Verdicts, on_progress: OnProgress | None = None
 ) -> Iterator[list[Rollout]]:
-    """The requests' rollouts, generated and judged some at a time, in order."""
+    """The requests' rollouts, generated and judged in slices, in order."""
     total, done = sum(r.n for r in requests), 0
     size = max(1, SLICE // max((r.n for r in requests), default=1))
 
@@ -245,12 +256,12 @@ def powers_up_to(n: int) -> list[int]:
 
 
 def names_answers(rollouts: Sequence[Rollout]) -> bool:
-    """Whether answers can be counted: a right one without a name shows that the judge names none."""
+    """Whether votes can be counted: a right rollout without a `final` shows that the judge names no answers."""
     return any(r.final for r in rollouts) or not any(r.verdict == "right" for r in rollouts)
 
 
 def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str, float]:
-    """pass@k and maj@k: of the largest k alone, or of all with intervals."""
+    """pass@k and maj@k, for the largest k alone, or (`full`) for all k with intervals."""
     metrics: dict[str, float] = {}
     right = [[r.verdict == "right" for r in group] for group in groups]
     for k in powers_up_to(n) if full else [n] * (n > 1):
@@ -265,7 +276,7 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
 
 
 def _more(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Lengths of right and wrong responses and their percentiles, and how many gave no answer."""
+    """Mean lengths of right and wrong responses, percentiles of all, and the share that gave no answer."""
     lengths = [r.length for r in rollouts]
     metrics = {f"length_p{share}": float(np.percentile(lengths, share)) for share in (50, 90, 99)}
     for verdict in ("right", "wrong"):
@@ -278,7 +289,7 @@ def _more(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _levels(levels: Sequence[object], rates: np.ndarray, n: int, full: bool) -> dict[str, float]:
-    """Their intervals have a name of their own in front: a level may be called anything."""
+    """Accuracy by level. Intervals have a prefix of their own, since a level may have any name."""
     metrics: dict[str, float] = {}
     for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
         mine = rates[[x == level for x in levels]]

@@ -1,10 +1,8 @@
-"""Every change of a file of a run: whole or not at all, at any instant a process may be killed.
+"""Atomic writes: a file of a run changes whole or not at all, even if the process is killed at any instant.
 
-Data goes into a temporary neighbour, is synced to the disk, and takes its name in one rename. A
-name that starts with TMP is rubbish, whatever it holds; one that starts with OLD is what a new
-folder was about to replace; `recover` removes the first and puts the second back. Callers write
-`files.write_text(...)` and hold the run's lock. A full disk, a missing permission and the like
-become a WhetError of one sentence. Reading files is not this module's business.
+Data is written to a temporary neighbour, synced to the disk and renamed. A name that starts with TMP is rubbish after a
+kill, and one that starts with OLD is a folder that was about to be replaced; `recover` removes the first and restores
+the second. Callers hold the run's lock. A full disk or a missing permission becomes a WhetError of one sentence.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def temporary(path: Path) -> Path:
-    """The neighbour that `path` is prepared in."""
+    """Return the neighbour in which `path` is prepared."""
     return path.with_name(TMP + path.name)
 
 
 @contextlib.contextmanager
 def one_sentence(path: Path) -> Iterator[None]:
-    """What the operating system refuses at `path` becomes a WhetError that says what to do."""
+    """Turn an error of the operating system at `path` into a WhetError that says what to do."""
     try:
         yield
     except WhetError:
@@ -59,7 +57,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_with(path: Path, writer: Callable[[Path], object]) -> None:
-    """`writer` makes the file under the path it is given, whose suffix is that of `path`."""
+    """Write `path` by a function that makes the file at the path it receives, which has the same suffix."""
     tmp = temporary(path)
     make_folder(path.parent)
     with one_sentence(path):
@@ -75,13 +73,13 @@ def write_with(path: Path, writer: Callable[[Path], object]) -> None:
 
 
 def write_into(folder: Path, writer: Callable[[Path], object]) -> None:
-    """For writers that name their own files. Not atomic: the folder must be one that `publish` is still to come for."""
+    """Let `writer` write files of its own into a folder. Not atomic: call `publish` for the folder afterwards."""
     with one_sentence(folder):
         writer(folder)
 
 
 def append_line(path: Path, line: str) -> None:
-    """One write, not synced: a killed process loses nothing, a failing machine what `sync` has not covered."""
+    """Append in one write without sync: a killed process loses nothing, a failing machine the lines since `sync`."""
     assert "\n" not in line, "a line holds no line break"
     with one_sentence(path):
         size = path.stat().st_size if path.exists() else 0
@@ -89,12 +87,12 @@ def append_line(path: Path, line: str) -> None:
             _write(path, line.encode() + b"\n", os.O_APPEND)
         except Exception:
             with contextlib.suppress(OSError):
-                os.truncate(path, size)  # else the next line would grow on to half a line
+                os.truncate(path, size)  # the next line must not continue half a line
             raise
 
 
 def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
-    """Drops the lines that `keep` refuses; an untouched file is not written again."""
+    """Drop the lines that `keep` refuses; a file without such lines is not written again."""
     with one_sentence(path):
         before = path.read_bytes()
     lines = before.decode(errors="replace").split("\n")
@@ -109,7 +107,7 @@ def sync(path: Path) -> None:
 
 
 def publish(tmp: Path, final: Path) -> None:
-    """`tmp` becomes `final` in one rename once all of it is on the disk; an earlier `final` is replaced."""
+    """Rename the folder `tmp` to `final` once all of it is on the disk; replace an earlier `final`."""
     old = final.with_name(OLD + final.name)
     with one_sentence(final):
         # Some writers (safetensors) make private files; the folder's own mode says what the user's umask allows.
@@ -128,13 +126,13 @@ def publish(tmp: Path, final: Path) -> None:
 
 
 def remove_file(path: Path) -> None:
-    """Missing is fine."""
+    """Remove a file if it exists."""
     with one_sentence(path), contextlib.suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def remove_tree(path: Path) -> None:
-    """The name is gone at once, so that a kill in between leaves no half folder under it. Missing is fine."""
+    """Remove a folder if it exists; its name goes first, so that a kill leaves no half folder under it."""
     with one_sentence(path):
         if not path.exists():
             return
@@ -148,7 +146,7 @@ def remove_tree(path: Path) -> None:
 
 
 def recover(folder: Path) -> None:
-    """Finishes or undoes what a killed process left half done directly in `folder`."""
+    """Finish or undo the writes that a killed process left half done directly in `folder`."""
     with one_sentence(folder):
         for old in sorted(folder.glob(OLD + "*")):
             final = folder / old.name.removeprefix(OLD)
@@ -178,18 +176,18 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:  # some network file systems cannot; they promise nothing either
+        if error.errno not in _CANNOT_SYNC:  # some network file systems cannot sync
             raise
     finally:
         os.close(handle)
 
 
 def _os_error_code(error: Exception) -> int | None:
-    """safetensors writes from Rust and tells the operating system's error in words only."""
+    """Return the errno; safetensors writes from Rust and gives it in words only."""
     if isinstance(error, OSError):
         return error.errno or errno.EIO
-    told = _RUST_OS_ERROR.search(str(error))
-    return int(told[1]) if told else None
+    found = _RUST_OS_ERROR.search(str(error))
+    return int(found[1]) if found else None
 
 
 def _reason(path: Path, code: int) -> str:

@@ -1,31 +1,35 @@
-"""The loop, for every curriculum and every engine, and nothing that could live elsewhere.
+"""The loop, for every curriculum and every engine.
 
-plan -> generate -> judge -> observe, until the curriculum emits a batch; then one learner step. Under
-barrier `collect` drains the engine; under stream it returns as soon as something finished and
-`plan` is asked again with the capacity that fell free.
+`api` calls `warm_start_parts` at the beginning of a run and then `train`, which moves the parts: plan, generate, judge,
+observe, until the curriculum emits a batch; then one update. Under barrier `collect` drains the engine; under stream
+it returns as soon as a rollout finished, and `plan` is called again with the capacity that became free. `Log` holds
+what is no part of the algorithm: metrics, evaluation, advice and checkpoints.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
+
+from whet import config
 from whet.assembly import Parts, save_parts
-from whet.config import HELD_OUT
-from whet.curriculum.base import Hearing
+from whet.curriculum.base import Evidence
 from whet.errors import Collapsed, Starved
 from whet.eval import evaluate
 from whet.run import Run
-from whet.types import Batch, Report, Request, Rollout
-from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_idle, group_metrics, rollout_metrics
+from whet.types import Batch, Prompt, Report, Request, Rollout
+from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
 
-DRAFTER_SHARE = 0.03
-"""Of the steps' time, for training the drafter."""
+DRAFTER_SHARE = 0.03  # of the time of the steps on a GPU, for training the drafter
 
 
 class Watcher(Protocol):
-    """Whoever looks at a run while it goes: the terminal, or nobody."""
+    """What shows a run while it goes on: the terminal, or a silent one."""
 
     def update(self, metrics: dict[str, float], progress: float) -> None: ...
 
@@ -34,86 +38,85 @@ class Watcher(Protocol):
     def warm_start(self, name: str, step: int, steps: int, loss: float) -> None: ...
 
 
-def train(run: Run, parts: Parts, watcher: Watcher) -> None:
-    """From where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
-    advice, guard = Advice(), CollapseGuard()
-    parts.judge.on_message = watcher.message
-    watch = Stopwatch()
-    if parts.fresh:
-        metrics = evaluate_due(run, parts, watch)
-        guard.check(0, metrics)
-        if parts.config.warm_start:
-            metrics["time/warm_start"] = parts.warm_start_s
-        record(run, parts, metrics | watch.metrics(), watcher)
-        watch = Stopwatch()
-        save(run, parts, metrics, watch)
-    while not parts.done and not run.stopping:
-        batch, seen = next_batch(run, parts, watch)
-        hearing = Hearing(seen)
-        hearing.emitted(parts.clock())
-        report = learn(parts, batch, watch)
-        counted = hearing.updated(parts.clock(), parts.curriculum.holds())
-        drafted = train_drafter(parts, seen, watch, watcher.message)
-        metrics = rollout_metrics(counted) | step_metrics(parts, batch, seen, report, watch) | drafted
-        with watch.timing("save"):
-            run.write_rollouts(parts.tally.step, parts.rollout_rows(seen[: parts.config.save.rollouts]))
-        metrics |= evaluate_due(run, parts, watch)
-        collapsed = guard.check(parts.tally.step, metrics)
-        record(run, parts, metrics | watch.metrics() | ({"collapsed": 1.0} if collapsed else {}), watcher)
-        watch = Stopwatch()
-        for sentence in advice.check(metrics, parts.judge.complaint):
-            watcher.message(sentence)
-        if parts.done or run.stopping or collapsed or parts.tally.step % parts.config.save.every == 0:
-            save(run, parts, metrics, watch)
-        if collapsed:
-            raise Collapsed(
-                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. Begin again with a lower "
-                "learn.lr or a larger batch; --resume would go on from here."
-            )
+def train(parts: Parts, log: Log) -> None:
+    """Train from where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
+    curriculum, engine, judge, learner, store = parts.curriculum, parts.engine, parts.judge, parts.learner, parts.store
+    log.begin()
+    while not parts.done and not log.stopping:
+        with log.step() as watch:
+            while (batch := curriculum.emit(parts.clock())) is None:  # not enough groups yet
+                asked = curriculum.plan(parts.clock())  # which prompts, how many rollouts, how long
+                with watch.timing("generate"):
+                    engine.submit(asked)
+                    finished = engine.collect(judge.send)  # the judges work while the engine decodes
+                with watch.timing("judge"):
+                    judged = judge.receive(wait=engine.idle)
+                parts.tally.generated(asked, finished)
+                curriculum.observe(store.put(judged))  # judged rollouts, also those it will drop
+                log.observe(asked, judged)  # nothing asked, running or judged: starved
+            log.emitted(batch)
+            with watch.timing("sync"):
+                engine.release()  # a GPU's memory goes to the learner
+            with watch.timing("train"), parts.meter.span():
+                report = learner.step(store.attach(batch), parts.progress, curriculum.needs)
+            with watch.timing("sync"):
+                engine.take_back()
+                engine.update(learner.version)  # the engine shares the weights: only the version moves
+            parts.tally.updated(report)
+            curriculum.updated(parts.clock(), report)
+            store.keep(curriculum.holds())  # frees the traces that no group needs
+            log.updated(batch, report)  # metrics, evaluation, advice, checkpoint
 
 
-def next_batch(run: Run, parts: Parts, watch: Stopwatch) -> tuple[Batch, list[Rollout]]:
-    """`gather`; where it starves, what was judged stays for `whet view`, and a judge that failed is quoted first."""
-    seen: list[Rollout] = []
-    try:
-        return gather(parts, watch, seen), seen
-    except Starved as error:
-        run.write_rollouts(parts.tally.step + 1, parts.rollout_rows(seen[: parts.config.save.rollouts]))
-        failed = sum(bool(rollout.note) for rollout in seen)
-        if 2 * failed <= len(seen):
-            raise
-        quoted = f"T{parts.judge.complaint[1:]}, and {failed:,} of {len(seen):,} responses were not judged"
-        raise Starved(f"{quoted}; whet view shows them. {error}") from None
+class Log:
+    """The books of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
 
+    def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
+        self.run, self.parts, self.watcher = run, parts, watcher
+        self.advice, self.guard = Advice(), CollapseGuard()
+        self.watch = Stopwatch()  # since the last row of metrics
+        self.seen: list[Rollout] = []  # judged in this step
+        self.evidence = Evidence()
+        self.still = 0  # rounds in a row in which nothing moved
+        parts.judge.on_message = watcher.message
 
-def gather(parts: Parts, watch: Stopwatch, seen: list[Rollout]) -> Batch:
-    """The next batch; `seen` gets all that was judged on the way to it."""
-    curriculum, engine, judge = parts.curriculum, parts.engine, parts.judge
-    stall = Stall()
-    while (batch := curriculum.emit(parts.clock())) is None:
-        asked = curriculum.plan(parts.clock())
-        with watch.timing("generate"):
-            engine.submit(asked)
-            finished = engine.collect(judge.send)  # as they finish, so that the judges work while the engine decodes
-        with watch.timing("judge"):
-            judged = judge.receive(wait=engine.idle)
-        parts.tally.count(asked, finished)
-        seen += judged
-        curriculum.observe(parts.store.put(judged))
-        stall.check(parts, asked, judged)
-    return batch
+    @property
+    def stopping(self) -> bool:
+        return self.run.stopping
 
+    def begin(self) -> None:
+        """Evaluate and save what the training starts from, unless it was restored from a checkpoint."""
+        if not self.parts.fresh:
+            return
+        metrics = self.evaluate_due()
+        self.guard.check(0, metrics)
+        if self.parts.config.warm_start:
+            metrics["time/warm_start"] = self.parts.warm_start_s
+        self.record(metrics)
+        self.save(metrics)
 
-class Stall:
-    """Nothing asked, running or judged, twice in a row: waiting longer would change nothing.
+    @contextmanager
+    def step(self) -> Iterator[Stopwatch]:
+        """One step. If it starves, its rollouts are kept for `whet view`, and a judge that failed is quoted first."""
+        self.seen, self.still = [], 0
+        try:
+            yield self.watch
+        except Starved as error:
+            self._write_rollouts(self.parts.tally.step + 1, self.seen)
+            failed = sum(bool(rollout.note) for rollout in self.seen)
+            if 2 * failed <= len(self.seen):
+                raise
+            complaint = f"T{self.parts.judge.complaint[1:]}"
+            quoted = f"{complaint}, and {failed:,} of {len(self.seen):,} responses were not judged"
+            raise Starved(f"{quoted}; whet view shows them. {error}") from None
 
-    Twice, because `plan` may be what tells a curriculum to apply its starvation policy at the next `emit`.
-    """
+    def observe(self, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
+        """Raises where nothing was asked, running or judged twice in a row: waiting longer would change nothing.
 
-    def __init__(self) -> None:
-        self.still = 0
-
-    def check(self, parts: Parts, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
+        Twice, because `plan` may lead a curriculum to apply its starvation policy at the next `emit`.
+        """
+        parts = self.parts
+        self.seen += judged
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
         if self.still == 2:
@@ -123,102 +126,154 @@ class Stall:
                 "curriculum.groups."
             )
 
+    def emitted(self, batch: Batch) -> None:
+        """A batch is full; `seen` is all that was judged on the way to it."""
+        self.evidence = Evidence(self.seen)
+        self.evidence.emitted(self.parts.clock())
 
-def learn(parts: Parts, batch: Batch, watch: Stopwatch) -> Report:
-    """One update; then the engine and the curriculum hear of it, and traces nobody needs are freed."""
-    with watch.timing("sync"):
-        parts.engine.release()
-    with watch.timing("train"), parts.meter.span():
-        report = parts.learner.step(parts.store.attach(batch), parts.progress, parts.curriculum.needs)
-    watch.move("train", "log_probs", parts.learner.scored_s)
-    with watch.timing("sync"):
-        parts.engine.take_back()
-        parts.engine.update(parts.learner.version)
-    parts.tally.step += 1
-    parts.tally.tokens_trained += int(report.metrics.get("learn/tokens", 0))
-    parts.curriculum.updated(parts.clock(), report)
-    parts.store.keep(parts.curriculum.holds())
-    return report
+    def updated(self, batch: Batch, report: Report) -> None:
+        """After an update: metrics, evaluation if due, advice, and a checkpoint if due."""
+        parts, run = self.parts, self.run
+        counted = self.evidence.updated(parts.clock(), parts.curriculum.holds())
+        drafted = self.train_drafter()
+        metrics = rollout_metrics(counted) | self.step_metrics(batch, report) | drafted
+        with self.watch.timing("save"):
+            self._write_rollouts(parts.tally.step, self.seen)
+        metrics |= self.evaluate_due()
+        collapsed = self.guard.check(parts.tally.step, metrics)
+        self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
+        for sentence in self.advice.check(metrics, parts.judge.complaint):
+            self.watcher.message(sentence)
+        if parts.done or run.stopping or collapsed or parts.tally.step % parts.config.save.every == 0:
+            self.save(metrics)
+        if collapsed:
+            raise Collapsed(
+                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. Begin again with a lower "
+                "learn.lr or a larger batch; --resume would go on from here."
+            )
 
+    def train_drafter(self) -> dict[str, float]:
+        """Train the drafter while nothing is decoded. No token depends on it, so a failure ends only its lessons.
 
-def train_drafter(
-    parts: Parts, seen: Sequence[Rollout], watch: Stopwatch, say: Callable[[str], None]
-) -> dict[str, float]:
-    """While nothing is decoded; no token depends on it, so a lesson that fails is the last and not the run's end. On a
-    GPU, where steps are short and a drafter's updates wait for the host, a small share of the steps' time: seldom,
-    where it would not suffice for an update in each."""
-    if parts.drafter is None:
-        return {}
-    granted = DRAFTER_SHARE * watch.without("save") if parts.model.device.type == "cuda" else math.inf
-    with watch.timing("draft"), parts.meter.span():
-        try:
-            return parts.drafter.train(sum(r.length for r in seen), granted)
-        except Exception as error:
-            say(parts.drafter.give_up(error))
+        On a GPU, where steps are short and a drafter's updates wait for the host, it gets a small share of the steps'
+        time; where that is not enough for an update in each step, it trains in some of them.
+        """
+        parts = self.parts
+        if parts.drafter is None:
             return {}
+        granted = DRAFTER_SHARE * self.watch.without("save") if parts.model.device.type == "cuda" else math.inf
+        with self.watch.timing("draft"), parts.meter.span():
+            try:
+                return parts.drafter.train(sum(r.length for r in self.seen), granted)
+            except Exception as error:
+                self.watcher.message(parts.drafter.give_up(error))
+                return {}
+
+    def step_metrics(self, batch: Batch, report: Report) -> dict[str, float]:
+        parts, watch = self.parts, self.watch
+        watch.move("train", "log_probs", parts.learner.scored_s)
+        step_s = watch.without("save")
+        parts.tally.time_s += step_s
+        engine, learning = parts.engine.stats(), parts.meter.seconds()
+        if parts.drafter is not None:  # the engine counts failed drafts
+            engine["draft/failures"] = engine.get("draft/failures", 0.0) + parts.drafter.failures
+        generate_s = watch.seconds.get("generate", 0.0)
+        tokens = sum(r.length for r in self.seen)
+        return {
+            **group_metrics(batch.groups),
+            **parts.curriculum.metrics(),
+            **engine,
+            **parts.judge.stats(),
+            **report.metrics,
+            "batch/groups": float(len(batch.groups)),
+            "batch/tokens": float(sum(g.tokens for g in batch.groups)),
+            "rollout/tokens_per_s": tokens / generate_s if generate_s > 0 else 0.0,
+            **gpu_metrics(engine.get("rollout/gpu_seconds"), learning, step_s),
+        }
+
+    def evaluate_due(self) -> dict[str, float]:
+        """Evaluate before the first step, every so many steps, and after the last.
+
+        Under stream, training rollouts are decoded in the same batches: their share of the tokens is their share of
+        the time.
+        """
+        parts, watch = self.parts, self.watch
+        metrics: dict[str, float] = {}
+        kept: list[Rollout] = []
+        with watch.timing("eval"):
+            for eval_set in parts.evals:
+                if parts.tally.step % eval_set.every == 0 or parts.done:
+                    metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
+        if kept:
+            with watch.timing("save"):
+                self._write_rollouts(parts.tally.step, kept, kind="eval")
+        decoded = parts.engine.stats().get("rollout/tokens", 0.0)
+        parts.judge.stats()  # evaluation is no part of the next step's counters
+        others = max(0.0, decoded - sum(r.length for r in kept))
+        if others:
+            beside = watch.seconds["eval"] * others / decoded
+            watch.move("eval", "generate", beside)
+            parts.tally.time_s += beside
+        return metrics
+
+    def record(self, metrics: dict[str, float]) -> None:
+        """Write a row; the time from here on belongs to the next one."""
+        parts = self.parts
+        row = {**parts.tally.metrics(), "version": float(parts.learner.version), **metrics, **self.watch.metrics()}
+        self.run.record(parts.tally.step, row)
+        self.watcher.update({"step": float(parts.tally.step), **row}, parts.progress)
+        self.watch = Stopwatch()
+
+    def save(self, metrics: dict[str, float]) -> None:
+        """Write a checkpoint. The best is chosen on the set held_out alone: a benchmark must not choose the weights."""
+        parts = self.parts
+        score = metrics.get(f"eval/{config.HELD_OUT}/accuracy")
+        with self.watch.timing("save"):
+            self.run.save(
+                parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep
+            )
+
+    def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
+        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.parts.config.save.rollouts]), kind=kind)
 
 
-def step_metrics(
-    parts: Parts, batch: Batch, seen: Sequence[Rollout], report: Report, watch: Stopwatch
-) -> dict[str, float]:
-    step_s = watch.without("save")
-    parts.tally.time_s += step_s
-    engine, learning = parts.engine.stats(), parts.meter.seconds()
-    if parts.drafter is not None:  # the engine counts failed drafts
-        engine["draft/failures"] = engine.get("draft/failures", 0.0) + parts.drafter.failures
-    generate_s = watch.seconds.get("generate", 0.0)
-    tokens = sum(r.length for r in seen)
-    return {
-        **group_metrics(batch.groups),
-        **parts.curriculum.metrics(),
-        **engine,
-        **parts.judge.stats(),
-        **report.metrics,
-        "batch/groups": float(len(batch.groups)),
-        "batch/tokens": float(sum(g.tokens for g in batch.groups)),
-        "rollout/tokens_per_s": tokens / generate_s if generate_s > 0 else 0.0,
-        **device_metrics(engine, learning, step_s),
-    }
+# ---- before the first step
 
 
-def device_metrics(engine: Mapping[str, float], learning: float | None, step_s: float) -> dict[str, float]:
-    """On a GPU, where the engine too says how long it kept it busy: the idle share of the step."""
-    generating = engine.get("rollout/gpu_seconds")
-    if learning is None or generating is None:
-        return {}
-    return {"learn/gpu_seconds": learning, "time/gpu_idle": gpu_idle(generating + learning, step_s)}
+def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
+    """Train on worked solutions, one [[warm_start]] entry after the other.
+
+    `on_progress(name, step, steps, loss)` is called after each update.
+    """
+    from whet.learn.learner import warm_start
+
+    begun = time.perf_counter()
+    parts.engine.release()
+    for number, entry in enumerate(parts.config.warm_start):
+        rng = np.random.default_rng((parts.config.seed, 7919, number))
+
+        def on_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
+            on_progress(f"warm start {number + 1}", step + 1, entry.steps, loss)
+
+        warm_start(
+            parts.model,
+            solution_batches(parts, entry, rng),
+            steps=entry.steps,
+            lr=entry.lr,
+            pack_tokens=parts.config.learn.pack_tokens,
+            on_step=on_step,
+        )
+    parts.engine.take_back()
+    parts.warm_start_s = time.perf_counter() - begun
 
 
-def evaluate_due(run: Run, parts: Parts, watch: Stopwatch) -> dict[str, float]:
-    """Before the first step, every so many steps, and after the last. Training rollouts decode on beside it (stream):
-    their share of its tokens is their share of its time."""
-    metrics: dict[str, float] = {}
-    kept: list[Rollout] = []
-    with watch.timing("eval"):
-        for eval_set in parts.evals:
-            if parts.tally.step % eval_set.every == 0 or parts.done:
-                metrics |= evaluate(eval_set, parts.engine, parts.judge, kept.extend)
-    if kept:
-        with watch.timing("save"):
-            run.write_rollouts(parts.tally.step, parts.rollout_rows(kept[: parts.config.save.rollouts]), kind="eval")
-    decoded = parts.engine.stats().get("rollout/tokens", 0.0)
-    parts.judge.stats()  # evaluation is no part of the next step's counters
-    others = max(0.0, decoded - sum(r.length for r in kept))
-    if others:
-        beside = watch.seconds["eval"] * others / decoded
-        watch.move("eval", "generate", beside)
-        parts.tally.time_s += beside
-    return metrics
-
-
-def record(run: Run, parts: Parts, metrics: dict[str, float], watcher: Watcher) -> None:
-    row = {**parts.tally.metrics(), "version": float(parts.learner.version), **metrics}
-    run.record(parts.tally.step, row)
-    watcher.update({"step": float(parts.tally.step), **row}, parts.progress)
-
-
-def save(run: Run, parts: Parts, metrics: dict[str, float], watch: Stopwatch) -> None:
-    """`best` is judged on the set named held_out alone: a reported benchmark must not choose the weights."""
-    score = metrics.get(f"eval/{HELD_OUT}/accuracy")
-    with watch.timing("save"):
-        run.save(parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep)
+def solution_batches(
+    parts: Parts, entry: config.WarmStart, rng: np.random.Generator
+) -> Iterator[list[tuple[list[int], list[int]]]]:
+    """Worked solutions as token ids. Those of a file come in epochs: all of them once before any comes again."""
+    waiting: list[tuple[Prompt, str]] = []
+    for _ in range(entry.steps):
+        while len(waiting) < entry.batch:
+            waiting += parts.problems.solutions(rng, max(entry.batch, parts.problems.worked), entry.options)
+        pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
+        yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]

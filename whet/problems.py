@@ -1,17 +1,22 @@
-"""What a recipe's [[data]] and [[eval]] come to: prompts to train on, prompts to be judged by, and the judges.
+"""The prompts and judges of a run, read from the recipe's [[data]] and [[eval]] entries.
 
-A slice of the training problems is set aside to judge `best` by, unless the recipe brings its own. What the user
-should know of the data (rows left out, repeats, training problems in an evaluation set) is written as sentences,
-`notes`. Imports no torch, so that a wrong path or a missing judge is found before any weight is loaded.
+`assembly` and the tools call `load_problems`; it calls the tasks. A slice of the training problems is set aside to
+choose the best checkpoint by, unless the recipe brings its own. What the user should know of the data (rows left out,
+repeats, training problems in an evaluation set) is collected as sentences in `notes`. Nothing here imports torch, so
+that a wrong path or a missing judge is found before any weight is loaded.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
+import time
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,47 +24,39 @@ from whet import config
 from whet.config import HELD_OUT
 from whet.curriculum.build import Facts
 from whet.errors import WhetError
-from whet.tasks.base import Task
+from whet.tasks import golds
+from whet.tasks.base import PromptTable, Task, problem_key
 from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.prompts import PromptTable, problem_key
-from whet.tasks.text import TextTask
+from whet.tasks.text import NAMES, VARIABLE, TextTask
+from whet.text import LENGTH_BATCH, Codec
 from whet.types import Prompt
 
+ProblemsT = TypeVar("ProblemsT", bound=config.Problems)
 JudgeFunction = Callable[[Prompt, str], float]
-FEWEST = 10
-"""A smaller slice tells nothing."""
+FEWEST = 10  # problems: a smaller slice would be all noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class Problems:
+    """What a run trains on and is evaluated on."""
+
     train: PromptTable
-    evals: Mapping[str, tuple[Prompt, ...]]
-    """By name, "held_out" among them where a slice was set aside. Ids carry the name, and so meet no training id."""
+    evals: Mapping[str, tuple[Prompt, ...]]  # by name; their ids carry the name, so they never equal a training id
     eval_by_id: Mapping[str, Prompt]
-    judges: Mapping[str, Grader]
-    """By `Prompt.task`."""
-    matched: Mapping[str, TextTask]
-    """Of those, the tasks that compare the data's answers: no judge of the user's decides."""
-    rewards: Rewards
-    """What a judgement is worth."""
-    tasks: tuple[Task, ...]
-    """One a [[data]] entry."""
-    shares: tuple[tuple[int, float], ...]
-    """(training prompts, weight) of each [[data]] entry, in the order of `train`."""
-    curricula: tuple[Mapping[str, Any], ...]
-    """What each [[data]] entry wants other than [curriculum] says."""
-    repeats: int
-    """Training rows whose problem and answer stood there before."""
-    overlap: Mapping[str, int]
-    """Prompts of each evaluation set whose problem is also trained on."""
-    notes: tuple[str, ...]
-    """Sentences for the user, to be said once."""
-    held_out: frozenset[int]
-    """Keys of the problems set aside: no worked solution of theirs is imitated either."""
+    judges: Mapping[str, Grader]  # by `Prompt.task`
+    matched: Mapping[str, TextTask]  # the tasks that compare answers with the data's, without a judge of the user's
+    rewards: Rewards  # turns a judgement into a reward
+    tasks: tuple[Task, ...]  # one per [[data]] entry
+    shares: tuple[tuple[int, float], ...]  # (training prompts, weight) of each [[data]] entry, in the order of `train`
+    curricula: tuple[Mapping[str, Any], ...]  # settings of each [[data]] entry that differ from [curriculum]
+    repeats: int  # training rows whose problem and answer occur earlier
+    overlap: Mapping[str, int]  # prompts of each evaluation set whose problem is also trained on
+    notes: tuple[str, ...]  # sentences for the user, each shown once
+    held_out: frozenset[int]  # keys of the problems set aside, whose worked solutions are not imitated either
 
     @property
     def alphabet(self) -> str:
-        """What a tiny model must know; "" is any text, where one task wants that."""
+        """Characters that a tiny model must read and write; "" is any text, where one task wants that."""
         alphabets = [task.alphabet for task in self.tasks]
         return "".join(sorted(set("".join(alphabets)))) if all(alphabets) else ""
 
@@ -67,7 +64,7 @@ class Problems:
         return self.eval_by_id.get(prompt_id) or self.train[prompt_id]
 
     def keep(self, mask: np.ndarray) -> Problems:
-        """The same with only some of the training prompts: one True or False each."""
+        """The same with only those training prompts for which `mask` is True."""
         ends = np.cumsum([size for size, _ in self.shares])
         kept = np.diff(np.cumsum(mask)[ends - 1], prepend=0).tolist()
         shares = tuple((size, weight) for size, (_, weight) in zip(kept, self.shares, strict=True))
@@ -76,27 +73,28 @@ class Problems:
     def facts(self) -> Facts:
         """What a curriculum may know of the training prompts."""
         table = self.train
-        tasks = table.tasks
         return Facts(
             ids=table.ids,
             entries=self.shares,
             settings=self.curricula,
             levels=table.meta.get("level", ()),
             characters=[sum(len(m["content"]) for m in p) if isinstance(p, tuple) else len(p) for p in table.problems],
-            tasks=[tasks] * len(table) if isinstance(tasks, str) else tasks,
+            tasks=table.tasks,
         )
-
-    def solutions(self, rng: np.random.Generator, count: int, options: Mapping[str, Any]) -> list[tuple[Prompt, str]]:
-        """Worked solutions, as evenly as possible over the tasks."""
-        shares = [count // len(self.tasks) + (i < count % len(self.tasks)) for i in range(len(self.tasks))]
-        pairs = [self._solutions_of(task, rng, k, options) for task, k in zip(self.tasks, shares, strict=True) if k]
-        return [pair for some in pairs for pair in some]
 
     @property
     def worked(self) -> int:
-        """Worked solutions that can be drawn before one comes again; 0 where they are made as they are asked for."""
+        """Worked solutions that can be drawn before one comes again; 0 where they are made on demand."""
         counts = [getattr(task, "worked", 0) for task in self.tasks]
         return max(0, min(counts) - len(self.held_out)) * len(counts)
+
+    def solutions(self, rng: np.random.Generator, count: int, options: Mapping[str, Any]) -> list[tuple[Prompt, str]]:
+        """`count` worked solutions, divided as evenly as possible over the tasks."""
+        pairs: list[tuple[Prompt, str]] = []
+        for number, task in enumerate(self.tasks):
+            share = count // len(self.tasks) + (number < count % len(self.tasks))
+            pairs += self._solutions_of(task, rng, share, options) if share else []
+        return pairs
 
     def _solutions_of(
         self, task: Task, rng: np.random.Generator, count: int, options: Mapping[str, Any]
@@ -107,11 +105,11 @@ class Problems:
             pairs += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
             if len(pairs) >= count:
                 return pairs[:count]
-        raise WhetError(f"Task {task.name} has no worked solutions but those of problems that are held out.")
+        raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
 
 
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
-    """Reads the data; without [[data]] there is nothing to train on, only to evaluate.
+    """Read the data. Without [[data]] there is nothing to train on, only to evaluate.
 
     `reward` is a Python callable that judges every prompt, training and evaluation.
     """
@@ -128,7 +126,10 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         first = {keys[row]: row for row in reversed(range(len(keys))) if keys[row] in held}
         evals[HELD_OUT] = under_name(HELD_OUT, map(table.at, sorted(first.values())))
     elif wants_slice:
-        loader.notes.append(too_few(len(set(keys))))
+        loader.notes.append(
+            f"{len(set(keys)):,} training problems are too few to set some aside; to judge the best checkpoint, name "
+            f"an [[eval]] entry {HELD_OUT}."
+        )
     train = table.select(kept) if held else table
     by_id = {p.id: p for prompts in evals.values() for p in prompts}
     if (clash := next((i for i in by_id if i in train), None)) is not None:
@@ -155,7 +156,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
 
 
 class Loader:
-    """Builds the tasks of all entries, each under a name of its own judge."""
+    """Builds the tasks of all entries, each with a judge under a name of its own."""
 
     def __init__(self, settings: config.Config, reward: JudgeFunction | None) -> None:
         self.settings, self.reward = settings, reward
@@ -196,7 +197,7 @@ def under_name(name: str, prompts: Iterable[Prompt]) -> tuple[Prompt, ...]:
 
 
 def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
-    """The problems with the smallest keys: `size` of them, at most a tenth; none where that is too few to tell.
+    """The problems with the smallest keys: `size` of them, at most a tenth; none where that is too few to measure.
 
     A key is a hash of the problem alone, so the choice is the same for every seed and order of the rows, and as data
     is added a problem leaves the slice only for one with a smaller key.
@@ -207,13 +208,6 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     problems = set(keys)
     count = min(size, len(problems) // 10)
     return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
-
-
-def too_few(problems: int) -> str:
-    return (
-        f"{problems:,} training problems are too few to set some aside; to judge the best checkpoint, name an "
-        f"[[eval]] entry {HELD_OUT}."
-    )
 
 
 def data_notes(
@@ -233,3 +227,114 @@ def data_notes(
         if count
     ]
     return notes
+
+
+def check_answers(settings: config.Config, problems: Problems) -> list[str]:
+    """Sentences on answers that the judge cannot match to themselves; a set where most cannot be matched is refused."""
+    train, until = problems.train, time.monotonic() + golds.SECONDS
+    ends = np.cumsum([size for size, _ in problems.shares]).tolist()
+    sets: list[tuple[str, str, range, Callable[[int], Prompt]]] = [
+        (getattr(task, "origin", ""), task.name, range(end - size, end), train.at)
+        for task, (size, _), end in zip(problems.tasks, problems.shares, ends, strict=True)
+    ]
+    own = {entry.name for entry in settings.eval}  # a slice set aside is part of the training data
+    sets += [
+        (name, prompts[0].task, range(len(prompts)), prompts.__getitem__)
+        for name, prompts in problems.evals.items()
+        if name in own and prompts
+    ]
+    notes = []
+    for origin, task_name, rows, prompt_at in sets:
+        if task_name not in problems.matched or not rows:
+            continue
+        found = golds.check_golds(
+            problems.matched[task_name],
+            rows,
+            prompt_at,
+            sample=golds.SAMPLE,
+            seed=settings.seed,
+            seconds=until - time.monotonic(),
+            memory_mb=settings.judge.memory_mb,
+        )
+        said = [f"{origin}: {sentence}" for sentence in found.sentences()]
+        if found.mostly_wrong:
+            raise WhetError(said[0])
+        notes += said
+    return notes
+
+
+def anchor_paths(settings: config.Config) -> config.Config:
+    """Files and folders by their absolute paths, so that a run can be resumed from any folder; names stay names."""
+
+    def whole(name: str) -> str:
+        path = Path(name).expanduser()
+        return str(path.absolute()) if name and name not in NAMES and path.exists() else name
+
+    def entries(problems: Iterable[ProblemsT]) -> tuple[ProblemsT, ...]:
+        return tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in problems)
+
+    folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
+    model = settings.model
+    update = {
+        "model": model if model.name == "tiny" else model.model_copy(update={"name": whole(model.name)}),
+        "data": entries(settings.data),
+        "eval": entries(settings.eval),
+        "data_folder": whole(folder),
+    }
+    return settings.model_copy(update=update)
+
+
+class EncodedPrompts:
+    """The tokens of every prompt of a run, each encoded once, when the run is checked.
+
+    They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
+    """
+
+    def __init__(self, problems: Problems, codec: Codec) -> None:
+        self.table = problems.train
+        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+        tokens, ends = array("i"), array("q")
+        waiting = chain(self.table, problems.eval_by_id.values())
+        while batch := list(islice(waiting, LENGTH_BATCH)):
+            for prompt, ids in zip(batch, codec.encode_all(batch), strict=True):
+                if not ids:
+                    raise WhetError(
+                        f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.'
+                    )
+                tokens.fromlist(ids)
+                ends.append(len(tokens))
+        self.tokens = np.frombuffer(tokens, np.int32)
+        self.ends = np.frombuffer(ends, np.int64)
+        self.lengths = np.diff(self.ends, prepend=0)  # of the training prompts, then of those for evaluation
+
+    def __call__(self, prompt_id: str) -> list[int]:
+        row = self._row(prompt_id)
+        end = self.ends[row]
+        return self.tokens[end - self.lengths[row] : end].tolist()
+
+    @property
+    def train_lengths(self) -> np.ndarray:
+        return self.lengths[: len(self.table)]
+
+    def length(self, prompt_id: str) -> int:
+        return int(self.lengths[self._row(prompt_id)])
+
+    def _row(self, prompt_id: str) -> int:
+        row = self.eval_rows.get(prompt_id)
+        return self.table.row(prompt_id) if row is None else row
+
+    def select(self, mask: np.ndarray, problems: Problems) -> None:
+        """Keep those training prompts for which `mask` is True; `problems` are what is left."""
+        kept = np.concatenate([mask, np.ones(len(self.eval_rows), bool)])
+        self.table, self.ends, self.lengths = problems.train, self.ends[kept], self.lengths[kept]
+        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+
+    def refuse_long(self, context: int) -> None:
+        """Refuse the first prompt that leaves no room for a token of the response in `context` tokens."""
+        if self.lengths.size and self.lengths.max() >= context:
+            row = int(np.argmax(self.lengths >= context))
+            prompt_id = self.table.ids[row] if row < len(self.table) else list(self.eval_rows)[row - len(self.table)]
+            raise WhetError(
+                f'The prompt "{prompt_id}" has {self.lengths[row]} tokens, which with 1 for the response is more than '
+                f"rollout.context = {context}; raise rollout.context, or leave this prompt out."
+            )

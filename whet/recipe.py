@@ -1,6 +1,6 @@
-"""A recipe: TOML in, a Config out, and back. Wrong settings are one sentence, an unknown one with the nearest known.
+"""Recipes: TOML becomes a Config and a Config becomes TOML. A wrong setting gives one sentence.
 
-`--set a.b=c` overrides what the file says. What the settings are and mean stands in `config.py`.
+`--set a.b=c` overrides the file. `config.py` says what the settings are and mean.
 """
 
 from __future__ import annotations
@@ -8,23 +8,20 @@ from __future__ import annotations
 import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 from pydantic import ValidationError
 
-from whet.config import Config, Section, merged
+from whet.config import EVERYDAY, Config, Section, merged
 from whet.errors import WhetError
-
-# ---- override
-#
-# One `--set a.b=c`, put into the tree of a recipe before it is read. `recipe.load_config` calls it.
 
 
 def override(tree: dict[str, Any], item: str) -> None:
-    """A value is TOML, or else a string; entries of a list go by number, and the next one may be new.
+    """Write one `--set a.b=c` into the tree of a recipe. The value is TOML or a string; list entries go by number.
 
     >>> tree = {"data": [{"path": "a"}]}
     >>> override(tree, "data.1.path=b"), override(tree, "learn.lr=1e-6"), tree
@@ -33,18 +30,10 @@ def override(tree: dict[str, Any], item: str) -> None:
     key, sep, value = item.partition("=")
     if not sep or not key.strip():
         raise WhetError(f'--set takes key=value, got "{item}"')
-    _assign(tree, key.strip().split("."), _parse_value(value.strip()), item)
-
-
-def _parse_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"v = {text}")["v"]
-    except tomllib.TOMLDecodeError:
-        return text  # a bare word is a string
-
-
-def _assign(tree: dict[str, Any], path: list[str], value: Any, item: str) -> None:
-    node: Any = tree
+    parsed: Any = value.strip()
+    with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
+        parsed = tomllib.loads(f"v = {parsed}")["v"]
+    path, node = key.strip().split("."), cast(Any, tree)
     for here, following in pairwise(path):
         if isinstance(node, list):
             node = _list_item(node, here, item)
@@ -57,9 +46,9 @@ def _assign(tree: dict[str, Any], path: list[str], value: Any, item: str) -> Non
         if not path[-1].isdigit():
             raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
         _list_item(node, path[-1], item)
-        node[int(path[-1])] = value
+        node[int(path[-1])] = parsed
     else:
-        node[path[-1]] = value
+        node[path[-1]] = parsed
 
 
 def _list_item(node: list[Any], index: str, item: str) -> Any:
@@ -71,7 +60,7 @@ def _list_item(node: list[Any], index: str, item: str) -> Any:
 
 
 def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Config:
-    """Recipe file (or `base`), then the overrides in order. Raises WhetError with one sentence."""
+    """Read a recipe file (or `base`) and apply the overrides in order. Raise WhetError with one sentence."""
     tree: dict[str, Any] = dict(base or {})
     if path is not None:
         tree = read_toml(find_recipe(path))
@@ -81,7 +70,7 @@ def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mappin
 
 
 def find_recipe(path: Path) -> Path:
-    """The file itself, else the recipe of that name that comes with whet: chain, gsm8k, papers/speed-rloo, ..."""
+    """Return the file itself, or the recipe of that name that comes with whet: chain, gsm8k, papers/speed-rloo, ..."""
     if path.exists():
         return path
     known = recipes()
@@ -97,7 +86,7 @@ def find_recipe(path: Path) -> Path:
 
 
 def recipes() -> dict[str, Path]:
-    """Name -> file of the recipes that come with whet: beside the package in a checkout, inside of it in a wheel."""
+    """Map names to the recipes that come with whet: beside the package in a checkout, inside it in a wheel."""
     here = Path(__file__).parent
     for folder in (here / "recipes", here.parent / "recipes"):
         if folder.is_dir():
@@ -108,7 +97,7 @@ def recipes() -> dict[str, Path]:
 def parse_config(tree: Mapping[str, Any]) -> Config:
     settings = _validated(tree)
     for number, entry in enumerate(settings.data):
-        if entry.curriculum:  # must fit as [curriculum] must, and with all the rest
+        if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
             whole = settings.model_dump() | {"curriculum": merged(settings.curriculum.model_dump(), entry.curriculum)}
             _validated(whole, f"In data.{number}: ")
     return settings
@@ -133,7 +122,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def dump_config(config: Config) -> str:
-    """TOML that reads back to an equal Config."""
+    """Return TOML that reads back to an equal Config."""
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -146,14 +135,14 @@ def _one_sentence(error: ValidationError) -> str:
     message = first["msg"].removeprefix("Value error, ")
     if not where:
         return f"{message}."
-    if isinstance(first["input"], Mapping):  # what is wrong lies between its settings
+    if isinstance(first["input"], Mapping):  # settings of this table contradict each other
         return f"{where}: {message}."
     return f"{where} = {first['input']!r} is wrong: {message[0].lower()}{message[1:]}."
 
 
 def _nearest(parents: list[str], last: str) -> str:
-    """The closest key in the same section, else anywhere, else what the section has."""
-    keys = known_keys()
+    """Name the closest key of the same section, else of any section, else list the section's keys."""
+    keys = [name for name, _, _ in describe()]
     prefix = "".join(f"{p}." for p in parents if not p.isdigit())
     siblings = {key.removeprefix(prefix).split(".")[0]: key for key in keys if key.startswith(prefix)}
     leaves = {key.rsplit(".", 1)[-1]: key for key in keys}
@@ -164,13 +153,13 @@ def _nearest(parents: list[str], last: str) -> str:
     return f"; known are {', '.join(sorted(siblings))}."
 
 
-def known_keys() -> list[str]:
-    """Dotted names of all settings, as `--set` takes them (list sections without their number)."""
-    return [name for name, _, _ in describe()]
+def everyday() -> set[str]:
+    """Return the dotted names of the settings that most users meet."""
+    return {f"{section}.{name}".lstrip(".") for section, names in EVERYDAY.items() for name in names.split()}
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """(dotted name, default, meaning) of every setting."""
+    """Return (dotted name, default, meaning) of every setting; list sections have no number in their names."""
 
     def walk(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
         for name, info in section.model_fields.items():

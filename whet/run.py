@@ -1,11 +1,11 @@
-"""One training, one folder: its lock, its logs, its checkpoints, and how it stops and goes on.
+"""One training, one folder: its lock, its logs, its checkpoints, and how it stops and resumes.
 
     RUN/config.toml   lock   metrics.jsonl   rollouts/step_00000012.jsonl, eval_00000012.jsonl
     RUN/checkpoints/step_00000012/   scores.json (of all kept)   best.json (the best of them, for other tools)
 
-The loop records and saves through a Run; reports and viewers use the readers at the end. Every change
-goes through `whet.files`, so a process may be killed at any instant and the folder resumes. What a
-checkpoint holds is not known here, only whether it is whole. Never imports torch.
+The loop records and saves through a Run; reports and viewers use the readers at the end. Every change goes through
+`whet.files`, so a process may be killed at any instant and the folder can be resumed. This file does not depend on what
+a checkpoint holds, only on whether it is whole, and never imports torch.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ _ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
 
 
 class Run:
-    """Made by `Run.create` or `Run.resume`; the folder is locked until it is closed or the process ends."""
+    """A run folder, from `Run.create` or `Run.resume`; it is locked until it is closed or the process ends."""
 
     def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
         self.folder = folder
         self.config_text = config_text
-        self.signal = 0
-        """The first signal that asked to stop: finish the step, save, leave. 0: none did."""
+        self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
         self._lock = lock
 
     @classmethod
@@ -63,7 +62,7 @@ class Run:
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
-        """Locks the folder and clears away what a killed process left half done."""
+        """Lock the folder and remove what a killed process left half done."""
         if not (folder / CONFIG).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
             raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
@@ -95,12 +94,12 @@ class Run:
         self.close()
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl; what is not finite becomes null."""
+        """Append a line to metrics.jsonl; numbers that are not finite become null."""
         row = {"step": step, **{name: metrics[name] for name in sorted(metrics) if name != "step"}}
         files.append_line(self.folder / METRICS, json.dumps(_plain(row)))
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
-        """One file a step and kind; written again, it is replaced. ASCII, for the text is the model's."""
+        """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
 
         def write(path: Path) -> None:
             with path.open("w") as file:
@@ -110,7 +109,7 @@ class Run:
         files.write_with(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", write)
 
     def cut_back(self, step: int) -> None:
-        """The logs as they were after `step`; -1 empties them. A line torn by a kill goes too."""
+        """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
         for path, _, of_step in _rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
@@ -118,10 +117,10 @@ class Run:
             files.keep_lines(self.folder / METRICS, lambda line: _step_of_line(line) <= step)
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
-        """A checkpoint through `write`, which makes its argument appear whole; then the best, then the old ones go.
+        """Write a checkpoint through `write`, which makes its argument appear whole; then remove old ones.
 
-        Kept are the `keep` newest and the one with the highest score. Later steps than this one are of a
-        future that was abandoned when the run went on from an older checkpoint.
+        The `keep` newest and the one with the highest score are kept. Checkpoints of later steps belong to a future
+        that was abandoned when the run went on from an older checkpoint.
         """
         final = checkpoint_path(self.folder, step)
         files.make_folder(final.parent)
@@ -156,7 +155,7 @@ class Run:
         files.recover(self.folder / CHECKPOINTS)
 
     def newest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
-        """The newest that is whole, None when the run has none yet. `warn` hears of each that was passed over."""
+        """The newest whole checkpoint, None if the run has none yet. `warn` gets a sentence for each one skipped."""
         steps = checkpoint_steps(self.folder)
         for step in reversed(steps):
             path = checkpoint_path(self.folder, step)
@@ -164,21 +163,18 @@ class Run:
             if wrong is None:
                 return path
             warn(f"The checkpoint {path.name} is skipped: {wrong}.")
-        if steps:  # to begin again would cut all logs away
+        if steps:  # starting again would delete all logs
             raise WhetError(
                 f"No checkpoint in {self.folder / CHECKPOINTS} is whole: bring one back from a backup, "
                 "or start again in another folder."
             )
         return None
 
-    def best_checkpoint(self) -> Path | None:
-        return best_checkpoint(self.folder)
-
     @contextlib.contextmanager
-    def stop_signals(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """SIGINT and SIGTERM set `signal` and call `told`; a further SIGINT is a KeyboardInterrupt.
+    def stop_signals(self, on_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT raises KeyboardInterrupt.
 
-        Only in the main thread.
+        Signals are handled in the main thread only.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -188,7 +184,7 @@ class Run:
             if self.stopping and number == signal.SIGINT:
                 raise KeyboardInterrupt
             self.signal = self.signal or number
-            on_progress()
+            on_signal()
 
         before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -199,9 +195,9 @@ class Run:
 
 
 class Lock:
-    """One process a run. Freed by the system when the process ends, however it ends."""
+    """Lets one process work on a run. The system frees it when the process ends, however it ends."""
 
-    held: set[int] = set()  # noqa: RUF012 (of the process, for its forks)
+    held: set[int] = set()  # noqa: RUF012 (handles of this process, which its forks must close)
 
     def __init__(self, path: Path) -> None:
         with files.one_sentence(path):
@@ -229,7 +225,7 @@ class Lock:
 
     @classmethod
     def forget_inherited(cls) -> None:
-        """A forked worker that outlives the run must not hold its lock."""
+        """Close the handles in a forked worker, which may outlive the run and must not hold its lock."""
         while cls.held:
             os.close(cls.held.pop())
 
@@ -242,7 +238,7 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """The steps with a checkpoint, whole or not, rising."""
+    """The steps with a checkpoint, whole or not, in ascending order."""
     names = (_CHECKPOINT_NAME.fullmatch(path.name) for path in (folder / CHECKPOINTS).glob("step_*") if path.is_dir())
     return sorted(int(name[1]) for name in names if name)
 
@@ -258,7 +254,7 @@ def best_checkpoint(folder: Path) -> Path | None:
 
 
 def read_scores(folder: Path) -> dict[int, float]:
-    """Step to score; also of checkpoints that are not there."""
+    """Scores by step, also of checkpoints that were removed."""
     path = folder / CHECKPOINTS / SCORES
     if not path.exists():
         return {}
@@ -271,20 +267,20 @@ def read_scores(folder: Path) -> dict[int, float]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a run may be writing it."""
+    """The lines of metrics.jsonl, which a run may be writing at the same time."""
     _check_run(folder)
     path = folder / METRICS
     return list(_read_rows(path)) if path.exists() else []
 
 
 def has_collapsed(folder: Path) -> bool:
-    """Whether a run was stopped by the guard against collapse (`whet.watch`): that is how it went, no failure."""
+    """Whether a run was stopped by the guard against collapse (`whet.watch`), which is a result, not a failure."""
     rows = read_metrics(folder) if (folder / METRICS).is_file() else []
     return bool(rows) and bool(rows[-1].get("collapsed"))
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of a run, this one included."""
+    """Whether any process, this one included, holds the lock of a run."""
     try:
         handle = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
@@ -299,14 +295,14 @@ def is_in_use(folder: Path) -> bool:
 
 
 def mean_response(folder: Path) -> float | None:
-    """Tokens of a mean response in the last step of a run; None where there is no run, or no step."""
+    """Mean tokens per response in the last step of a run; None where there is no run, or no step."""
     if not (folder / METRICS).is_file():
         return None
     return next((row["length/mean"] for row in reversed(read_metrics(folder)) if row.get("length/mean")), None)
 
 
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
-    """The rollouts of one step, or of all steps in their order; each row has its `step`."""
+    """The rollouts of one step, or of all steps in order; each row has its `step`."""
     _check_run(folder)
     for path, _, of_step in _rollout_files(folder):
         if step is None or step == of_step:
@@ -326,7 +322,7 @@ def _rollout_files(folder: Path) -> list[tuple[Path, str, int]]:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """A last line without its end was torn by a kill, or is being written now."""
+    """Rows of a file; a last line without its end, torn by a kill or being written now, is left out."""
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, 1):
             row = _parse(line)
@@ -345,13 +341,13 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _step_of_line(line: str) -> float:
-    """Infinite for what is no record, so that it is cut."""
+    """The step of a record; infinite for any other line, so that it is cut."""
     step = (_parse(line) or {}).get("step")
     return step if isinstance(step, int) else math.inf
 
 
 def _plain(value: Any) -> Any:
-    """What strict JSON can hold: no numpy, no NaN."""
+    """The value as strict JSON can hold it: no numpy, no NaN."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What the commands share at the terminal: two consoles, options that many of them take, and a bar for long work."""
+"""Terminal parts that the commands share: two consoles, common options, and a progress bar for long work."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a settin
 
 
 DataFolder = Annotated[
-    Path | None, typer.Option(help="Where short names of data are looked for first; default: $WHET_DATA.")
+    Path | None, typer.Option(help="Folder in which short names of data are looked for first; default: $WHET_DATA.")
 ]
 
 
 def say(sentence: str, console: Console = err_console, style: str | None = None) -> None:
-    """Names of files, models, columns and prompts may hold escape codes: they are spelled out."""
+    """Print a sentence; escape codes in names of files, models, columns and prompts are spelled out."""
     console.print(printable(sentence), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +41,7 @@ def folder_set(folder: Path | None) -> list[str]:
 
 @contextmanager
 def counting() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on the terminal; nothing where there is none."""
+    """Show a progress bar on a terminal, and nothing elsewhere."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err_console, transient=True, disable=not err_console.is_terminal) as bar:
         tasks: dict[str, TaskID] = {}

@@ -1,9 +1,9 @@
-"""Between text and tokens: prompts in, responses out, and text that is safe to show.
+"""Text to tokens and back: prompts are rendered and encoded, responses are decoded, and text is made safe to show.
 
-A Codec wraps the tokenizer object it is given (Hugging Face's interface) and imports none. It renders prompts as
-the recipe's [text] says, by the model's own chat template or plainly, knows which tokens end a response, and decodes
-whatever a model wrote without ever raising. What counts as the answer in a response is the judge's business.
-`printable` is for all who show model output on a terminal; it does no markup and no HTML.
+A Codec wraps a Hugging Face tokenizer object. It renders prompts as the recipe's [text] says, by the model's chat
+template or plainly, finds the tokens that end a response, and decodes any response without raising an error.
+For tokenizers whose tokens are runs of bytes (GPT-2's scheme: Llama 3, Qwen, SmolLM and others) a table of bytes
+decodes in a fifteenth of the tokenizer's time. `printable` makes model output safe for a terminal, not for HTML.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from whet import config
 from whet.errors import WhetError
 from whet.types import Prompt
 
-# ---- spelling
-#
-# From tokens to text by a table of bytes, for tokenizers whose tokens are runs of bytes (GPT-2's scheme, and since
-# then that of Llama 3, Qwen, SmolLM and others): a fifteenth of the time that the tokenizer takes, once a rollout.
-#
-# `text.Codec` asks for tables; a tokenizer of another kind gets none, and spells for itself.
+LENGTH_BATCH = 1024  # prompts tokenised per call while lengths are measured
+THINK, THOUGHT = "<think>", "</think>"
+_DEFAULT = config.Text()
+_QUESTION = Prompt(id="?", text="?", answer="", task="")
+_SAID = "xyzzy"  # a word that no template writes by itself
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's alphabet: a byte that is a visible character stands for itself, the others for the characters from 256
-    on, so that every token can be written down.
+    """Return GPT-2's alphabet: visible bytes stand for themselves, other bytes for the characters from 256 on.
 
     >>> found = byte_of_character()
     >>> found["a"], found[chr(0x120)], len(found)  # 0x120 is the space
@@ -43,7 +41,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def byte_table(backend: Any) -> dict[int, bytes] | None:
-    """The bytes of every token of a `tokenizers.Tokenizer`. None if they are not what it spells them as."""
+    """Return the bytes of every token of a `tokenizers.Tokenizer`, or None if it does not decode by them."""
     if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
         return None
     known = byte_of_character()
@@ -51,34 +49,19 @@ def byte_table(backend: Any) -> dict[int, bytes] | None:
     for token, number in backend.get_vocab(with_added_tokens=True).items():
         try:
             table[number] = bytes([known[character] for character in token])
-        except KeyError:  # added as it is to be read
+        except KeyError:  # an added token is plain text
             table[number] = token.encode()
     everything = sorted(table)
     return table if spell(table, everything) == backend.decode(everything, skip_special_tokens=False) else None
 
 
-def without(table: dict[int, bytes], silent: Set[int]) -> dict[int, bytes]:
-    """The same, where some tokens are not heard."""
-    return {**table, **dict.fromkeys(silent, b"")}
-
-
 def spell(table: dict[int, bytes], ids: Sequence[int]) -> str:
-    """Raises KeyError for a token that is in no table. Bytes that are no text become U+FFFD, as tokenizers do it."""
+    """Decode ids by the table; bytes that are no text become U+FFFD. Raise KeyError for an unknown token."""
     return b"".join(map(table.__getitem__, ids)).decode(errors="replace")
 
 
-LENGTH_BATCH = 1024
-"""Prompts tokenised in one call while lengths are measured."""
-THINK, THOUGHT = "<think>", "</think>"
-
-_DEFAULT = config.Text()
-_QUESTION = Prompt(id="?", text="?", answer="", task="")
-_SAID = "xyzzy"
-"""A word that no template writes by itself."""
-
-
 class Codec:
-    """What the model reads and writes, as text."""
+    """Renders, encodes and decodes what a model reads and writes."""
 
     def __init__(
         self,
@@ -92,25 +75,24 @@ class Codec:
         self.tokenizer = tokenizer
         self._settings = settings
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
-        self._switches: dict[str, bool] = {}
-        """What the template is told beside the messages."""
+        self._switches: dict[str, bool] = {}  # arguments of the template beside the messages
         self._refuse_the_impossible()
         if settings.thinking != "auto":
             self._switches = {"enable_thinking": settings.thinking == "on"}
         self._prefix = self._default_prefix()
         self._read_specials(eos)
         self._opening = self._open_thought()
+        # Arrays, because thousands of long prompts as Python integers would take gigabytes.
         self._cache: OrderedDict[str, array[int]] = OrderedDict()
-        """Arrays: thousands of long prompts as Python's integers would take gigabytes."""
         self._cache_size = cache
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The tokens of `render(prompt)`: all that the model reads before it speaks."""
+        """Return the tokens of `render(prompt)`, which the model reads before it writes."""
         key = _key(prompt)
         if (known := self._cache.get(key)) is not None:
             self._cache.move_to_end(key)
             return list(known)
-        [ids] = self._encode_all([prompt])
+        [ids] = self.encode_all([prompt])
         if not ids:
             raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
         self._cache[key] = array("i", ids)
@@ -119,49 +101,48 @@ class Codec:
         return ids
 
     def prepare(self, prompts: Iterable[Prompt]) -> None:
-        """Fills the cache with the first of them, a quarter of the time that `encode` takes for each: while a run
-        begins, rather than while a GPU waits for its first prompts."""
+        """Fill the cache with the first prompts in batches, in a quarter of the time, before a GPU waits for them."""
         rest = islice(prompts, max(0, self._cache_size - len(self._cache)))
         while batch := list(islice(rest, LENGTH_BATCH)):
-            known = zip(batch, self._encode_all(batch), strict=True)
+            known = zip(batch, self.encode_all(batch), strict=True)
             self._cache |= {_key(prompt): array("i", ids) for prompt, ids in known if ids}
 
     def render(self, prompt: Prompt) -> str:
-        """The exact text the model reads, special tokens included."""
+        """Return the exact text that the model reads, special tokens included."""
         text = self._text(prompt)
         bos = self.tokenizer.bos_token if self._prefix and not self._chat else ""
         return text if text.startswith(bos) else bos + text
 
     def encode_response(self, text: str) -> list[int]:
-        """The tokens of a worked solution, and the token that ends it: of the turn under chat, else of the text."""
+        """Return the tokens of a worked solution and the token that ends a turn (chat) or a text (plain)."""
         if self._end is None:
             raise WhetError("The tokenizer has no end-of-sequence token, so a model cannot learn where to stop.")
         return [*self._tokens(text), self._end]
 
     def stop_tokens(self) -> list[tuple[int, str]]:
-        """(id, token) of all that ends a response."""
+        """Return (id, token) of every token that ends a response."""
         return [(i, str(self.tokenizer.convert_ids_to_tokens(i))) for i in self.stop_ids]
 
     def decode(self, ids: Sequence[int] | Any) -> str:
-        """For people: without special tokens. Never raises: ids that no tokenizer knows count for nothing."""
+        """Decode for readers, without special tokens. Unknown ids are left out; nothing is raised."""
         return self._decode(self._spoken(ids), self._shown, self._special)
 
     def judged(self, ids: Sequence[int] | Any) -> str:
-        """For judges: as `decode`, with the marks of thinking.
+        """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens.
 
-        They stay even where they are special tokens. Where the prompt ends with the opening mark, as templates of
-        reasoning models do, it is put back in front: else a thought cut short would read like an answer.
+        If the prompt ends with the opening mark, as templates of reasoning models do, the mark is put back in front;
+        without it a thought that was cut short would read like an answer.
         """
         return self._opening + self._decode(self._spoken(ids), self._heard, self._silent)
 
     def lengths(self, prompts: Iterable[Prompt]) -> Iterator[tuple[Prompt, int]]:
-        """Tokens of each, as `encode` would make them, in batches and past the cache: a million prompts pass here."""
+        """Yield each prompt with its number of tokens, in batches and without the cache: there may be a million."""
         rest = iter(prompts)
         while batch := list(islice(rest, LENGTH_BATCH)):
-            yield from zip(batch, map(len, self._encode_all(batch)), strict=True)
+            yield from zip(batch, map(len, self.encode_all(batch)), strict=True)
 
     def check_lengths(self, prompts: Iterable[Prompt], context: int, max_tokens: int = 1) -> None:
-        """Refuses the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
+        """Refuse the first prompt that leaves no room for a response of `max_tokens` in `context` tokens."""
         for prompt, length in self.lengths(prompts):
             if length + max_tokens > context:
                 raise WhetError(
@@ -169,23 +150,23 @@ class Codec:
                     f"than rollout.context = {context}; raise rollout.context, or leave this prompt out."
                 )
 
-    # From prompt to tokens.
+    # ---- from prompt to tokens
 
-    def _encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Rendered one by one, which is quick; tokenised together, which saves the cost of the calls."""
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
         rows = self._tokens([self._text(prompt) for prompt in prompts])
         if self._chat or not self._prefix:
             return rows
         return [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
 
     def _text(self, prompt: Prompt) -> str:
-        """As the tokenizer is given it; under chat the template has written the bos, or means none."""
+        """Return the tokenizer's input. Under chat the template writes the bos token, if the model wants one."""
         if self._chat:
             try:
                 return self._apply(self._turns(prompt), add_generation_prompt=True, **self._switches)
             except WhetError:
                 raise
-            except Exception as error:  # templates refuse roles and orders of turns by raising what they like
+            except Exception as error:  # a template may raise any error for roles or orders of turns it refuses
                 raise WhetError(f'The chat template refuses the prompt "{prompt.id}": {error}') from error
         if prompt.messages:
             why = "the model has no chat template; give plain text, or a model tuned for chat."
@@ -211,13 +192,13 @@ class Codec:
         return text
 
     def _tokens(self, text: str | list[str]) -> Any:
-        """Of a text, or of each. Quietly: what is too long, `check_lengths` says."""
+        """Tokenise a text or a list of texts, without warnings: `check_lengths` reports what is too long."""
         return self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
-    # From tokens to text.
+    # ---- from tokens to text
 
     def _spoken(self, ids: Sequence[int] | Any) -> list[int]:
-        """Without the token that ended it, which a tokenizer need not know as special."""
+        """Drop the token that ended the response, which need not be a special token."""
         numbers = ids if type(ids) is list else [int(i) for i in ids]
         return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
 
@@ -227,14 +208,14 @@ class Codec:
 
     @cached_property
     def _shown(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else without(self._bytes, self._special)
+        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._special, b"")}
 
     @cached_property
     def _heard(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else without(self._bytes, self._silent)
+        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._silent, b"")}
 
     def _decode(self, ids: list[int], table: dict[int, bytes] | None, silent: Set[int]) -> str:
-        """By the table of what is not silent, if there is one."""
+        """Decode by the table of bytes if there is one, else by the tokenizer."""
         if table is not None:
             try:
                 return spell(table, ids)
@@ -243,19 +224,19 @@ class Codec:
         heard = [i for i in ids if i not in silent]
         try:
             return self._ask(heard)
-        except Exception:  # OverflowError, KeyError, TypeError: each kind of tokenizer has its own
+        except Exception:  # each kind of tokenizer raises its own: OverflowError, KeyError, TypeError
             return self._ask([i for i in heard if self._exists(i)])
 
     def _ask(self, ids: list[int]) -> str:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:  # as `decode` does, which first looks at every id: most of its time
+        if backend is not None:  # `decode` would first check every id, which is most of its time
             text = backend.decode(ids, skip_special_tokens=False)
         else:
             text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 
-    # What the tokenizer and its template tell of themselves.
+    # ---- facts about the tokenizer and its template
 
     def _refuse_the_impossible(self) -> None:
         settings = self._settings
@@ -284,8 +265,8 @@ class Codec:
         listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
         listed, own = list(filter(self._exists, listed)), self.tokenizer.eos_token_id
         turn = self._end_of_turn()
+        # A response ends with an eos of the generation config, the tokenizer's own, or the template's end of turn.
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (*listed, own, turn) if i is not None))
-        """Every token that ends a response: of the generation config, the tokenizer's own, and the end of a turn."""
         self._end = own if own in listed or not listed else listed[0]
         if self._chat and turn is not None:
             self._end = turn
@@ -295,13 +276,13 @@ class Codec:
         self._silent = frozenset(silent - {i for i, token in added.items() if token.content in (THINK, THOUGHT)})
 
     def _end_of_turn(self) -> int | None:
-        """The token that the template writes after what the assistant said, whatever its name."""
+        """Return the token that the template writes after the assistant's turn, whatever its name is."""
         if not self.tokenizer.chat_template:
             return None
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _SAID}]
         try:
             _, said, rest = self._apply(turns).rpartition(_SAID)
-        except Exception:  # some take no assistant; then there is no turn of theirs to end
+        except Exception:  # some templates have no assistant turns
             return None
         rest = rest.lstrip() if said else ""
         ends = {token.content: i for i, token in self.tokenizer.added_tokens_decoder.items()}
@@ -309,15 +290,15 @@ class Codec:
         return ends[max(found, key=len)] if found else None
 
     def _open_thought(self) -> str:
-        """What `judged` puts back in front: "<think>" where prompts end with it."""
+        """Return what `judged` puts in front: "<think>" if prompts end with it."""
         try:
             prompt = self._text(_QUESTION)
-        except WhetError:  # the real prompts may be of another make; if not, they will say so
+        except WhetError:  # the real prompts may have another form; if not, they raise it again
             return ""
         return f"{THINK}\n" if prompt.rstrip().endswith(THINK) else ""
 
     def _default_prefix(self) -> list[int]:
-        """The bos token, where the tokenizer would set it itself. An eos it would append ends no prompt of ours."""
+        """Return the bos token if the tokenizer would add it. An eos that it would append must not end a prompt."""
         bos = self.tokenizer.bos_token_id
         first = self.tokenizer("")["input_ids"][:1]
         return [bos] if bos is not None and list(first) == [bos] else []
@@ -327,10 +308,10 @@ class Codec:
 
 
 def printable(text: str, *, one_line: bool = False) -> str:
-    r"""Text that can do nothing to a terminal: what is not plainly visible is spelled out.
+    r"""Return text that is safe for a terminal: every character that is not plainly visible is spelled out.
 
-    Control characters (so also every ANSI escape), bidirectional overrides, zero-width and unassigned characters
-    become \x1b, \u202e, ...; newline and tab stay unless `one_line`.
+    Control characters (and so every ANSI escape), bidirectional overrides, zero-width and unassigned characters become
+    \x1b, \u202e, ...; newline and tab stay unless `one_line`.
 
     >>> printable("a\x1b[31mred\u202e") == r"a\x1b[31mred\u202e", printable("1\n2", one_line=True) == r"1\n2"
     (True, True)
@@ -342,7 +323,7 @@ def printable(text: str, *, one_line: bool = False) -> str:
 
 
 def _visible(character: str) -> bool:
-    """isprintable, and the spaces of other scripts, which it leaves out; line separators are no spaces."""
+    """Accept what isprintable accepts and the spaces of other scripts, but no line separators."""
     return character.isprintable() or unicodedata.category(character) == "Zs"
 
 

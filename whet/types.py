@@ -1,8 +1,7 @@
 """The data that flows: prompt -> request -> rollout -> group -> batch -> report.
 
-Frozen, slotted, keyword-only records; numpy and the standard library only, never a tensor. Each
-carries a worked example. Curricula read everything here but `Rollout.trace`, so the same
-curricula serve trainers whose tokens live elsewhere.
+All records are frozen, slotted and keyword-only. They hold numbers, text and numpy arrays, never a tensor. Curricula
+read everything except `Rollout.trace`, so the same curricula can serve trainers whose tokens live elsewhere.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import numpy as np
 Phase = Literal["train", "probe", "screen", "continue", "eval"]
 Finish = Literal["stop", "length", "cut"]
 Verdict = Literal["right", "wrong", "unjudged"]
-Key = tuple[int, int]
-"""(group_id, index): names one rollout for the length of a run."""
+Key = tuple[int, int]  # (group_id, index) names one rollout for a whole run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,22 +27,17 @@ class Prompt:
     '86'
     """
 
-    id: str
-    """The data's id column, else hash(task, text, answer) with "#k" for the k-th repeat; never a row number."""
-    text: str = ""
-    """The plain problem. Empty iff `messages` is given."""
-    messages: tuple[Mapping[str, str], ...] = ()
-    """The same as chat turns ({"role": ..., "content": ...}), rendered by the model's chat template."""
+    id: str  # the data's id column, else hash(task, text, answer) + "#k" for the k-th repeat; never a row number
+    text: str = ""  # the plain problem; empty if and only if `messages` is given
+    messages: tuple[Mapping[str, str], ...] = ()  # chat turns {"role": ..., "content": ...} for the chat template
     answer: str
-    task: str
-    """Which judge decides."""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    """What else the data says: level, source, ..."""
+    task: str  # the name of the task, whose judge decides
+    meta: Mapping[str, Any] = field(default_factory=dict)  # other columns of the data: level, source, ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy.
+    """How tokens are drawn; temperature 0 is greedy.
 
     >>> Sampling(max_tokens=48, temperature=0.6, stop_ids=(2,)).top_p
     1.0
@@ -52,8 +45,7 @@ class Sampling:
 
     max_tokens: int
     temperature: float = 1.0
-    top_k: int = 0
-    """Keep the k most likely tokens; 0 keeps all."""
+    top_k: int = 0  # keep the k most likely tokens; 0 keeps all
     top_p: float = 1.0
     stop_ids: tuple[int, ...] = ()
     stop_strings: tuple[str, ...] = ()
@@ -61,7 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """n rollouts wanted for a prompt; they become rollouts first_index .. first_index + n - 1 of a group.
+    """A wish for n rollouts of a prompt: rollouts first_index .. first_index + n - 1 of a group.
 
     >>> Request(prompt_id="a", group_id=7, first_index=4, n=20, sampling=Sampling(max_tokens=48),
     ...         phase="continue").n
@@ -69,8 +61,7 @@ class Request:
     """
 
     prompt_id: str
-    group_id: int
-    """New at each visit of a prompt; shared by the requests of one visit."""
+    group_id: int  # new at each visit of a prompt; the requests of one visit share it
     first_index: int = 0
     n: int
     sampling: Sampling
@@ -79,24 +70,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What the learner needs of a rollout, one entry a generated token (the stop token included).
+    """The tokens of a rollout, as the learner needs them: one entry per generated token, the stop token included.
 
     >>> Trace(ids=np.array([5, 2], np.int32), log_probs=np.array([-0.7, -0.1], np.float32),
     ...       versions=np.array([3, 3], np.int32)).ids.size
     2
     """
 
-    ids: np.ndarray
-    """int32."""
-    log_probs: np.ndarray
-    """float32 (float64 for a float64 model): log-softmax(logits / temperature) of the token, before top-k and top-p."""
-    versions: np.ndarray
-    """int32: the policy version that wrote each token."""
+    ids: np.ndarray  # int32
+    log_probs: np.ndarray  # float32 or the model's float64: log-softmax(logits / temperature) before top-k and top-p
+    versions: np.ndarray  # int32, the policy version that wrote each token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One generated response and, once judged, what it is worth.
+    """One generated response and, once it is judged, its verdict and reward.
 
     >>> r = Rollout(prompt_id="a", group_id=7, index=0, phase="train", sampling=Sampling(max_tokens=48),
     ...             length=12, finish="stop", first_version=3, last_version=3, verdict="right",
@@ -110,27 +98,18 @@ class Rollout:
     index: int
     phase: Phase
     sampling: Sampling
-    length: int
-    """Generated tokens, the stop token included."""
-    finish: Finish
-    """stop: the model ended it; length: the limit did; cut: a weight update did."""
+    length: int  # generated tokens, the stop token included
+    finish: Finish  # ended by the model (stop), by the limit (length) or by a weight update (cut)
     first_version: int
     last_version: int
     verdict: Verdict = "unjudged"
-    score: float | None = None
-    """What the judge said, in 0..1; None while unjudged."""
-    reward: float | None = None
-    """What the learner uses; None while unjudged."""
-    final: str = ""
-    """The answer the response settled on, as the judge read it; "" for none. What majority votes count."""
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """What each further reward gave, before its weight."""
-    note: str = ""
-    """Why it is unjudged, where the judge failed: "failed with KeyError: 'nums'"."""
-    drafted: int = 0
-    """Tokens proposed by speculation."""
-    accepted: int = 0
-    """Of those, kept."""
+    score: float | None = None  # the judge's number in 0..1; None while unjudged
+    reward: float | None = None  # the number that the learner uses; None while unjudged
+    final: str = ""  # the final answer as the judge read it, for majority votes; "" for none
+    terms: Mapping[str, float] = field(default_factory=dict)  # further rewards by name, before their weights
+    note: str = ""  # why the judge failed: "failed with KeyError: 'nums'"
+    drafted: int = 0  # tokens proposed by speculation
+    accepted: int = 0  # proposed tokens that were kept
     trace: Trace | None = None
 
     @property
@@ -144,20 +123,16 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rollouts of one prompt that share a baseline.
-
-    Two rollouts, one right and one wrong: pass rate 0.5, spread 0.5.
-    """
+    """Rollouts of one prompt that share a baseline. One right and one wrong rollout: pass rate 0.5, spread 0.5."""
 
     prompt_id: str
     group_id: int
     rollouts: tuple[Rollout, ...]
-    weight: float | None = None
-    """Its share of the loss; None means 1 / groups in the batch."""
+    weight: float | None = None  # share of the loss; None means 1 / groups in the batch
 
     @property
     def judged(self) -> tuple[Rollout, ...]:
-        """Unjudged rollouts count for nothing: not the pass rate, not the baseline, not the loss."""
+        """The rollouts that count; unjudged ones are left out of pass rate, baseline and loss."""
         return tuple(r for r in self.rollouts if r.judged)
 
     @property
@@ -182,12 +157,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """The groups of one update, and what the curriculum wants of the learner for it."""
+    """The groups of one update, and the learner's settings for it. None keeps the value of the recipe."""
 
     groups: tuple[Group, ...]
     stage: int = 0
     kl_coef: float | None = None
-    """None leaves what the recipe says; so for the next two."""
     entropy_coef: float | None = None
     minibatches: int | None = None
     reset_reference: bool = False
@@ -196,45 +170,39 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """What time it is, for a curriculum.
+    """How far the run is, as a curriculum sees it.
 
     >>> Clock(step=3, version=3, groups=16, free=None, tokens=120_000, progress=0.03).groups
     16
     """
 
-    step: int
-    """Updates done."""
-    version: int
-    """The policy that generates now."""
-    groups: int
-    """Groups wanted per update."""
-    free: int | None
-    """Rollouts the engine could start at once; None means ask for all you need (barrier)."""
-    tokens: int
-    """Tokens generated so far."""
-    progress: float
-    """0..1 of the run."""
+    step: int  # updates done
+    version: int  # the policy version that generates now
+    groups: int  # groups wanted per update
+    free: int | None  # rollouts that the engine could start at once; None means no limit (barrier)
+    tokens: int  # tokens generated so far
+    progress: float  # 0..1 of the run
+    # An update cuts running rollouts. Long ones would be cut more often, so no group that began before the update may
+    # train or count after it, finished or not: it is dropped and requested again.
     cut: bool = False
-    """At an update the engine ends what runs. It would end the long ones, so nothing that was begun before the update
-    may train or count after it: finished or not, it is let go and asked again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the learner says after an update.
+    """The learner's results of one update.
 
     >>> Report(metrics={"learn/grad_norm": 0.3}).signals
     {}
     """
 
     metrics: Mapping[str, float]
+    # Per trained rollout, the signals that the curriculum's `needs` names: "score" is a float32 vector, the gradient of
+    # the response's log-prob (`model/head.py`).
     signals: Mapping[Key, Mapping[str, float | np.ndarray]] = field(default_factory=dict)
-    """Per rollout that was trained on, only what the curriculum's `needs` names: "score" is a float32 vector, the
-    gradient of the response's log-prob (`model/head.py`)."""
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
-    """Everything but the trace, for a state_dict."""
+    """Return all fields except the trace, for a state_dict."""
     data = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "trace"}
     data["sampling"] = dataclasses.asdict(rollout.sampling)
     data["terms"] = dict(rollout.terms)
@@ -252,5 +220,5 @@ def rollout_from_json(data: Mapping[str, Any]) -> Rollout:
 
 
 def sampling_from_json(data: Mapping[str, Any]) -> Sampling:
-    """JSON knows lists only; a Sampling holds tuples."""
+    """Rebuild a Sampling; JSON has lists where it holds tuples."""
     return Sampling(**{**data, "stop_ids": tuple(data["stop_ids"]), "stop_strings": tuple(data["stop_strings"])})

@@ -1,4 +1,10 @@
-"""What one step looked like: the rollouts' side of a line of metrics.jsonl."""
+"""What a run shows of itself: metrics of a step, where its time went, warnings, and the guard against collapse.
+
+`loop` calls everything here after each step; nothing here depends on another part of whet than `types`. A warning is
+given once per run, with the setting to change. The guard ends a run whose evaluations have fallen far below what they
+were, beyond chance: such a run seldom comes back, and costs as much as one that learns. Neither is saved: a resumed run
+is measured against itself from there on.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +18,19 @@ import numpy as np
 
 from whet.types import Group, Rollout
 
+Metrics = Mapping[str, float]
+
+# ---- metrics
+
+# Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right.
 PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
-"""Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right."""
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
 
-    Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished: they are
-    counted by the engine, and left out here; so is, before, what finished beside them (`Hearing`).
+    Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished, so they
+    are left out here and counted by the engine; the caller leaves out what finished beside them (`Evidence`).
     """
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:
@@ -61,20 +71,23 @@ def pass_rate_class(rate: float) -> str:
     return PASS_RATES[math.ceil(4 * rate)]
 
 
-def gpu_idle(busy: float, seconds: float) -> float:
-    """The share of a step's seconds in which the GPU did not work. `busy` is what `whet.fast.pool` saw.
+def gpu_metrics(generating: float | None, learning: float | None, step_s: float) -> dict[str, float]:
+    """The learner's seconds on a GPU and the share of a step in which it idled; {} where there is no GPU.
 
-    >>> gpu_idle(4.5, 5.0), gpu_idle(5.1, 5.0)
-    (0.1, 0.0)
+    >>> gpu_metrics(1.5, 3.0, 5.0), gpu_metrics(2.1, 3.0, 5.0)["time/gpu_idle"]
+    ({'learn/gpu_seconds': 3.0, 'time/gpu_idle': 0.1}, 0.0)
     """
-    return max(0.0, round(1.0 - busy / seconds, 6)) if seconds > 0 else 0.0
+    if learning is None or generating is None:
+        return {}
+    idle = max(0.0, round(1.0 - (generating + learning) / step_s, 6)) if step_s > 0 else 0.0
+    return {"learn/gpu_seconds": learning, "time/gpu_idle": idle}
 
 
 class Stopwatch:
     """Seconds by name, for the time/* metrics of a row: the time since the row before it.
 
     generate, judge, log_probs (under the policy before the update, and under the reference), train, sync (the engine
-    lends and takes back memory and hears of the new weights), eval, save (rollouts, and the checkpoint after the row
+    lends and takes back memory and receives the new version), eval, save (rollouts, and the checkpoint after the row
     before), and idle: the curriculum, and whatever has no name.
     """
 
@@ -91,7 +104,7 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
 
     def move(self, source: str, target: str, seconds: float) -> None:
-        """So much of `source` was spent for `target`."""
+        """Count `seconds` of `source` as `target`."""
         if seconds > 0:
             self.seconds[source] -= seconds
             self.seconds[target] = self.seconds.get(target, 0.0) + seconds
@@ -122,18 +135,12 @@ def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
 
 
 # ---- advice
-#
-# Plain warnings about a run that goes wrong quietly: each said once, with the knob to turn.
 
-
-Metrics = Mapping[str, float]
-
-PATIENCE = 5
-"""A sign must stand for so many steps in a row: single steps are noise."""
+PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
 
 
 def _judged(metrics: Metrics) -> float:
-    """Responses the judges were given: masked ones are nobody's failure."""
+    """Responses that went to the judges, masked ones left out."""
     return sum(metrics.get(f"judge/{count}", 0.0) for count in ("right", "wrong", "unjudged"))
 
 
@@ -149,7 +156,7 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     ),
     "unjudged": (
         lambda m: m.get("judge/unjudged", 0.0) > 0.05 * _judged(m),
-        "More than 5% of the responses were not judged; mend the judge, or raise judge.timeout_s or judge.memory_mb. "
+        "More than 5% of the responses were not judged; repair the judge, or raise judge.timeout_s or judge.memory_mb. "
         "The last one: {complaint}.",
     ),
     "signal": (
@@ -175,13 +182,13 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
 
 
 class Advice:
-    """Feed it each step's metrics; it answers with the sentences that are due now."""
+    """Turns each step's metrics into the sentences that are due now."""
 
     def __init__(self) -> None:
         self._streak = dict.fromkeys(SIGNS, 0)
 
     def check(self, metrics: Metrics, complaint: str = "") -> list[str]:
-        """`complaint`: what the last failing judge said, told along with the warning about it."""
+        """`complaint`: what the last failing judge said, which the warning about it quotes."""
         due = []
         for name, (shows, sentence) in SIGNS.items():
             self._streak[name] = self._streak[name] + 1 if shows(metrics) else min(self._streak[name], 0)
@@ -192,17 +199,9 @@ class Advice:
 
 
 # ---- collapse
-#
-# The guard against collapse: ends a run whose evaluations have fallen far below what they were, beyond chance.
-#
-# A run that falls apart seldom comes back, and costs as much as one that learns. The loop asks after each evaluation;
-# it saves and leaves when told so. Nothing of it is saved: a resumed run is measured against itself from there on.
 
-
-FALL = 0.5
-"""Of its best accuracy, what an evaluation must stay above, or within chance of the best."""
-COLLAPSE_PATIENCE = 2
-"""Evaluations in a row that must say so."""
+FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
+COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
 
 
 @dataclass(slots=True)
@@ -218,7 +217,7 @@ class Level:
 
 class CollapseGuard:
     """
-    >>> guard = Guard()
+    >>> guard = CollapseGuard()
     >>> fine = {"eval/test/accuracy": 0.4, "eval/test/accuracy_low": 0.35, "eval/test/accuracy_high": 0.45}
     >>> worse = {"eval/test/accuracy": 0.1, "eval/test/accuracy_low": 0.08, "eval/test/accuracy_high": 0.13}
     >>> [guard.check(step, metrics) for step, metrics in ((0, fine), (10, worse))]
@@ -230,18 +229,18 @@ class CollapseGuard:
     def __init__(self) -> None:
         self.levels: dict[str, Level] = {}
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> str:
-        """What has collapsed, if all sets have that were evaluated more than once; else ""."""
-        told = ""
+    def check(self, step: int, metrics: Metrics) -> str:
+        """A sentence on what has collapsed, if all sets have that were evaluated more than once; else ""."""
+        found = ""
         for key in metrics:
             kind, _, rest = key.partition("/")
             name, _, what = rest.rpartition("/")
             if kind == "eval" and what == "accuracy":
-                told = self._look_at(name, step, metrics) or told
+                found = self._look_at(name, step, metrics) or found
         again = [level for level in self.levels.values() if level.times > 1]
-        return told if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
+        return found if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
 
-    def _look_at(self, name: str, step: int, metrics: Mapping[str, float]) -> str:
+    def _look_at(self, name: str, step: int, metrics: Metrics) -> str:
         accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
         level = self.levels.setdefault(name, Level(accuracy, low, step))
         if low > level.low:

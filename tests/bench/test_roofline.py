@@ -5,18 +5,31 @@ from transformers import LlamaConfig
 
 from whet.estimate import (
     MEASURED,
+    PAPER,
     QWEN25_15B,
     SMOLLM2_135M,
     Dims,
     attainable_rate,
     attainable_step,
     dims_of,
-    ideal_rate,
-    step_bytes,
 )
 
 QWEN25_05B = Dims(layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64, vocab=151936)
 QWEN25_7B = Dims(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
+
+
+def step_bytes(dims: Dims, batch: int, context: int) -> int:
+    """Bytes moved from memory at the least: every weight once, all keys and values once."""
+    return 2 * dims.weights + dims.kv_bytes * batch * context
+
+
+def ideal_rate(dims: Dims, batch: int, context: int) -> float:
+    """Tokens per second at full bandwidth and full compute: weights and attention in turn, no floors."""
+    products = max(2 * dims.weights / PAPER.bandwidth, 2 * dims.weights * batch / PAPER.flops)
+    operations = 4 * dims.layers * dims.heads * dims.head_dim * batch * context
+    attention = max(dims.kv_bytes * batch * context / PAPER.bandwidth, operations / PAPER.flops)
+    return batch / (products + attention)
+
 
 TABLE = [
     # GB moved, ideal and attainable tokens a second as printed, at B = 1, 8, 64, 256

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gaps import Gap, Span, Trace, by_phase, by_size, gaps_between, longest, shifted
+from gaps import Gap, Span, Trace, by_phase, by_size, covered, gaps_between, longest, shifted
 
 SPANS = [Span("a", 100, 200), Span("b", 150, 180), Span("c", 160, 300), Span("d", 450, 500)]
 
@@ -11,6 +11,10 @@ def test_gaps_are_where_no_kernel_runs() -> None:
     assert gaps_between(SPANS, 0, 600) == [Gap(0, 100, "", "a"), Gap(300, 450, "c", "d"), Gap(500, 600, "d", "")]
     assert gaps_between([], 5, 9) == [Gap(5, 9, "", "")]
     assert gaps_between(SPANS, 100, 500) == [Gap(300, 450, "c", "d")], "nothing before the first and after the last"
+
+
+def test_kernels_that_run_at_once_count_once() -> None:
+    assert covered([(0, 4), (2, 5), (7, 8)]) == 6
 
 
 def test_what_lies_outside_does_not_count() -> None:

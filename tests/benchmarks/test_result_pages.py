@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from matrix_figures import write_figures
 
 from whet.report.curves import Point
 from whet.report.formats import first_crossing
@@ -18,6 +19,7 @@ from whet.tools.bench.results import Arms, target_level
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
+EVIDENCE = ROOT / "docs" / "evidence"
 MATRICES = ("gsm8k_matrix", "stack_matrix")
 
 
@@ -28,22 +30,22 @@ def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Path) -> None:
-    """`whet bench train MATRIX --report-only` on copies of the pages changes no byte of them."""
-    (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/results.md"):
-        (tmp_path / page).write_text((ROOT / page).read_text())
-    plan, _ = stored(matrix)
-    written = write_report(plan, RESULTS, tmp_path / "docs", tmp_path / "README.md")
-    assert tmp_path / "docs" / "results.md" in written and any(path.suffix == ".svg" for path in written)
+    """matrix_figures.py and `whet bench train MATRIX --report-only` on copies of the pages change no byte of them."""
+    folder = tmp_path / "docs" / "evidence"
+    folder.mkdir(parents=True)
+    (folder / "results.md").write_text((EVIDENCE / "results.md").read_text())
+    plan, arms = stored(matrix)
+    figures = write_figures(arms, plan.baseline, plan.name, folder / "figures")
+    written = [*figures, *write_report(plan, RESULTS, folder, tmp_path / "README.md")]
+    assert folder / "results.md" in written and figures
     for path in written:
         name = path.relative_to(tmp_path)
         assert path.read_text() == (ROOT / name).read_text(), f"{name} is not what the stored cells say"
 
 
 def test_every_table_between_marks_is_of_a_matrix_that_is_checked() -> None:
-    for page in ("README.md", "docs/results.md"):
-        found = re.findall(r"<!-- results: (\w+) -->", (ROOT / page).read_text())
-        assert found and set(found) <= set(MATRICES)
+    found = re.findall(r"<!-- results: (\w+) -->", (EVIDENCE / "results.md").read_text())
+    assert found and set(found) <= set(MATRICES)
 
 
 def cells_of(table: str, arm: str) -> list[str]:
@@ -68,9 +70,11 @@ def test_the_headline_is_that_of_the_cells() -> None:
         f"{spelt(tokens)} of the tokens and {spelt(seconds)} of the seconds",
         f"`cures` alone takes {spelt(cures)} of the tokens",
     ]
-    for page in ("README.md", "docs/results.md"):
-        prose = (ROOT / page).read_text().replace(marks("stack_matrix")[0], "\0").partition("\0")[0]
-        assert [claim for claim in claims if claim not in " ".join(prose.split())] == [], page
+    prose = (EVIDENCE / "results.md").read_text().replace(marks("stack_matrix")[0], "\0").partition("\0")[0]
+    assert [claim for claim in claims if claim not in " ".join(prose.split())] == []
+    readme = (ROOT / "README.md").read_text()
+    assert cells_of(readme, "all five methods together") == [tokens, seconds]
+    assert cells_of(readme, "CurES alone")[0] == cures
 
 
 def spelt(share: str) -> str:
@@ -114,27 +118,9 @@ def toy_row(runs: dict[str, Any], arm: str, dash: str) -> list[str]:
 @pytest.mark.parametrize("mix", ["few", "many"])
 def test_the_tables_of_the_toy_study_are_those_of_its_runs(mix: str) -> None:
     runs = json.loads((RESULTS / f"curricula_{mix}.json").read_text())["runs"]
-    section = (ROOT / "docs" / "benchmarks.md").read_text().partition("## Curricula side by side")[2]
+    section = (EVIDENCE / "benchmarks.md").read_text().partition("## Curricula side by side")[2]
     rows = section.partition(f"\n{mix.capitalize()}:\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     assert len(rows) >= 20
     for row in rows:
         arm, *cells = [text.strip() for text in row.strip("|").split("|")]
         assert cells == toy_row(runs, arm, "-"), arm
-
-
-ARMS_OF_README = {
-    "speed_16 at half the learning rate": "speed_16_1e-4",
-    "short limit first, then long": "staged_16",
-    "all_16 (every method at once)": "all_16",
-}
-
-
-def test_the_table_of_the_toy_study_in_the_readme_is_that_of_its_runs() -> None:
-    table = (ROOT / "README.md").read_text().partition("| | few: tokens to 0.70")[2].partition("\n\n")[0]
-    rows = table.splitlines()[2:]
-    assert len(rows) == 9
-    both = [json.loads((RESULTS / f"curricula_{mix}.json").read_text())["runs"] for mix in ("few", "many")]
-    for row in rows:
-        name, *cells = [text.strip() for text in row.replace("\\", "").replace("**", "").strip("|").split("|")]
-        wanted = [toy_row(runs, ARMS_OF_README.get(name, name), "\N{EN DASH}") for runs in both]
-        assert cells == [text for _, tokens, share, _, end in wanted for text in (tokens, share, end)], name

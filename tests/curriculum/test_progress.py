@@ -6,16 +6,15 @@ from dataclasses import replace
 import pytest
 from scripted import SAMPLING, at, rollout
 
-from whet.curriculum.base import Hearing, Progress, smoothed
+from whet.curriculum.base import Evidence, Progress, smoothed
 from whet.types import Request
 
 ONE = Request(prompt_id="A", group_id=0, n=8, sampling=SAMPLING)
 
 
-def test_smoothed_over_three_updates() -> None:
-    # 2 / (3 + 1) = 1/2 of the way each time
-    assert smoothed(None, 0.8, span=3) == 0.8
-    assert smoothed(0.8, 0.4, span=3) == pytest.approx(0.6)
+def test_smoothed_over_twenty_updates() -> None:
+    assert smoothed(None, 0.8) == 0.8
+    assert smoothed(0.8, 0.59) == pytest.approx(0.78)  # 2 / (20 + 1) of the way
     assert smoothed(0.0, 1.0) == pytest.approx(2 / 21)
 
 
@@ -41,7 +40,7 @@ def test_where_an_update_cuts_what_is_not_decided_does_not_count() -> None:
     """Group 0 was let go at the last update, 1 is decided, 2 is left over: its long rollouts were cut, this one not."""
     came = [replace(rollout(ONE, 0, "r", version=version), group_id=g) for g, version in ((0, 0), (1, 1), (2, 1))]
     for cut, counts in ((True, [1]), (False, [0, 1, 2])):
-        hearing = Hearing(came)
+        hearing = Evidence(came)
         hearing.emitted(at(step=1, cut=cut))
         assert [r.group_id for r in hearing.updated(at(step=2, cut=cut), held={2})] == counts
         assert hearing.rollouts == []

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, answers, at
+from scripted import SAMPLING, answers, at, sampling_weights
 
-from whet.curriculum.allocation import sampling_weights
 from whet.curriculum.gate import Dapo
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource

@@ -411,7 +411,6 @@ knobs = st.fixed_dictionaries(
         "floor": st.floats(0.0, 0.99),
         "new": st.floats(0.0, 0.5),
         "old": st.floats(0.0, 0.5),
-        "target": st.sampled_from(["moving", "fixed"]),
     }
 )
 worlds = st.builds(

@@ -11,17 +11,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.speed import (
-    accept_probability,
-    gate_objective,
-    implicit_weight,
-    objective,
-    predicted_acceptance,
-    rollouts_per_group,
-)
+from whet.curriculum.speed import accept_probability, implicit_weight, predicted_acceptance
 from whet.learn.advantages import rloo
 
 SIZES = st.tuples(st.integers(2, 8), st.integers(1, 20))
+
+
+def objective(p: float, n: int, c: int) -> float:
+    """Phi(p), the integral of w: SPEED with RLOO ascends the mean of Phi(p) over all prompts (docs/speed.md)."""
+    total, q = n + c, 1 - p
+    first = 1 - q**n + p**n
+    second = (c - 1) / (n + 1) * (1 - q ** (n + 1) + p ** (n + 1))
+    return p - c / (total * (total - 1)) * (first + second)
+
+
+def gate_objective(p: float, n: int) -> float:
+    """Psi(p), whose slope is a(p), where the screening decides but does not train."""
+    return p - (1 + p ** (n + 1) - (1 - p) ** (n + 1)) / (n + 1)
+
+
+def rollouts_per_group(p: float, n: int, c: int) -> float:
+    """n / a_n(p) + c: rollouts per accepted group, its rejected screenings included; c = 0 is DAPO."""
+    accepted = accept_probability(p, n)
+    return n / accepted + c if accepted > 0 else math.inf
 
 
 def near(value: float) -> object:

@@ -15,9 +15,9 @@ from test_contract import WORLDS
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import Facts, Reset, build_curriculum
+from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.cures import Cures, GradientSigmas, Scored
-from whet.curriculum.gate import TokenBudget
+from whet.curriculum.neighbours import Reset, TokenBudget
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.stages import Stages
 from whet.testing.contract import WORLDS as ALL_WORLDS

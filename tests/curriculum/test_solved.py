@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, answers, at
 
 from whet.curriculum.gate import Dapo, Uniform
-from whet.curriculum.source import UniformSource, Unsolved
+from whet.curriculum.neighbours import Unsolved
+from whet.curriculum.source import UniformSource
 from whet.testing.contract import check_contract, check_world, play
 from whet.testing.simulator import World
 from whet.types import Request

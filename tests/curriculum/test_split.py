@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.stages import of_tasks, short_by_characters, short_by_responses
+from whet.curriculum.stages import short_by_characters, short_by_responses
 
 
 def test_up_to_the_floor_of_the_mean_is_short() -> None:
@@ -31,9 +31,3 @@ def test_responses_are_compared_with_responses_and_characters_with_characters() 
 def test_without_any_response_it_is_the_split_by_characters() -> None:
     characters = np.array([3, 9, 4])
     assert short_by_responses(characters, np.zeros(3), np.zeros(3)).tolist() == short_by_characters(characters).tolist()
-
-
-def test_of_tasks() -> None:
-    tasks = ["chain", "text", "gym", "chain"]
-    assert of_tasks(tasks, ("chain", "gym")).tolist() == [True, False, True, True]
-    assert not of_tasks(tasks, ("none",)).any()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, asks, at, rollout, trained
 
-from whet.curriculum.gate import Dapo, TokenBudget, Uniform, groups_within
+from whet.curriculum.gate import Dapo, Uniform
+from whet.curriculum.neighbours import TokenBudget, groups_within
 from whet.curriculum.source import UniformSource
 from whet.errors import Starved
 from whet.testing.contract import check_contract, check_world, play

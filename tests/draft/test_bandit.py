@@ -7,10 +7,10 @@ import pytest
 
 from whet import config
 from whet.draft.base import OFF, Arm
-from whet.draft.controller import Bandit
+from whet.draft.controller import SWITCH, Bandit
 from whet.draft.speculation import DEPTHS, build_speculation
 
-SHIPPED = [Arm("eagle", 8, 4, v) for v in (48, 32, 16, 8)]
+SHIPPED = [Arm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)]
 
 
 def on(arms: list[Arm], **settings: float) -> Bandit:
@@ -43,7 +43,7 @@ def built(seed: int = 0) -> Bandit:
 
 def test_every_arm_of_all_three_drafters_has_a_batch_size() -> None:
     bandit = built()
-    batches = range(1, bandit.switch + 1)
+    batches = range(1, SWITCH + 1)
     open_to = {arm for batch in batches for arm in bandit.group(batch) if bandit.serves(arm, batch)}
     assert open_to == {Arm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS}
 
@@ -125,7 +125,7 @@ def test_saved_as_json() -> None:
     other = on(SHIPPED, seed=5)
     other.load_state_dict(json.loads(json.dumps(bandit.state_dict())))
     assert other.state_dict() == bandit.state_dict()
-    assert bandit.metrics() == {"draft/share_eagle_8_4_48": 1.0, "draft/accept_length": 4.0, "draft/saved": 3.0}
+    assert bandit.metrics() == {"draft/share_eagle_47_1_48": 1.0, "draft/accept_length": 4.0, "draft/saved": 3.0}
     assert bandit.metrics() == {"draft/accept_length": 1.0, "draft/saved": 0.0}
 
 

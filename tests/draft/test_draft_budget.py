@@ -7,16 +7,14 @@ import pytest
 
 from whet.draft.speculation import best_forwards, budgets, draft_tokens, makespan, remaining
 
-MODEL = {"alpha": 1.0, "accept": 0.8}
-
 
 def test_draft_tokens_by_hand() -> None:
-    got = draft_tokens(np.array([100.0, 200.0, 400.0]), 200, alpha=2.0, accept=0.8)
+    got = draft_tokens(np.array([100.0, 200.0, 400.0]), 200, alpha=2.0)
     assert got[:2].tolist() == [0.0, 0.0]
     assert got[2] == pytest.approx(-200 * math.log(1 - 0.5 / 0.8))  # 196.2
     accepted = 0.8 * 400 * (1 - math.exp(-2.0 * got[2] / 400))
     assert accepted == pytest.approx(400 - 200)  # the rest is written one a forward
-    assert draft_tokens(np.array([400.0]), 79, **MODEL)[0] == math.inf  # drafts hit 80% at most
+    assert draft_tokens(np.array([400.0]), 79)[0] == math.inf  # drafts hit 80% at most
 
 
 def test_best_forwards_is_the_closed_form_of_one_row() -> None:
@@ -24,19 +22,17 @@ def test_best_forwards_is_the_closed_form_of_one_row() -> None:
     for token in (0.01, 0.1, 0.3):
         m = token / (0.8 * (1 + token))
         n = 400 * (1 - 0.8 * (1 - m))
-        assert best_forwards(np.array([10.0, 50.0, 400.0]), base=1.0, token=token, **MODEL) == pytest.approx(
-            n, rel=1e-4
-        )
+        assert best_forwards(np.array([10.0, 50.0, 400.0]), token) == pytest.approx(n, rel=1e-4)
 
 
 def test_no_other_number_of_forwards_is_faster() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):
         length, token = rng.lognormal(5, 1, 16), float(rng.uniform(0.001, 0.2))
-        best = best_forwards(length, base=1.0, token=token, **MODEL)
-        found = makespan(length, best, base=1.0, token=token, **MODEL)
+        best = best_forwards(length, token)
+        found = makespan(length, best, token)
         grid = np.linspace(0.2001, 1, 300) * length.max()
-        assert found <= min(makespan(length, n, base=1.0, token=token, **MODEL) for n in grid) * (1 + 1e-6)
+        assert found <= min(makespan(length, n, token) for n in grid) * (1 + 1e-6)
 
 
 def test_short_rows_get_nothing_and_longer_ones_never_less() -> None:

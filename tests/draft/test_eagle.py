@@ -16,6 +16,7 @@ from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, undraftabl
 from whet.draft.export import named_weights
 from whet.draft.training import pair_up
 from whet.errors import WhetError
+from whet.fast.fused import KERNELS
 
 
 def recomputed(head: EagleHead, hidden: Tensor, ids: Tensor) -> Tensor:
@@ -206,6 +207,7 @@ def test_the_kernels_draft_what_the_reference_drafts() -> None:
     drafted = []
     for dtype, place in ((torch.float32, device), (torch.float64, torch.device("cpu"))):
         head = eagle_head(target(dtype).to(place), draft_ids=torch.arange(3, 20), seed=1)
+        head.ops = KERNELS
         table = with_cache(eagle_head(target()), context=32, rows=2).to(place)
         head.attach(*(torch.zeros(9, 2, 8, 8, dtype=dtype, device=place) for _ in range(2)), 32)
         hidden = torch.randn(9, 32, generator=torch.Generator().manual_seed(4)).to(place, dtype)
@@ -223,6 +225,7 @@ def test_the_kernels_draft_what_the_reference_drafts() -> None:
 def test_a_graph_drafts_what_a_call_drafts() -> None:
     model = target(torch.bfloat16).cuda()
     head = eagle_head(model, draft_ids=torch.arange(2, 20), seed=1)
+    head.ops = KERNELS
     head.attach_slots(4, 64)
     table = torch.arange(4, dtype=torch.int32, device="cuda")[:, None]
     hidden = torch.randn(4, 32, device="cuda", dtype=torch.bfloat16)

@@ -62,17 +62,16 @@ def speculative(drafter: Drafter, seed: int) -> tuple[dict[tuple[int, int], np.n
         fed = np.concatenate((tail, drafted), 1)
         width = drafted.shape[1] + 1
         sampled = np.stack([draw(fed[:, k], fed[:, k + 1], rows, count + k) for k in range(width)], 1)
-        kept, stopped, full = truncate(
-            walk(drafted, counts, sampled), sampled, np.full((len(live), 1), EOS), LIMIT - count
-        )
+        kept = truncate(walk(drafted, counts, sampled), sampled, np.full((len(live), 1), EOS), LIMIT - count)
+        over = (sampled[np.arange(len(live)), kept - 1] == EOS) | (count + kept >= LIMIT)
         for k, view in enumerate(live):
             new = sampled[k, : kept[k]]
             written[view.uid, count[k] : count[k] + kept[k]] = new
             view.ids = written[view.uid, : count[k] + kept[k]]
-            if stopped[k] or full[k]:
+            if over[k]:
                 out[view.group_id, view.index] = view.ids.copy()
                 guard.finish(view)
-        live = [v for k, v in enumerate(live) if not (stopped[k] or full[k])]
+        live = [v for k, v in enumerate(live) if not over[k]]
     return out, steps
 
 

@@ -2,34 +2,19 @@
 
 import copy
 import dataclasses
-import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+from learner_batches import gradient_of
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
-from whet.fast.compiled import compiled_layers
 from whet.learn.learner import Learner
 from whet.types import Batch, Sampling
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]
-
-
-def gradient_of(learner, batch):
-    """The gradient that the optimiser is handed in `step`; the weights stay."""
-    grads = {}
-
-    def record(lr, norm):
-        grads.update({n: p.grad.clone() for n, p in learner.optimizer.masters.items()})
-        learner.optimizer.zero_grad()
-
-    learner.optimizer.step = record
-    report = learner.step(batch)
-    del learner.optimizer.step
-    return grads, report.metrics
 
 
 def padded_log_probs(model, encoder, rollouts):
@@ -59,7 +44,7 @@ def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, enco
     batch = batch_of(MIXED, temperature=0.7)
     config = Learn(estimator="grpo", kl_coef=kl, entropy_coef=entropy, importance_cap=cap, pack_tokens=pack_tokens)
     learner = Learner(model, config, encode=encoder)
-    learner._heed(batch, kl)
+    learner._apply_resets(batch, kl)
     with torch.no_grad():  # the policy has left the reference by the time of this batch
         for p in model.parameters():
             p.mul_(1.05)
@@ -508,65 +493,6 @@ def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encode
     assert got["learn/entropy"] == pytest.approx(want["learn/entropy"], rel=0.05)
     assert got["learn/grad_norm"] == pytest.approx(want["learn/grad_norm"], rel=0.2)
     assert set(learner.tensors()) == {"masters", "optimizer", "reference"}
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-@pytest.mark.parametrize(("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")])
-def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):
-    """Two updates with KL, so that the reference and the log-probs from before run compiled, too."""
-    torch._dynamo.reset()
-    monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="eager"))
-    monkeypatch.setattr("whet.model.head._compile", lambda function: function)
-    config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.05, updates=2, checkpoint_activations=again)
-    results = []
-    for compiled in ("", form):
-        model = model_of()
-        learner = Learner(model, config, encode=encoder)
-        assert not learner.compiled  # on a CPU it is not asked for
-        learner.compiled = compiled
-        results.append((learner.step(batch_of(MIXED)).metrics, model.state_dict()))
-    assert results[1][0] == pytest.approx(results[0][0])
-    for name, tensor in results[0][1].items():
-        torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
-
-
-def test_a_compiler_that_fails_in_a_step_costs_only_speed(model_of, batch_of, encoder, monkeypatch):
-    monkeypatch.setattr("whet.learn.learner.compiled_layers", functools.partial(compiled_layers, backend="none_such"))
-    config = Learn(estimator="grpo", kl_coef=0.1)
-    plain, broken = (Learner(model_of(), config, encode=encoder) for _ in range(2))
-    broken.compiled = "whole"
-    want = plain.step(batch_of(MIXED)).metrics
-    with pytest.warns(UserWarning, match="LlamaForCausalLM is trained without the compiler"):
-        got = broken.step(batch_of(MIXED)).metrics
-    assert not broken.compiled
-    assert got == want
-    for a, b in zip(plain.model.parameters(), broken.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_the_form_that_is_compiled_is_said_in_one_line(model_of, encoder, monkeypatch):
-    learner = Learner(model_of(), Learn(), encode=encoder)
-    monkeypatch.setattr("whet.learn.learner.best_form", lambda *given: ("split", "whole layers: its gradient is off"))
-    said = (
-        "LlamaForCausalLM is trained with only layers around their attention compiled, more slowly: whole layers: its"
-    )
-    with pytest.warns(UserWarning, match=said):
-        assert learner._best_form() == "split"
-
-
-@pytest.mark.gpu
-def test_a_compiled_bf16_gradient_follows_the_plain_one(model_of, batch_of, encoder):
-    results = []
-    for compiled in (False, True):
-        config = Learn(estimator="grpo", kl_coef=0.1, entropy_coef=0.01, pack_tokens=64, compile=compiled)
-        learner = Learner(model_of(torch.bfloat16).to("cuda"), config, encode=encoder)
-        assert bool(learner.compiled) == compiled
-        grads, metrics = gradient_of(learner, batch_of(MIXED))
-        results.append((torch.cat([g.flatten() for g in grads.values()]), metrics))
-    (plain, a), (ours, b) = results
-    assert torch.nn.functional.cosine_similarity(plain, ours, dim=0) > 0.98
-    assert b["learn/grad_norm"] == pytest.approx(a["learn/grad_norm"], rel=0.1)
-    assert b["learn/entropy"] == pytest.approx(a["learn/entropy"], rel=0.02)
 
 
 # Signals

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from whet.model.twin import KVShape
+from whet.model.twin import How, KVShape
 from whet.rollout.pages import Cache, PagedCache, SlotCache
 
 DIM, CONTEXT, SLOTS = 4, 24, 5
@@ -71,7 +71,7 @@ def run_all(
                 done[row] = torch.cat((old[0], k[:, width - n :]), 1), torch.cat((old[1], v[:, width - n :]), 1)
                 wanted.append((row, q[:, width - n :], width, n))
         packed = [torch.cat(part, 1)[None].to(device, dtype) for part in zip(*columns, strict=True)]
-        out = cache.context(placed).attend(0, *packed, 0.7, window, softcap, {})[0].double().cpu()
+        out = cache.context(placed).attend(0, *packed, How(0.7, window, softcap), {})[0].double().cpu()
         at = 0
         for row, q, width, n in wanted:
             got = out[at + width - n : at + width]
@@ -122,7 +122,7 @@ def test_rows_of_one_length_need_no_mask() -> None:
             context = cache.context([(slice(0, 2), np.array([[8], [8]]))])
             assert context.blocks[0].level
             context.blocks[0].level = level
-            outs.append(context.attend(0, q, k, v, 1.0, None if window is None else int(min(window, 99)), None, {}))
+            outs.append(context.attend(0, q, k, v, How(1.0, None if window is None else int(min(window, 99))), {}))
         torch.testing.assert_close(*outs, rtol=0, atol=0)
 
 

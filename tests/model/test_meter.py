@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from whet.fast.pool import FOLD, DeviceMeter
+from whet.model.meter import FOLD, DeviceMeter
 
 
 def test_off_cuda_there_is_nothing_to_say() -> None:

@@ -15,17 +15,16 @@ from whet.draft.base import OFF, Arm
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import Chunk, Flight
-from whet.rollout.runner import Drawn, fork_rows, single
+from whet.rollout.runner import Drawn, EagerRunner, fork_rows, single
 from whet.types import Request, Sampling
 
 STOP = 1
 MODEL = tiny_model(23, hidden=8, heads=1, kv_heads=1, context=4096)
 
 
-class ScriptedRunner:
-    own: frozenset[str] = frozenset()
-
+class ScriptedRunner(EagerRunner):
     def __init__(self, engine: LocalEngine, length: Callable[[Flight], int]) -> None:
+        super().__init__(engine.twin, engine.cache, engine.rows)
         self.engine, self.length = engine, length
         self.widest = 0
         """Tokens fed in one step at most, those of running rows apart."""
@@ -39,16 +38,6 @@ class ScriptedRunner:
             fork_rows(self.engine.cache, rows, running + len(chunks), source)
         ends = [rows.count[i] + 1 == self.length(rows.flights[i]) for i in range(rows.ready)]
         return single(np.where(ends, STOP, 2), np.zeros(rows.ready))
-
-    def prepare(self, running: int, arm: Arm) -> float:
-        return 0.0
-
-    def go_ahead(self, running: int, arm: Arm) -> None: ...
-
-    def forget(self) -> None: ...
-
-    def stats(self) -> dict[str, float]:
-        return {}
 
 
 def scripted(length: Callable[[Flight], int], **settings: object) -> LocalEngine:

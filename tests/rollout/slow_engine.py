@@ -10,6 +10,7 @@ import torch
 from plain_noise import reference_bits
 from transformers import PreTrainedModel
 
+from whet.fast.graphs import GraphRunners
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, Sampling
@@ -38,9 +39,11 @@ def decode(ids: Sequence[int]) -> str:
     return "".join(chr(ord("a") + i) for i in ids)
 
 
-def make_engine(model: PreTrainedModel, **kwargs: Any) -> LocalEngine:
+def make_engine(model: PreTrainedModel, graphs: bool = False, **kwargs: Any) -> LocalEngine:
+    """`graphs`: with the runner for CUDA, whose steps are plain calls on a CPU."""
     settings: dict[str, Any] = {"seed": 5, "slots": 4, "context": 64, **kwargs}
-    return LocalEngine(model, encode=PROMPTS.__getitem__, decode=decode, **settings)
+    runners = GraphRunners() if graphs else None
+    return LocalEngine(model, encode=PROMPTS.__getitem__, decode=decode, runners=runners, **settings)
 
 
 def expecting_short(engine: LocalEngine) -> LocalEngine:

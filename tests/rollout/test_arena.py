@@ -11,7 +11,7 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 from whet.errors import WhetError
 from whet.fast.fused import share_storage
 from whet.model.twin import KVShape
-from whet.rollout.pages import ALIGN, Access, Arena, Location, PagedCache, Properties, layout, make_cache, pool_lines
+from whet.rollout.pages import ALIGN, Access, Arena, Location, PagedCache, Properties, layout, make_cache
 
 CPU = torch.device("cpu")
 PIECES = [((5, 2, 16, 8), torch.bfloat16), ((3, 7), torch.float32), ((1,), torch.float64)]
@@ -108,12 +108,12 @@ def test_a_pool_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("whet.rollout.pages.Arena", small_card(2 * most_pages * page_bytes))
         return make_cache(shapes, 8, 20, page, 0, CPU)
 
-    assert pool_lines(cache(41)) == [] and cache(41).pool.free == 40
+    assert cache(41).notes() == [] and cache(41).pool.free == 40
     assert cache(40).pool.free == 20
     fewest = cache(6)
     assert fewest.pool.free == 5, "one context, 20 tokens of 4 a page"
-    assert pool_lines(fewest) == [
-        "The card has no room for 40 KV pages: the pool has 5; when they are full, the youngest rollouts wait."
+    assert fewest.notes() == [
+        "The GPU has no room for 40 KV pages: the pool has 5; when they are full, the youngest rollouts wait."
     ]
     with pytest.raises(WhetError, match=r"Not even one rollout of rollout\.context = 20"):
         cache(5)
@@ -143,7 +143,7 @@ def test_memory_that_does_not_come_back_is_one_sentence() -> None:
     arena.take_back()
     assert arena.resident, "what the learner has freed is enough"
     arena._range = Full(2)  # type: ignore[assignment]
-    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the card has no room"):
+    with pytest.raises(WhetError, match=r"^The KV cache lent its 1\.5 GiB to the learner, and the GPU has no room"):
         arena.take_back()
     assert not arena.resident
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from slow_engine import ask, by_key, make_engine, sharp_model
 
-from whet.fast.fused import share_storage
+from whet.fast import graphs
+from whet.fast.fused import graphs_lack, share_storage
 from whet.fast.kernels import attention
-from whet.fast.network import graphs_lack
-from whet.rollout import engine as module
 from whet.rollout.runner import EagerRunner
 
 
@@ -29,7 +28,7 @@ def test_without_triton_a_gpu_decodes_slowly_and_says_so(monkeypatch: pytest.Mon
     fast = make_engine(model, graphs=True, page=4)
     assert fast.notes() == [] and not isinstance(fast.runner, EagerRunner)
     monkeypatch.setattr(attention, "has_triton", lambda: False)
-    monkeypatch.setattr(module, "graphs_lack", lambda shapes, device: graphs_lack(shapes, torch.device("cuda")))
+    monkeypatch.setattr(graphs, "graphs_lack", lambda shapes, device: graphs_lack(shapes, torch.device("cuda")))
     slow = make_engine(model, graphs=True, page=4)
     assert isinstance(slow.runner, EagerRunner)
     (note,) = slow.notes()

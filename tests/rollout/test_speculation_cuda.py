@@ -103,7 +103,7 @@ def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(owner, name, watched)
 
-    for owner, name in ((engine, "_retire"), (engine.lanes, "enter"), (engine.lanes, "newest")):
+    for owner, name in ((engine, "_retire"), (engine.runner.lanes, "enter"), (engine.runner.lanes, "newest")):
         unwaiting(owner, name)
     engine.submit([ask(i, n=3, max_tokens=6 + i % 9, stop_ids=(EOS,)) for i in range(12)])
     done = 0

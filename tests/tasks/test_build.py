@@ -1,12 +1,34 @@
+import math
 import os
 import sys
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from test_judge import TASK, decode, lookup, rollout, rollouts
 
-from whet.config import Data, Eval
+from whet.config import Data, Eval, Reward
 from whet.errors import WhetError
-from whet.tasks.build import TaskNames, build_task, check_judge, load_judge
-from whet.types import Prompt
+from whet.tasks.base import Judgement
+from whet.tasks.build import (
+    REWARDS,
+    BoxedOptions,
+    FormatOptions,
+    LengthOptions,
+    RepetitionOptions,
+    Rewards,
+    TaskNames,
+    boxed_term,
+    build_task,
+    format_term,
+    import_judge,
+    length_term,
+    load_judge,
+    repetition_term,
+)
+from whet.tasks.judge import Judge
+from whet.types import Prompt, Rollout, Sampling
 
 PROMPT = Prompt(id="a", text="?", answer="869", task="chain")
 
@@ -130,7 +152,7 @@ def test_wrong_judges(here) -> None:
 
 
 def test_functions_that_show_no_signature() -> None:
-    assert check_judge(max, "max") is max
+    assert import_judge("builtins:max") is max
 
 
 def test_the_current_directory_shadows_nothing(here) -> None:
@@ -146,3 +168,210 @@ def test_the_current_directory_shadows_nothing(here) -> None:
     assert not graphlib.__file__.startswith(str(here)) and sys.path[-1] == str(here)
     said = sentence(Data(reward="colorsys:score"))
     assert "colorsys.py; packages go before the current directory) has no function" in said and str(here) not in said
+
+
+# ---- reward terms, by hand-computed numbers
+
+
+def finished(length: int, verdict: str = "right", limit: int = 100, finish: str = "stop") -> Rollout:
+    return Rollout(
+        prompt_id="a",
+        group_id=0,
+        index=0,
+        phase="train",
+        sampling=Sampling(max_tokens=limit),
+        length=length,
+        finish=finish,  # type: ignore[arg-type]
+        first_version=0,
+        last_version=0,
+        verdict=verdict,  # type: ignore[arg-type]
+    )
+
+
+def test_length_of_right_and_wrong() -> None:
+    """At 0, half and all of the limit; a third of the way cos(pi/3) = 1/2, so three quarters of the way up."""
+    options = LengthOptions(right_short=2.0, right_long=1.0, wrong_short=-10.0, wrong_long=0.0, cut=-10.0)
+    assert [length_term(finished(n), options) for n in (0, 50, 100)] == pytest.approx([2.0, 1.5, 1.0])
+    assert [length_term(finished(n, "wrong"), options) for n in (0, 50, 100)] == pytest.approx([-10.0, -5.0, 0.0])
+    assert length_term(finished(30, limit=90), options) == pytest.approx(1.75)
+    assert length_term(finished(30, "wrong", limit=90), options) == pytest.approx(-7.5)
+    assert length_term(finished(100, "right", finish="length"), options) == -10.0
+
+
+def test_length_by_default() -> None:
+    assert length_term(finished(50), LengthOptions()) == pytest.approx(0.75)
+    assert length_term(finished(50, "wrong"), LengthOptions()) == pytest.approx(-0.75)
+    assert length_term(finished(50), LengthOptions(limit=50)) == pytest.approx(0.5)
+    assert length_term(finished(80), LengthOptions(limit=50)) == pytest.approx(0.5), "longer than its own limit"
+
+
+def test_repetition() -> None:
+    two = RepetitionOptions(words=2)
+    assert repetition_term("a b c d", two) == 0.0 and repetition_term("a", two) == repetition_term("", two) == 0.0
+    assert repetition_term("a b a b", two) == pytest.approx(-1 / 3)  # ab ba ab
+    assert repetition_term("a a a a a", two) == pytest.approx(-3 / 4)  # aa four times
+    assert repetition_term("loop " * 1_000_000, RepetitionOptions()) == pytest.approx(-1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("response", "value"),
+    [
+        (r"<think>2+2</think>It is \boxed{4}.", 1.0),
+        (r"2+2</think>It is \boxed{4}.", 1.0),
+        ("<think>2+2</think><answer>4</answer>", 1.0),
+        (r"It is \boxed{4}.", 0.0),
+        (r"<think>\boxed{4}</think>", 0.0),
+        (r"<think>\boxed{4}", 0.0),
+        (r"<think>a</think><think>b</think>\boxed{4}", 0.0),
+        (r"Well, <think>a</think>\boxed{4}", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_format(response: str, value: float) -> None:
+    assert format_term(response, FormatOptions()) == value
+
+
+def test_format_by_tags_and_pattern() -> None:
+    tags = FormatOptions(tags="think answer")
+    assert format_term("<think>a</think>\n<answer>4</answer>\n", tags) == 1.0
+    for bad in (
+        "<answer>4</answer><think>a</think>",
+        "<think>a</think>4<answer>4</answer>",
+        "<think>a</think><answer>4</answer> Done.",
+        "<think>a<think></think><answer>4</answer>",
+        "<think>a</think>",
+    ):
+        assert format_term(bad, tags) == 0.0, bad
+    pattern = FormatOptions(pattern=r"Answer: \d+\n.*")
+    assert format_term("Answer: 4\nSo\nit is.", pattern) == 1.0 and format_term("x Answer: 4\n", pattern) == 0.0
+
+
+def test_boxed() -> None:
+    for response, value in {
+        r"\boxed{4}": 1.0,
+        r"<think>\boxed{3}</think>\boxed{4}": 1.0,
+        r"\boxed{4}\boxed{4}": 0.0,
+        r"\boxed{}": 0.0,
+        r"\boxed{4": 0.0,
+        "4": 0.0,
+    }.items():
+        assert boxed_term(response, BoxedOptions()) == value, response
+
+
+def test_options_that_make_no_sense() -> None:
+    with pytest.raises(WhetError, match="is no regular expression"):
+        FormatOptions(pattern="(")
+    with pytest.raises(WhetError, match="not both"):
+        FormatOptions(pattern="a", tags="b")
+    with pytest.raises(WhetError, match='got "<b>"'):
+        FormatOptions(tags="<b>")
+    with pytest.raises(WhetError, match="1 word or more"):
+        RepetitionOptions(words=0)
+
+
+@given(st.text(max_size=300))
+def test_finite_for_any_text(text: str) -> None:
+    for term in REWARDS.values():
+        if term.reads is str:
+            assert math.isfinite(term.value(text, term.options()))
+
+
+# ---- several weighted rewards: what is computed where, and how they add up
+
+
+def says_right(prompt: Prompt, response: str) -> float:
+    return float("right" in response)
+
+
+def first_word(response: str) -> str:
+    return response.partition(" ")[0]
+
+
+def pool(rewards: Rewards, judge=says_right) -> Judge:
+    grader = rewards.grader(judge, first_word)
+    return Judge(lookup, {TASK: grader}, decode=decode, total=rewards.total, timeout_s=5.0)
+
+
+def test_no_terms_is_the_score() -> None:
+    with pool(Rewards(), lambda prompt, response: 0.3) as judge:
+        (got,) = judge.judge(rollouts("x y"))
+    assert (got.score, got.reward, got.terms, got.final, got.verdict) == (0.3, 0.3, {}, "x", "wrong")
+
+
+def test_terms_add_up() -> None:
+    """Half the score, a tenth for the one box, and the length reward of 32 of 64 tokens: 0.5 + 0.1 + 0.75."""
+    entries = [Reward(name="boxed", weight=0.1), Reward(name="length")]
+    text = r"right \boxed{4}".ljust(32)
+    with pool(Rewards(0.5, entries)) as judge:
+        right, wrong = judge.judge([rollout(text, 0), rollout("wrong" + text[5:], 1)])
+    assert right.reward == pytest.approx(0.5 + 0.1 + 0.75) and right.terms == {
+        "boxed": 1.0,
+        "length": pytest.approx(0.75),
+    }
+    assert wrong.reward == pytest.approx(0.0 + 0.1 - 0.75) and (wrong.verdict, wrong.score) == ("wrong", 0.0)
+
+
+def test_the_verdict_is_the_judges() -> None:
+    with pool(Rewards(0.0, [Reward(name="boxed", weight=5.0)])) as judge:
+        right, wrong = judge.judge(rollouts("right", r"\boxed{4}"))
+    assert (right.verdict, right.reward) == ("right", 0.0) and (wrong.verdict, wrong.reward) == ("wrong", 5.0)
+
+
+def test_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "taste_of_mine.py").write_text(
+        "def brief(prompt, response):\n    return -len(response)\n\n"
+        "def picky(prompt, response):\n    return 1 / ('y' in response)\n\n"
+        "def nothing(prompt, response):\n    return float('nan')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pool(Rewards(1.0, [Reward(name="taste_of_mine:brief", weight=0.5)])) as judge:
+        (got,) = judge.judge(rollouts("right"))
+        assert got.reward == 1.0 - 2.5 and got.terms == {"taste_of_mine:brief": -5.0}
+    with pool(Rewards(1.0, [Reward(name="taste_of_mine:picky")])) as judge:
+        yes, no = judge.judge(rollouts("right y", "right"))
+        assert (yes.reward, no.verdict, no.reward) == (2.0, "unjudged", None), "a term that raises costs its rollout"
+        assert judge.stats()["judge/errors"] == 1 and "ZeroDivisionError" in judge.complaint
+    with pool(Rewards(1.0, [Reward(name="taste_of_mine:nothing")])) as judge:
+        assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
+        assert "finite number" in judge.complaint
+
+
+def test_a_judge_may_say_it_all_itself() -> None:
+    def judge_all(prompt: Prompt, response: str) -> Judgement:
+        return Judgement(score=1.0, final="mine", terms={"own": 2.0})
+
+    with pool(Rewards(1.0, [Reward(name="boxed")]), judge_all) as judge:
+        (got,) = judge.judge(rollouts("x"))
+    assert (got.final, got.terms, got.reward) == ("mine", {"own": 2.0, "boxed": 0.0}, 1.0)
+
+
+def test_twice_the_same_name() -> None:
+    rewards = Rewards(1.0, [Reward(name="format"), Reward(name="format", options={"tags": "a"}), Reward(name="boxed")])
+    assert rewards.names == ("format", "format_2", "boxed")
+    assert rewards.grader(says_right)(lookup("p"), "<a></a>").terms == {"format": 0.0, "format_2": 1.0, "boxed": 0.0}
+
+
+def test_mistakes_are_one_sentence() -> None:
+    for name, options, sentence in (
+        ("lenght", {}, 'no reward "lenght"; did you mean "length"'),
+        ("zzz", {}, "module:function"),
+        ("boxed", {"limit": 3}, 'The reward "boxed" has no option "limit"'),
+        ("length", {"limit": "x"}, "limit = 'x' is wrong"),
+        ("math:floor", {"a": 1}, "takes no options"),
+        ("no_such_module:f", {}, "no module"),
+    ):
+        with pytest.raises(WhetError, match=sentence):
+            Rewards(1.0, [Reward(name=name, options=options)])
+
+
+def test_a_term_left_out_or_endless_is_no_reward() -> None:
+    """What a judge process could only do if it were not ours any more; the run goes on all the same."""
+    rewards = Rewards(1.0, [Reward(name="boxed", weight=1e300)])
+    with pytest.raises(WhetError, match='said nothing of reward "boxed"'):
+        rewards.total(rollout("x"), Judgement(score=1.0))
+    with pytest.raises(WhetError, match="add up to inf"):
+        rewards.total(rollout("x"), Judgement(score=1.0, terms={"boxed": 1e300}))
+    with Judge(lookup, {TASK: says_right}, decode=decode, total=rewards.total) as judge:
+        assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
+        assert judge.stats()["judge/errors"] == 1

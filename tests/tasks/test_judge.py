@@ -727,7 +727,7 @@ def test_killed_by_the_system_while_judging() -> None:
     with make(timeout_s=30.0, workers=1) as judge:
         judge.send(rollouts("right", "slow 20", "wrong"))
         while not judge.stats()["judge/right"]:
-            judge._move(0.05)
+            judge._move(wait=True)
         os.kill(judge.pids[0], signal.SIGKILL)
         assert [r.verdict for r in judge.receive(wait=True)] == ["right", "unjudged", "wrong"]
         assert judge.stats()["judge/crashes"] == 1

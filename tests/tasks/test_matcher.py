@@ -1,5 +1,6 @@
-r"""Whole responses against answers of real problem sets."""
+"""Whole responses against answers of real problem sets."""
 
+import json
 import subprocess
 import sys
 
@@ -9,7 +10,18 @@ from hypothesis import strategies as st
 
 from whet.errors import WhetError
 from whet.tasks import verify
-from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.matcher import (
+    MOST_PARTS,
+    Form,
+    Matcher,
+    canonical,
+    has_parts,
+    read_form,
+    read_json,
+    right_answers,
+    same_form,
+    same_whole,
+)
 from whet.types import Prompt
 
 MATH = Matcher()
@@ -191,3 +203,175 @@ def test_never_raises(text: str, answer: str) -> None:
 def test_what_comparing_formulas_needs_is_loaded_before_judges_are_forked() -> None:
     Matcher("math")
     assert verify.warm.cache_info().currsize == 1
+
+
+# ---- answers of several parts, with plain text equality of parts
+
+
+def same_parts(found: str, gold: str) -> bool:
+    return same_form(found, gold, lambda a, b: canonical(a) == canonical(b))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "parts"),
+    [
+        ("1, 2", "list", ("1", "2")),
+        (r"1 \text{ and } 2", "list", ("1", "2")),
+        ("$69$,$84$", "list", ("69", "84")),
+        (r"\{1, 2\}", "set", ("1", "2")),
+        ("[0, 1)", "[)", ("0", "1")),
+        (r"\left(-\infty, 3\right]", "(]", (r"-\infty", "3")),
+        (r"x \in [0, 1]", "[]", ("0", "1")),
+        ("(1,2),(3,4)", "list", ("(1,2)", "(3,4)")),
+        (r"(0,9) \cup (9,36)", "union", ("(0,9)", "(9,36)")),
+        (r"1 \pm \sqrt{2}", "list", (r"1 + \sqrt{2}", r"1 - \sqrt{2}")),
+        ("1,234, 5", "list", ("1234", "5")),
+    ],
+)
+def test_forms(text: str, kind: str, parts: tuple[str, ...]) -> None:
+    assert read_form(text) == Form(kind, parts)
+
+
+@pytest.mark.parametrize(
+    "text", ["5", "1,234", "(5)", "x+1", "f(x, y)", "", "(1,2", "1,2)", "(" * 13 + "1,2" + ")" * 13]
+)
+def test_single_values(text: str) -> None:
+    assert read_form(text) is None
+
+
+def test_thousands_may_be_a_list() -> None:
+    assert has_parts("100,200") and same_parts("200,100", "100,200") and same_parts("1,234 and 5", "1234, 5")
+
+
+@pytest.mark.parametrize(
+    ("found", "gold"),
+    [
+        ("2, 1", "1,2"),
+        (r"\{2, 1\}", "1,2"),
+        ("1,2", "(1,2)"),
+        ("(1,2)", "1,2"),
+        ("(3,4), (1,2)", "(1,2),(3,4)"),
+        ("(9,36)\\cup(0,9)", r"(0,9) \cup (9,36)"),
+        (r"\{5\}", "5"),
+        ("[ 0 , 1 )", "[0,1)"),
+    ],
+)
+def test_same_form(found: str, gold: str) -> None:
+    assert same_parts(found, gold)
+
+
+@pytest.mark.parametrize(
+    ("found", "gold"),
+    [
+        ("2, 1", "(1,2)"),
+        ("(2,1)", "(1,2)"),
+        ("(2,1)", "1,2"),
+        ("[0,1]", "[0,1)"),
+        ("(0,1)", "[0,1)"),
+        ("1", "1,1"),
+        ("1,1", "1,2"),
+        ("1,2,3", "1,2"),
+        ("(1,2)", r"\{1,2\}"),
+        ("(2,1),(3,4)", "(1,2),(3,4)"),
+        (r"(0,9) \cup (9,35)", r"(0,9) \cup (9,36)"),
+        ("5", "6"),
+    ],
+)
+def test_different_form(found: str, gold: str) -> None:
+    assert not same_parts(found, gold)
+
+
+def test_what_a_vote_counts() -> None:
+    for equal in (
+        {"1,234.0", "1234", "$1,234$", "x = 1234", "1234 apples"},
+        {r"\dfrac{1}{2}", r"\frac12", "1/2", "0.5", r"y = \frac{1}{2}"},
+        {"2, 1", "1,2", r"\{1, 2\}", r"x = 1 \text{ or } x = 2"},
+        {"[0, 1)", r"\left[0,1\right)"},
+        {r"\text{East}", "east", "**east**"},
+    ):
+        assert len({canonical(text) for text in equal}) == 1, equal
+    assert canonical("(1,2)") != canonical("(2,1)") and canonical("") == ""
+
+
+def test_more_parts_than_anyone_means() -> None:
+    many = ",".join(str(n) for n in range(MOST_PARTS + 1))
+    assert has_parts(many) and same_parts(many, many) and not same_parts(many[2:] + ",0", many)
+
+
+@given(st.text(alphabet="()[]{}\\,12 +-=pmx", max_size=300), st.text(alphabet="()[],12 ", max_size=60))
+def test_forms_never_raise(found: str, gold: str) -> None:
+    assert same_parts(found, gold) in (True, False) and isinstance(canonical(found), str)
+
+
+@pytest.mark.parametrize("unit", ["\\pm ", "1\\pm", "(1,234,", "((1,2),", "\\cup", "1,", "\\{", "x=", " or "])
+def test_bombs_of_structure(unit: str) -> None:
+    """Two readings a level would be 2^12 of them."""
+    text = (unit * 300)[:300]
+    assert not same_parts(text, "42") and not same_parts(text, "(1,2),(3,4)")
+
+
+# ---- long and structured answers, compared whole
+
+
+HOUSES = [{"house": i, "owner": f"Person {i}", "drink": "tea" if i % 2 else "milk {hot}"} for i in range(12)]
+ZEBRA = json.dumps({"header": ["house", "owner"], "rows": HOUSES})
+STORY = "The fox said nothing at all. " * 20
+
+
+def test_json_is_read_and_compared() -> None:
+    other_way = json.dumps(json.loads(ZEBRA), indent=4, sort_keys=True)
+    changed = ZEBRA.replace("Person 7", "Person 8")
+    assert len(ZEBRA) > 300
+    for where, written in {
+        "auto": "So it is \\boxed{%s}.",
+        "boxed": "\\boxed{ %s }",
+        "tagged": "I think <answer>%s</answer>",
+        "marked": "Work.\n#### %s",
+        "whole": "```json\n%s\n```",
+    }.items():
+        assert same_whole(written % other_way, ZEBRA, where), where
+        assert not same_whole(written % changed, ZEBRA, where), where
+        assert not same_whole("<think>" + written % ZEBRA, ZEBRA, where), "still thinking"
+    assert same_whole(f"Here it is:\n```json\n{other_way}\n```\nDone.", ZEBRA, "auto")
+    assert not same_whole(f"\\boxed{{{ZEBRA}, or another}}", ZEBRA, "auto"), "the box holds more"
+    assert not same_whole(f"{ZEBRA} \\boxed{{1}}", ZEBRA, "auto"), "where there is a box, it is the answer"
+    assert not same_whole(ZEBRA, ZEBRA, "last_number")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "same"),
+    [
+        ('{"a": 1.0}', '{"a": 1}', True),
+        ('{"a": true}', '{"a": 1}', False),
+        ('{"a": "1"}', '{"a": 1}', False),
+        ("[[0, 1], [1, 0]]", "[[0,1],[1,0]]", True),
+        ("[[0, 1], [0, 1]]", "[[0,1],[1,0]]", False),
+        ('{"a": 1', '{"a": 1}', False),
+        ("[" * 100_000, "[[1]]", False),
+        ("[" + "9" * 5000 + "]", "[[1]]", False),
+    ],
+)
+def test_what_json_is_equal(given: str, wanted: str, same: bool) -> None:
+    assert same_whole(given, wanted, "whole") == same
+    assert same_whole(f"\\boxed{{{given}}}", wanted, "auto") == same
+
+
+def test_long_texts_differ_in_white_space_alone() -> None:
+    spaced = STORY.replace(". ", ".\n\n ")
+    assert len(STORY) > 300
+    assert same_whole(f"\\boxed{{{spaced}}}", STORY, "auto") and same_whole(f"#### {spaced}", STORY, "marked")
+    assert same_whole(spaced, STORY, "whole")
+    assert not same_whole(f"\\boxed{{{spaced} And more.}}", STORY, "auto")
+    assert not same_whole(f"\\boxed{{{spaced}", STORY, "auto"), "not closed"
+    assert not same_whole(STORY.replace("fox", "dog", 1), STORY, "whole")
+    assert not same_whole("", STORY, "whole")
+
+
+def test_short_answers_are_for_the_matcher() -> None:
+    assert not same_whole("72", "72", "whole") and not same_whole('["1", "2"]', '["1", "2"]', "whole")
+    assert read_json("[0, 1)") is None and read_json("\\{1, 2\\}") is None
+
+
+def test_hostile_responses_cost_little() -> None:
+    for text in ("```\n" * 50_000, "\\boxed{" * 50_000, "#### " * 50_000, "answer " * 50_000, "{" * 200_000):
+        assert not same_whole(text, ZEBRA, "auto") and not same_whole(text, STORY, "auto")

@@ -1,9 +1,10 @@
-"""CurES (arXiv 2510.01037): rollouts go where they teach most. Prompts come by rho* (`rho.py`), and the rollouts of a
-batch are divided among its prompts in proportion to the spread of their gradients (Neyman, `allocation.py`), for which
-that of their verdicts stands in unless scores are reported (`sigma.py`).
+"""CurES's gate (arXiv 2510.01037): the rollouts of a batch are divided among its prompts by what they teach.
 
-Every group is trained on, with equal weight: eq. 16 takes the mean over a prompt's n_i rollouts. The gate holds back
-whom it has drawn until the engine has room, so that a batch is divided as a whole under stream, too (OURS).
+Prompts are drawn by rho* (`rho.py`), and their rollouts divided in proportion to sigma, the spread of their gradients
+(Neyman's rule, `allocation.py`). sigma follows from the pass rate alone, unless the learner reports scores (eq. 21). In
+both forms sqrt(p (1 - p)) decides which prompts are drawn: eq. 11 bounds the gain of a step by it, while eq. 21 is
+about the noise of the gradient. Every group trains with equal weight: eq. 16 is the mean over a prompt's n_i rollouts.
+OURS: drawn prompts are held back until the engine has room, so that a batch is divided as a whole under stream, too.
 """
 
 from __future__ import annotations
@@ -21,41 +22,27 @@ from whet.curriculum.rho import CuresSource
 from whet.errors import WhetError
 from whet.types import Batch, Clock, Group, Key, Phase, Report, Request, Rollout, Verdict
 
-# ---- sigma
-#
-# CurES's sigma of a prompt, by which rollouts are divided: from its pass rate alone, or from the gradient (eq. 21).
-#
-# `cures.py` asks for the sigmas of the prompts of a batch. The gradient form needs the scores of responses, which only
-# the learner knows: `Scored` wraps the whole curriculum of a run or stage, asks for them (`needs`), remembers which
-# rollouts a batch had, and hands what the learner reports to `moments.py`. It changes no request and no batch by
-# itself. Which prompts are drawn is decided by sqrt(p (1 - p)) in either form: eq. 11 bounds what a step can gain by
-# it, while eq. 21 is about the noise of the estimate.
+# ---- sigma of a prompt
 
-
-SCORE = "score"
-
-Sigmas = Callable[[Sequence[str]], np.ndarray]
-"""Prompt ids -> their sigmas. Only their ratios matter."""
+SCORE = "score"  # the signal that the gradient form needs of the learner
+Sigmas = Callable[[Sequence[str]], np.ndarray]  # prompt ids -> their sigmas, of which only the ratios matter
 
 
 def rate_sigmas(source: CuresSource) -> Sigmas:
-    """sqrt(p (1 - p)): eq. 21 where all scores have norm one and right and wrong the same mean."""
+    """sqrt(p (1 - p)): eq. 21 if all scores have norm one, and right and wrong responses have the same mean."""
     return lambda prompt_ids: sigma_of(source.spread_rates(source.posterior.rows(prompt_ids)))
 
 
 class GradientSigmas:
     """Eq. 21, with the pass rate of the posterior and the moments of the scores reported so far.
 
-    A new subset of the source forgets every prompt's moments, as it forgets their verdicts.
+    A new subset of the source forgets the moments of every prompt, as it forgets their verdicts.
     """
 
     def __init__(self, source: CuresSource):
-        self.source = source
+        self.source, self.turn = source, source.turn
         self.moments = Moments(len(source.ids))
-        self.turn = source.turn
-        self.moved = 0.0
-        """Of the last rollouts divided among several prompts, the share that the pass rate alone would give to
-        others."""
+        self.moved = 0.0  # share of the last rollouts that the pass rate alone would have given to other prompts
 
     def __call__(self, prompt_ids: Sequence[str]) -> np.ndarray:
         self._follow()
@@ -67,7 +54,7 @@ class GradientSigmas:
         return sigmas
 
     def learn(self, groups: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> None:
-        """(prompt id, scores of its right responses, of its wrong ones) of an update's groups."""
+        """Learn from an update's groups: (prompt id, scores of its right responses, of its wrong ones)."""
         self._follow()
         rows = self.source.posterior.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
         self.moments.update((row, right, wrong) for row, (_, right, wrong) in zip(rows, groups, strict=True))
@@ -79,12 +66,8 @@ class GradientSigmas:
 
     def metrics(self) -> dict[str, float]:
         right, wrong, gap = self.moments.usual.tolist()
-        return {
-            "curriculum/rollouts_moved": self.moved,
-            "curriculum/score_right": right,
-            "curriculum/score_wrong": wrong,
-            "curriculum/score_gap": max(gap, 0.0),
-        }
+        own = {"rollouts_moved": self.moved, "score_right": right, "score_wrong": wrong, "score_gap": max(gap, 0.0)}
+        return {f"curriculum/{name}": value for name, value in own.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"moments": self.moments.state_dict(), "turn": self.turn, "moved": self.moved}
@@ -95,13 +78,16 @@ class GradientSigmas:
 
 
 class Scored:
-    """A curriculum whose gate divides by `sigmas`, and the way of the learner's scores to them."""
+    """Wraps the curriculum of a run or stage whose gate divides by `sigmas`, and passes the learner's scores to them.
+
+    It asks the learner for scores (`needs`) and remembers which rollouts a batch had; it changes no request or batch.
+    """
 
     def __init__(self, inner: Curriculum, sigmas: GradientSigmas):
         self.inner, self.sigmas = inner, sigmas
         self.needs = inner.needs | {SCORE}
+        # Of the batch that trains now: group id, prompt id, indexes of its right and of its wrong rollouts.
         self.trained: list[tuple[int, str, list[int], list[int]]] = []
-        """Group id, prompt id, and which of its rollouts were right and wrong, of the batch that trains now."""
 
     def plan(self, clock: Clock) -> list[Request]:
         return self.inner.plan(clock)
@@ -134,11 +120,8 @@ class Scored:
         return {**self.inner.metrics(), **self.sigmas.metrics()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "inner": self.inner.state_dict(),
-            "sigmas": self.sigmas.state_dict(),
-            "trained": [list(group) for group in self.trained],
-        }
+        trained = [list(group) for group in self.trained]
+        return {"inner": self.inner.state_dict(), "sigmas": self.sigmas.state_dict(), "trained": trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.inner.load_state_dict(state["inner"])
@@ -151,19 +134,21 @@ def _indexes(group: Group, verdict: Verdict) -> list[int]:
 
 
 def _scores(report: Report, group_id: int, indexes: Sequence[int]) -> np.ndarray:
-    """Of those that have one: a rollout without advantage never went through the model."""
+    """The reported scores; a rollout without advantage never went through the model and has none."""
     keys: list[Key] = [(group_id, index) for index in indexes]
     return np.array([report.signals[key][SCORE] for key in keys if SCORE in report.signals.get(key, ())])
 
 
+# ---- the gate
+
+
 class Seat(NamedTuple):
-    """A group that will be asked for once there is room."""
+    """A group that will be requested once there is room."""
 
     prompt_id: str
     n: int
     phase: Phase = "train"
-    place: int | None = None
-    """In the order of first ask, if it is asked again."""
+    place: int | None = None  # in line, if it is requested again
 
 
 class Cures(Gate):
@@ -179,11 +164,10 @@ class Cures(Gate):
         sigmas: Sigmas | None = None,
         **knobs: Any,
     ):
-        """rollouts: a prompt's on average; `minimum` of them at least. sigmas: by what they are divided; None is by
-        the pass rate.
+        """A prompt gets `rollouts` on average and at least `minimum`, divided by `sigmas` (None: by the pass rate).
 
-        probe: every prompt of a subset gets so many before any is trained on (the paper's N'); they count, but do not
-        train. 0 learns from the rollouts that train alone: without any evidence all prompts are alike (OURS).
+        probe: every prompt of a subset gets so many rollouts before any prompt trains (the paper's N'); they count as
+        evidence but do not train. 0 learns from the rollouts that train: at first all prompts are then alike (OURS).
         """
         super().__init__(source, rollouts=rollouts, **knobs)
         if rollouts < minimum:
@@ -193,25 +177,24 @@ class Cures(Gate):
             )
         if probe and source.pool is not None:
             raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
-        self.minimum = minimum
-        self.probe = probe
+        self.minimum, self.probe = minimum, probe
         self.sigmas = sigmas or rate_sigmas(source)
         self.drawn: list[Seat] = []
-        self.again: dict[int, tuple[int, Phase]] = {}  # place -> rollouts and phase of who must be asked again
+        self.again: dict[int, tuple[int, Phase]] = {}  # place -> size and phase of a group to be requested again
         self.probing = False
-        self.probe_from = 0  # of the subset's prompts, the first that was not probed yet
-        self.probes: set[int] = set()  # groups that are open
+        self.probe_from = 0  # the first prompt of the subset that was not probed yet
+        self.probes: set[int] = set()  # open groups that probe
         self.probed = 0
-        self.allocation = (0, 0)  # fewest and most rollouts in the last batch
+        self.allocation = (0, 0)  # fewest and most rollouts of a group in the last batch
 
     def admit(self, group: Group) -> Admission:
         return "keep"
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
-        """What the budget leaves them, divided by Neyman: all that is held has `rollouts` on average then.
+        """Divide by Neyman's rule what the budget leaves, so that all held groups have `rollouts` on average.
 
-        So a batch gets exactly its budget, also if a group was dropped and another takes its place. Only where
-        stream asks beyond the batch, the sum holds for all that is asked together.
+        A batch then gets exactly its budget, also if a group was dropped and another takes its place. Where stream
+        requests beyond the batch, the sum holds for all that is requested together.
         """
         held = len(self.book) + len(self.again) + len(self.drawn)
         spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
@@ -220,7 +203,7 @@ class Cures(Gate):
         return neyman(self.sigmas(prompt_ids).tolist(), max(total, self.minimum * len(prompt_ids)), self.minimum)
 
     def plan(self, clock: Clock) -> list[Request]:
-        if self.source.enter(clock):  # of the last subset's prompts only those that were asked go on
+        if self.source.enter(clock):  # a new subset: prompts of the last one that were drawn but not requested go
             self.drawn, self.probing, self.probe_from = [], self.probe > 0, 0
         self._seat_probes(clock)
         self._seat_prompts(clock)
@@ -236,7 +219,7 @@ class Cures(Gate):
     # Seats
 
     def _seat_probes(self, clock: Clock) -> None:
-        """The next prompts to probe; together no more rollouts than an update's are open."""
+        """Draw the next prompts to probe; open probes have together no more rollouts than an update."""
         if not self.probing:
             return
         again = sum(phase == "probe" for _, phase in self.again.values())
@@ -247,7 +230,7 @@ class Cures(Gate):
         self.probing = bool(self.drawn or self.probes or again)
 
     def _seat_prompts(self, clock: Clock) -> None:
-        """Draws what the batch lacks, under stream what the window lacks, once nothing is left to probe."""
+        """Draw what the batch (under stream: the window) lacks, once nothing is left to probe."""
         if self.probing:
             return
         lacking = clock.groups + self._ahead(clock) - len(self.book)
@@ -257,7 +240,7 @@ class Cures(Gate):
         self.dry = want > 0 and not ids and self.book.open == 0 and not self.returned and not self.drawn
 
     def _fitting(self, seats: Sequence[Seat], clock: Clock) -> list[Seat]:
-        """The first of them that patience and free capacity allow; one group may be larger than the engine."""
+        """The first seats that patience and free capacity allow; a single group may be larger than the engine."""
         free, budget, fitting = clock.free, self._budget(clock), list[Seat]()
         for seat in seats:
             budget -= seat.phase != "probe"
@@ -279,7 +262,7 @@ class Cures(Gate):
     def prompts_held(self) -> set[str]:
         return super().prompts_held() | {seat.prompt_id for seat in self.drawn}
 
-    # What came of them
+    # Deciding and emitting
 
     def _decide(self, visit: Visit) -> None:
         if visit.group_id not in self.probes:
@@ -301,12 +284,9 @@ class Cures(Gate):
 
     def metrics(self) -> dict[str, float]:
         """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
-        return {
-            **super().metrics(),
-            "curriculum/probed": float(self.probed),
-            "curriculum/allocation_min": float(self.allocation[0]),
-            "curriculum/allocation_max": float(self.allocation[1]),
-        }
+        fewest, most = self.allocation
+        own = {"probed": self.probed, "allocation_min": fewest, "allocation_max": most}
+        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -326,17 +306,18 @@ class Cures(Gate):
         self.again = {place: (n, phase) for place, n, phase in state["again"]}
         self.probing, self.probe_from = state["probing"], state["probe_from"]
         self.probes, self.probed = set(state["probes"]), state["probed"]
-        self.allocation = (state["allocation"][0], state["allocation"][1])
+        fewest, most = state["allocation"]
+        self.allocation = (fewest, most)
 
 
 def neyman_continuations(
     sigmas: Sigmas, minimum: int = 1, screened: int = 0
 ) -> Callable[[Sequence[Group], int], list[int]]:
-    """For SPEED over `CuresSource`: divides the rollouts of all continuations, given in total, among their groups.
+    """For SPEED over `CuresSource`: a function that divides the rollouts of all continuations among their groups.
 
-    By sigmas in whose pass rates the screening has been counted by then. What varies by 1 / n_i is the mean over all
-    n_i rollouts that train, so Neyman's rule is for those: `screened` of each group are spent, and what it is due
-    beyond them, `minimum` at least, is its continuation.
+    The screening is already counted in the pass rates of `sigmas`. What varies by 1 / n_i is the mean over all n_i
+    rollouts that train, so Neyman's rule is applied to those: `screened` of each group are spent, and the rest of its
+    share, at least `minimum`, is its continuation.
     """
 
     def divide(groups: Sequence[Group], total: int) -> list[int]:

@@ -1,8 +1,8 @@
-"""The Data Effectiveness Score (ScalingRL): how much a prompt is worth training on now, and which prompts that chooses.
+"""The Data Effectiveness Score of ScalingRL: how much each prompt is worth training on now, and which ones to choose.
 
-Pure maths on arrays, one entry a prompt; `scalingrl.py` holds the prompts and calls it once an epoch. Equations are
-those of "Scale Down to Speed Up" (EMNLP Findings 2025), u = 1 - w_t being the progress of the run, 0..1. OURS marks
-what the paper leaves open or contradicts; docs/scalingrl.md says why. Nothing here reads a clock or knows an id.
+Pure maths on arrays with one entry per prompt; `scalingrl.py` calls it once per epoch. Equations are those of "Scale
+Down to Speed Up" (EMNLP Findings 2025), with u = 1 - w_t the progress of the run, 0..1. OURS marks what the paper
+leaves open or contradicts; docs/scalingrl.md says why.
 """
 
 from __future__ import annotations
@@ -14,26 +14,21 @@ import numpy as np
 
 from whet.errors import WhetError
 
-Array = np.ndarray
+Array = np.ndarray  # [prompts], unless said otherwise
 
-GROWTH = 0.3
-"""alpha, beta and gamma of eqs. 3-5: how far above the average the targets are in the end. OURS: not given."""
-LEAST_SD = 1e-3
-"""A set without spread would make the bells infinitely narrow. OURS."""
+GROWTH = 0.3  # alpha, beta, gamma of eqs. 3-5: how far the targets end above the average. OURS: not given
+LEAST_SD = 1e-3  # a set without spread would make the bells infinitely narrow. OURS
+# Least width of R's bell. Where few prompts are solved, their rates hardly differ, and a bell as narrow as that around
+# a target of 0.1 would exclude those solved every second time, which teach the most. OURS.
 LEAST_RATE_SD = 0.25
-"""Of R's bell. Where few prompts are solved their rates hardly differ, and a bell as narrow as that around a target of
-0.1 would leave nothing of those solved every second time, who teach the most. OURS."""
-HOTTEST, COLDEST = 0.3, 0.02
-"""Temperatures of the choice; the paper's T_0 is not given, and its last one, 0, cannot be divided by. OURS."""
-ETA, FARTHEST = 0.1, 2.0
-"""Of the adaptive weights: a step, and how far the logit of a weight may move. OURS."""
+HOTTEST, COLDEST = 0.3, 0.02  # temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
+ETA, FARTHEST = 0.1, 2.0  # of the adaptive weights: a step, and how far a logit may move. OURS
 MODES = ("gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed")
-_TIER = np.float32(128.0)
-"""Between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise."""
+_TIER = np.float32(128.0)  # between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
 
 
 def bell(values: Array, target: float, sd: float) -> Array:
-    """exp(-(x - target)^2 / (2 sd^2)): the form of eqs. 3-5.
+    """exp(-(x - target)^2 / (2 sd^2)), the form of eqs. 3-5.
 
     >>> bell(np.array([1.0, 3.0]), 3.0, 2.0).round(4).tolist()
     [0.6065, 1.0]
@@ -44,7 +39,7 @@ def bell(values: Array, target: float, sd: float) -> Array:
 
 
 def moments(values: Array, known: Array) -> tuple[float, float]:
-    """Mean and standard deviation of the known values; (0, 0) where none is. Unknown ones must hold 0."""
+    """Mean and standard deviation of the known values, or (0, 0) if there are none. Unknown ones must hold 0."""
     count = int(np.count_nonzero(known))
     if not count:
         return 0.0, 0.0
@@ -54,7 +49,7 @@ def moments(values: Array, known: Array) -> tuple[float, float]:
 
 
 def nearness(values: Array, known: Array, signal: Array, u: float) -> Array:
-    """D and C, eqs. 3 and 4: a bell around the target level (or length), as wide as the values' standard deviation.
+    """D and C (eqs. 3 and 4): a bell around the target level (or length), as wide as the values' standard deviation.
 
     A value that is not known yet counts as the average one (OURS).
 
@@ -69,9 +64,9 @@ def nearness(values: Array, known: Array, signal: Array, u: float) -> Array:
 
 
 def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
-    """avg (1 + 0.3 u) of eqs. 3 and 4: it slides from the average to above it.
+    """avg (1 + 0.3 u) of eqs. 3 and 4: the target slides from the average to above it.
 
-    OURS: the average is over the prompts with `signal` (of all, while none has any), as the paper's is over candidates
+    OURS: the average is over prompts with `signal` (over all, while none has any), as the paper's is over candidates
     that are neither always nor never solved. The target stays within one standard deviation of that average, and
     within the values: on a scale from 7 to 9 the printed one is 10.4, beyond the hardest prompt that is ever solved.
 
@@ -91,31 +86,36 @@ def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
     return min(max(mean * (1.0 + GROWTH * u), mean - sd, low), mean + sd, high)
 
 
-def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float, *, fixed: bool = False) -> Array:
-    """R, eq. 5 on pass rates instead of rewards (OURS), 0..1, so that the target does not flip with the sign.
+def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float) -> Array:
+    """R: eq. 5 on pass rates, 0..1, instead of rewards (OURS), so that the target does not flip with their sign.
 
-    0 where the latest group was `flat` (all right or all wrong: nothing to learn for a group baseline, however well
-    it was formatted), 1 for a `new` prompt (OURS: optimistic, so that it is tried), else a bell around p* =
-    clip(p_avg (1 + 0.3 u), 0.1, 0.9), 0.25 wide at least; `fixed` makes p* 0.5. Handed out but not judged counts as
-    average (OURS).
+    0 where the latest group was `flat` (all right or all wrong: a group baseline has nothing to learn from it), 1 for
+    a `new` prompt (OURS: optimistic, so that it is tried), else a bell around p* = clip(p_avg (1 + 0.3 u), 0.1, 0.9),
+    at least 0.25 wide. A prompt that was handed out but not judged counts as average (OURS).
     """
     mean, sd = moments(rates, known)
-    sd = max(sd, LEAST_RATE_SD)
-    target = 0.5 if fixed else target_rate(mean, u)
+    sd, target = max(sd, LEAST_RATE_SD), target_rate(mean, u)
     unknown = float(bell(np.array([mean], rates.dtype), target, sd)[0]) if known.any() else 1.0
     return _fill(_fill(_fill(bell(rates, target, sd), known, unknown), ~new, 1.0), ~flat, 0.0)
 
 
 def target_rate(mean: float, u: float) -> float:
-    """
+    """p* of eq. 5.
+
     >>> target_rate(0.5, 1.0), target_rate(0.02, 0.0), target_rate(0.8, 1.0)
     (0.65, 0.1, 0.9)
     """
     return min(max(mean * (1.0 + GROWTH * u), 0.1), 0.9)
 
 
+def _fill(values: Array, keep: Array, other: float) -> Array:
+    """Write `other`, in place, where `keep` is false."""
+    np.copyto(values, values.dtype.type(other), where=~keep)
+    return values
+
+
 def score(components: Array, weights: Sequence[float]) -> Array:
-    """DES = sum of weight_i component_i (eq. 1); components is 3 x prompts: D, C, R.
+    """DES = sum of weight_i component_i (eq. 1); components is [3, prompts]: D, C, R.
 
     >>> score(np.array([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0]]), (0.4, 0.3, 0.3)).round(2).tolist()
     [1.0, 0.35]
@@ -124,6 +124,9 @@ def score(components: Array, weights: Sequence[float]) -> Array:
     for component, weight in zip(components[1:], weights[1:], strict=True):
         total += component * components.dtype.type(weight)
     return total
+
+
+# ---- weights of the components
 
 
 def check_weights(weights: Sequence[float]) -> None:
@@ -145,7 +148,7 @@ def without_difficulty(weights: Sequence[float]) -> tuple[float, float, float]:
 
 
 def softmax_weights(weights: Sequence[float], shift: Sequence[float]) -> tuple[float, ...]:
-    """softmax(log weight_i + shift_i), eq. 2: the weights themselves, made to sum to 1, where nothing was shifted.
+    """softmax(log weight_i + shift_i) (eq. 2): the weights themselves, made to sum to 1, where nothing was shifted.
 
     >>> [round(w, 4) for w in softmax_weights((0.4, 0.3, 0.3), (0.0, 0.0, 0.1))]
     [0.3878, 0.2908, 0.3214]
@@ -155,19 +158,18 @@ def softmax_weights(weights: Sequence[float], shift: Sequence[float]) -> tuple[f
 
 
 def shifted(shift: Sequence[float], components: Array, gain: Array) -> list[float]:
-    """The adaptive weights' step, OURS (the paper calls them learnable, but no gradient reaches a discrete choice).
+    """The step of the adaptive weights. OURS: the paper calls them learnable, but a discrete choice has no gradient.
 
-    shift_i += 0.1 corr(component_i, gain) over the prompts of the last epoch, held within +-2; the gain of a prompt
-    is its mean |advantage|, 2 p (1 - p). No spread, no correlation: 0.
+    shift_i += 0.1 corr(component_i, gain) over the prompts of the last epoch, kept within +-2. The gain of a prompt
+    is its mean |advantage|, 2 p (1 - p).
     """
-    moved = []
-    for by, component in zip(shift, components, strict=True):
-        moved.append(min(max(by + ETA * correlation(component, gain), -FARTHEST), FARTHEST))
-    return moved
+    steps = [ETA * correlation(component, gain) for component in components]
+    return [min(max(by + step, -FARTHEST), FARTHEST) for by, step in zip(shift, steps, strict=True)]
 
 
 def correlation(a: Array, b: Array) -> float:
-    """
+    """Pearson's correlation; 0 where one of the two has no spread.
+
     >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])), correlation(np.ones(3), np.arange(3.0))
     (1.0, 0.0)
     """
@@ -176,6 +178,9 @@ def correlation(a: Array, b: Array) -> float:
     x, y = (values.astype(np.float64) - float(values.mean(dtype=np.float64)) for values in (a, b))
     spread = math.sqrt(float(x @ x) * float(y @ y))
     return min(max(float(x @ y) / spread, -1.0), 1.0) if spread > 1e-12 else 0.0
+
+
+# ---- choosing
 
 
 def temperature(u: float) -> float:
@@ -190,15 +195,15 @@ def temperature(u: float) -> float:
 def rank(
     scores: Array, eligible: Array, mode: str, u: float, rng: np.random.Generator, *, share: float, cut: float
 ) -> tuple[Array, int]:
-    """Keys (the largest are chosen) and how many to choose.
+    """Keys, of which the largest are to be chosen, and how many to choose.
 
     gumbel_topk     share x prompts, drawn without replacement with logits DES / T, of those that reach `cut`
     des_threshold   all with DES >= cut
     rel_threshold   all with P / P_max = exp((DES - DES_max) / T) >= cut, that is DES >= DES_max + T log(cut)
-    random, fixed   share x prompts, whatever they score: what a choice is to be measured against
+    random, fixed   share x prompts, whatever they score: the baselines of a choice
 
-    Eq. 8 as printed, P >= 0.6, is met by no prompt of thousands; the published counts fit DES >= 0.6. Who does not
-    reach the cut ranks behind all who do, who is not eligible last, so that a set can be filled up in that order.
+    Eq. 8 as printed, P >= 0.6, is met by no prompt of thousands; the published counts fit DES >= 0.6. Prompts below
+    the cut rank behind all that reach it, and those that are not eligible last, so a set can be filled in that order.
     """
     most = max(1, round(share * len(scores)))
     if mode in ("random", "fixed"):
@@ -240,9 +245,3 @@ def _largest(keys: Array, count: int) -> Array:
     if count >= len(keys):
         return np.arange(len(keys))
     return np.argpartition(keys, len(keys) - count)[len(keys) - count :] if count > 0 else np.zeros(0, np.int64)
-
-
-def _fill(values: Array, keep: Array, other: float) -> Array:
-    """In place: `other` where not kept."""
-    np.copyto(values, values.dtype.type(other), where=~keep)
-    return values

@@ -1,27 +1,24 @@
-"""A gate stands over a source and says which groups train: the base class of plain groups, DAPO and the like.
+"""A gate stands over a source and decides which groups train: the base class, plain groups, and DAPO's filter.
 
-It asks the source for prompts, keeps the book of groups, and emits a batch once enough of them were admitted.
-A subclass overrides `admit`, and where it must `groups_to_ask`, `sizes` and `continuations`. Ages, cuts,
-look-ahead, starvation, counters and state are the same for all and live here.
+It requests prompts of the source, keeps the book of groups, and emits a batch once enough groups were admitted. A
+subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`. Ages, cuts, look-ahead,
+starvation, counters and state are the same for all gates and are handled here.
 
 No response is left out or drawn again because it was long. Where rollouts run on over an update, every group is
-decided in the end, and its age follows from when it was asked. Where an update cuts what runs (`Clock.cut`), the long
-ones would be cut and the short ones stay: so nothing is asked ahead, only the first groups in line, which the batch
-cannot do without, are decided and heard of by the source, and whatever is left at the update is let go.
+decided in the end, and its age follows from when it was requested. Where an update cuts what runs (`Clock.cut`), the
+long rollouts would be cut and the short ones would stay. So nothing is requested ahead then, only the first groups in
+line, without which the batch cannot be filled, are decided and shown to the source, and an update lets go the rest.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
 from math import ceil
 from typing import Any, Literal
 
-from whet.curriculum.base import Source, smoothed
+from whet.curriculum.base import Source
 from whet.curriculum.groups import Counts, GroupBook, Visit
 from whet.errors import Starved
 from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
@@ -32,10 +29,8 @@ Starvation = Literal["raise", "relax", "partial"]
 
 class Gate(ABC):
     needs: frozenset[str] = frozenset()
-    phase: Phase = "train"
-    """Of the first request of a group."""
-    knob = "raise curriculum.rollouts"
-    """What to do so that more groups are admitted, told when a batch starves."""
+    phase: Phase = "train"  # of the first request of a group
+    knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
 
     def __init__(
         self,
@@ -48,34 +43,29 @@ class Gate(ABC):
         starvation: Starvation = "raise",
         patience: int = 20,
     ):
-        """`rollouts`: how many a group is first asked for; the other knobs as in `config.Curriculum`."""
-        self.source = source
-        self.sampling = sampling
-        self.rollouts = rollouts
-        self.max_age = max_age
-        self.look_ahead = look_ahead
-        self.starvation = starvation
-        self.patience = patience
-        self.book = GroupBook()
-        self.counts = Counts()
-        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be asked again, in ask order
-        self.version = 0  # of the last emit
+        """`rollouts` is the first size of a group; the other settings are those of `config.Curriculum`."""
+        self.source, self.sampling, self.rollouts = source, sampling, rollouts
+        self.max_age, self.look_ahead = max_age, look_ahead
+        self.starvation, self.patience = starvation, patience
+        self.book, self.counts = GroupBook(), Counts()
+        self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
+        self.version = 0  # at the last emit
         self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
-        self.ages: list[int] = []  # of the groups of the last batch
-        self.dry = False  # the source had nothing more, and nothing is open
+        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.dry = False  # the source had nothing more, and no group is open
 
     # What makes a gate
 
     @abstractmethod
     def admit(self, group: Group) -> Admission:
-        """All asked rollouts came, and two or more are judged: train on it, drop it, or ask for more first."""
+        """Decide on a complete group with two or more judged rollouts: train, drop, or ask for more first."""
 
     def groups_to_ask(self, clock: Clock) -> int:
-        """New groups that the batch still lacks."""
+        """The number of new groups that the batch still lacks."""
         return clock.groups - self.book.ready - self.book.open
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
-        """How many rollouts each new group is first asked for; `rollouts` on average, since so many are free."""
+        """The first size of each new group; on average `rollouts`, since capacity is checked for so many."""
         return [self.rollouts] * len(prompt_ids)
 
     def continuations(self, clock: Clock) -> list[Request]:
@@ -154,14 +144,13 @@ class Gate(ABC):
         self.source.load_state_dict(state["source"])
         self.counts.load_state_dict(state["counts"])
         self.returned = [(place, prompt_id) for place, prompt_id in state["returned"]]
-        self.ages = list(state["ages"])
-        self.dry = state["dry"]
-        self.version, self.inside = state.get("line", (0, None))
+        self.ages, self.dry = list(state["ages"]), state["dry"]
+        self.version, self.inside = state.get("line", (0, None))  # older checkpoints lack it
 
-    # In line, where an update cuts what runs
+    # Deciding in line, where an update cuts what runs
 
     def _turn(self, clock: Clock) -> None:
-        """Lets go what an update has outlived, finished or not, and says how many groups the batch wants."""
+        """Let go every group that was begun before an update, finished or not, and note the size of the batch."""
         if clock.cut and clock.version > self.version:
             for visit in list(self.book.in_line()):
                 why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
@@ -170,14 +159,14 @@ class Gate(ABC):
         self.inside = clock.groups if clock.cut else None
 
     def settle(self, groups: int) -> bool:
-        """The batch wants so many groups, it turns out. True if that decided any."""
+        """Decide with a new size of the batch (`TokenBudget`); True if that decided any group."""
         if self.inside is None:
             return False
         self.inside = groups
         return self._settle()
 
     def _settle(self) -> bool:
-        """The batch needs each of the first groups, or the verdict that it does not: none of them can be cut."""
+        """Decide the complete ones of the first groups. The batch needs each of them, so none of them can be cut."""
         before, any_decided = 0, False
         for visit in list(self.book.in_line()) if self.inside else ():
             if before == self.inside:
@@ -190,19 +179,19 @@ class Gate(ABC):
             before += visit.group_id in self.book
         return any_decided
 
-    # Asking
+    # Requesting
 
     def _ahead(self, clock: Clock) -> int:
-        """Groups to ask beyond the batch under stream: no more than can train before they are too old."""
+        """Groups to request beyond the batch under stream: no more than can train before they are too old."""
         if clock.free is None or clock.cut:
             return 0
         return int(min(self.look_ahead, self.max_age) * clock.groups)
 
     def _room(self, clock: Clock, taken: int) -> int:
-        """New groups to ask for now: what is wanted, within window, free capacity and patience.
+        """New groups to request now, within the look-ahead window, the free capacity and the patience.
 
-        Under stream the look-ahead window is filled. Where there is none, as with max_age = 0, what the batch lacks is
-        asked, which may be more than it has groups if some will be dropped; `look_ahead` bounds that, too.
+        Under stream the window is filled. Without a window, as with max_age = 0, only what the batch lacks is
+        requested, which may be more than its groups if some will be dropped; `look_ahead` limits that, too.
         """
         want = self.groups_to_ask(clock)
         if clock.free is not None:
@@ -216,13 +205,13 @@ class Gate(ABC):
         return max(0, min(want, self._budget(clock)))
 
     def _budget(self, clock: Clock) -> int:
-        """Groups that may still be asked for this batch before it counts as starving."""
+        """Groups that may still be requested for this batch before it starves."""
         return self.patience * clock.groups - self.counts.since("asked")
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
-        """Prompts to ask, and the places in line of those that are asked again.
+        """Prompts to request, and the places in line of those that are requested again.
 
-        The source gets back no more than is picked now, so that ask order holds among those that wait.
+        The source gets back no more than is picked now, so those that must still wait keep their order.
         """
         if count == 0:
             return [], []
@@ -233,14 +222,14 @@ class Gate(ABC):
         return ids, places + [None] * (len(ids) - len(places))
 
     def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
-        """No verdict: the prompt is asked again, before any other, as a new group in the same place."""
+        """Note that a prompt got no verdict: it is requested again before any other, as a new group in its place."""
         insort(self.returned, (visit.place, visit.prompt_id))
         self.counts.add(why)
         self.counts.add("reasked")
         self.counts.add("tokens_dropped", visit.tokens)
 
     def prompts_held(self) -> set[str]:
-        """Those of open and ready groups, and those to be asked again: a batch should not have one twice."""
+        """Prompts of open and ready groups, and those to be requested again: a batch should have none of them twice."""
         return {visit.prompt_id for visit in self.book.in_line()} | {prompt_id for _, prompt_id in self.returned}
 
     # Deciding
@@ -277,7 +266,7 @@ class Gate(ABC):
         self.counts.add("tokens_dropped", self.book.remove(group.group_id).tokens)
 
     def _release_spare(self, keep: int) -> None:
-        """A batch can take in at most `keep` rejected groups: the traces of all others are freed."""
+        """Drop all but the best `keep` rejected groups, which a batch could still take: it frees their traces."""
         if self.book.spare > keep:
             for group in self.book.best_spare()[keep:]:
                 self._drop(group)
@@ -293,11 +282,11 @@ class Gate(ABC):
         self.counts.batch()
         self.ages = [clock.version - group.oldest_version for group in groups]
         self.dry = False
-        self.inside = 0 if clock.cut else None  # what is left is for nobody to look at: the update lets it go
+        self.inside = 0 if clock.cut else None  # nothing more is decided before the update, which lets it all go
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:
-        """Nothing is open and asking more is in vain: what the policy makes of it."""
+        """Apply the policy where no group is open and more requests are in vain."""
         self.counts.add("starved")
         ready = self.book.first_ready(clock.groups)
         if self.starvation == "partial" and ready:
@@ -316,132 +305,33 @@ class Gate(ABC):
         )
 
 
-# ---- tokens
-#
-# A token budget an update, after C3PO (Ring-lite, arXiv 2506.14731): a batch is as many groups as make up the budget.
-#
-# Long responses then make few groups and short ones many, and an update costs the same throughout. C3PO cuts the set of
-# rollouts to exactly the budget; OURS keeps groups whole: in the order of first ask, up to the one that reaches it. The
-# surplus stays for the next batch, as far as `max_age` allows. Wraps any gate, whose `groups` an update no longer
-# count; to weigh every token alike, as C3PO does, set learn.aggregate = "batch_tokens".
-#
-# A group weighs 1 / (groups a batch has of late), not 1 / (groups of this batch): where long responses make a batch of
-# few groups, each of those would weigh more than a short one among many. How many groups reach the budget is a stopping
-# time, so with a weight fixed beforehand groups of any length count alike (Wald's equation: E[sum to G] = E[G] E[one]).
-
-
-def groups_within(tokens: Sequence[int], budget: int) -> int | None:
-    """How many of the groups, from the first on, reach the budget; None if all together do not.
-
-    >>> groups_within([300, 500, 400, 100], 1000), groups_within([300, 500], 1000)
-    (3, None)
-    """
-    return next((i + 1 for i, total in enumerate(accumulate(tokens)) if total >= budget), None)
-
-
-class TokenBudget:
-    def __init__(self, inner: Gate, *, tokens: int):
-        assert tokens > 0, "a budget is at least one token"
-        self.inner, self.needs = inner, inner.needs
-        self.tokens = tokens
-        self.mean: float | None = None
-        """Tokens a trained group has of late."""
-        self.count: float | None = None
-        """Groups a batch has of late, before the next one is known."""
-        self.last = (0, 0)  # groups and tokens of the last batch
-
-    def plan(self, clock: Clock) -> list[Request]:
-        while self.inner.settle(self._clock(clock).groups):  # what is decided may move the end of the batch
-            pass
-        return self.inner.plan(self._clock(clock))
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None:
-        self.inner.observe(rollouts)
-
-    def emit(self, clock: Clock) -> Batch | None:
-        batch = self.inner.emit(self._clock(clock))
-        if batch is None:
-            return None
-        tokens, groups = sum(group.tokens for group in batch.groups), len(batch.groups)
-        weight = 1 / (self.count or groups)
-        self.last = (groups, tokens)
-        self.mean, self.count = smoothed(self.mean, tokens / groups), smoothed(self.count, groups)
-        return replace(batch, groups=tuple(replace(group, weight=weight) for group in batch.groups))
-
-    def updated(self, clock: Clock, report: Report) -> None:
-        self.inner.updated(self._clock(clock), report)
-
-    def holds(self) -> set[int]:
-        return self.inner.holds()
-
-    def _clock(self, clock: Clock) -> Clock:
-        """With the groups of the next batch: known once the budget is reached, else by what a group has of late."""
-        tokens = [group.tokens for group in self._in_line(clock)]
-        if (count := groups_within(tokens, self.tokens)) is not None:
-            return replace(clock, groups=count)
-        mean = self.mean or (sum(tokens) / len(tokens) if tokens else 0.0)
-        if not mean:
-            return clock
-        return replace(clock, groups=len(tokens) + max(1, ceil((self.tokens - sum(tokens)) / mean)))
-
-    def _in_line(self, clock: Clock) -> list[Group]:
-        """The ready groups with nothing open before them, without those too old by now."""
-        oldest = clock.version - self.inner.max_age
-        return [g for g in self.inner.book.first_ready(self.inner.book.ready) if g.oldest_version >= oldest]
-
-    def metrics(self) -> dict[str, float]:
-        """`groups` and `batch_tokens` are the last batch's."""
-        groups, tokens = self.last
-        return {
-            **self.inner.metrics(),
-            "curriculum/groups": float(groups),
-            "curriculum/batch_tokens": float(tokens),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"inner": self.inner.state_dict(), "mean": self.mean, "count": self.count, "last": list(self.last)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-        self.mean, self.count = state["mean"], state.get("count")
-        groups, tokens = state["last"]
-        self.last = (groups, tokens)
-
-
-# ---- uniform
-#
-# Plain groups: every prompt of the source is asked once and trained on, whatever its pass rate.
-#
-# The baseline every other curriculum is measured against. Prompts that are always or never solved take part,
-# cost their rollouts and, under a group baseline, move nothing.
-
-
 class Uniform(Gate):
+    """Plain groups: every prompt is requested once and trained on, whatever its pass rate.
+
+    This is the baseline for all other curricula. Prompts that are always or never solved take part, cost their
+    rollouts and, under a group baseline, move nothing.
+    """
+
     def admit(self, group: Group) -> Admission:
         return "keep"
 
 
-# ---- dapo
-#
-# DAPO's dynamic sampling (arXiv 2503.14476): groups whose rollouts all agree are left out of the batch.
-#
-# Kept iff 0 < pass rate < 1 over the judged rollouts. Two things are OURS. The published loop asks for a fixed
-# number of prompts a call (three times the batch in its scripts) until the batch is full and throws the surplus
-# away; here the surplus waits for the next batch, as far as `max_age` allows, else its prompts are asked again.
-# And we ask for what the batch lacks divided by the acceptance seen of late, so the surplus is small to begin with.
-
-
-PRIOR, WEIGHT = 0.5, 2.0
-"""Before anything is known every second group is expected to be kept, on the strength of two groups."""
-
-LEAST = 1 / 8
-"""A few bad groups must not set off a flood: never more than eight groups open for one that is lacking."""
+PRIOR, WEIGHT = 0.5, 2.0  # before any evidence, every second group is expected to be kept, with the weight of 2 groups
+LEAST = 1 / 8  # lowest acceptance assumed: never more than 8 open groups for one that is lacking
 
 
 class Dapo(Gate):
+    """DAPO's dynamic sampling (arXiv 2503.14476): a group trains only if 0 < pass rate < 1 over its judged rollouts.
+
+    The published loop requests a fixed number of prompts per call (three times the batch in its scripts) until the
+    batch is full, and discards the surplus. OURS: the surplus waits for the next batch, as far as `max_age` allows,
+    else its prompts are requested again; and what the batch lacks is divided by the recent acceptance rate, so the
+    surplus is small to begin with.
+    """
+
     def admit(self, group: Group) -> Admission:
         return "keep" if 0.0 < group.pass_rate < 1.0 else "drop"
 
     def groups_to_ask(self, clock: Clock) -> int:
         acceptance = max(LEAST, self.counts.acceptance.value(PRIOR, WEIGHT))
-        return math.ceil((clock.groups - self.book.ready) / acceptance) - self.book.open
+        return ceil((clock.groups - self.book.ready) / acceptance) - self.book.open

@@ -1,9 +1,10 @@
-"""Several curricula side by side, each over prompts of its own: data sets that are mixed in every update.
+"""Several curricula side by side, each over prompts of its own: data entries that are mixed in every update.
 
-`build.py` makes one where entries of [[data]] bring curriculum settings of their own. A part sees the calls of a
-trainer that has its prompts alone, with a clock that wants its share of the groups; a batch is the parts' batches of
-one step, joined. Which prompts and groups a part takes is the affair of the curriculum inside it. Group g of part i of
-k is group g k + i outside, so that an id names one group.
+`build.py` makes a `Mixture` where entries of [[data]] have curriculum settings of their own. A portion is the entries
+that share settings; `whet train --dry-run` lists them. Each part gets the calls of a trainer that has only its prompts,
+with a clock that wants its share of the groups; a batch is the parts' batches of one step, joined. Group g of part i
+of k is group g k + i outside, so an id names one group. What an update has only once (groups, tokens, coefficients,
+resets) is refused where a portion wants its own.
 """
 
 from __future__ import annotations
@@ -20,36 +21,29 @@ from whet.curriculum.stages import COUNTED
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
 
-# ---- portion
-#
-# Portions of the data: which [[data]] entries share a curriculum, and what share of the groups is theirs.
-#
-# `build.py` makes a curriculum of each portion and a `Mixture` of several; `whet train --dry-run` says what they are.
-# What an update has only once (groups, tokens, coefficients, resets) is refused here where a portion wants its own.
+RUN_WIDE = ("groups", "tokens", "reset_every", "reset_plateau")  # settings that an entry cannot have for itself
+# Metrics whose value for all parts together is the sum over the parts.
+SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 
-
-RUN_WIDE = ("groups", "tokens", "reset_every", "reset_plateau")
-"""Settings of [curriculum] that an entry cannot have for itself."""
+# ---- portions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Portion:
-    name: str
-    """That of its curriculum, with a number where another portion has the same."""
+    name: str  # that of its curriculum, with a number where another portion has the same
     settings: config.Curriculum
-    entries: tuple[int, ...]
-    """Numbers of its [[data]] entries."""
-    share: float
-    """Of the groups of the run."""
+    entries: tuple[int, ...]  # numbers of its [[data]] entries
+    share: float  # of the groups of the run
 
 
 def portions_of(
     settings: config.Curriculum, entries: Sequence[tuple[int, float]], own: Sequence[Mapping[str, Any]]
 ) -> list[Portion]:
-    """`entries`: (prompts, weight) of each, `own`: what it wants other than [curriculum]. Equal wishes, one portion.
+    """Join the data entries with equal settings into portions.
 
-    Its share of the groups is that of its prompts, each counted by its weight: a weight means the same with a
-    curriculum of its own and without.
+    `entries` are (prompts, weight) of each entry, `own` is what it sets other than [curriculum]. The share of a
+    portion is that of its prompts, each counted by its weight: a weight means the same with a curriculum of its own
+    and without.
 
     >>> portions = portions_of(config.Curriculum(), [(60, 1.0), (10, 2.0), (20, 1.0)], [{}, {"name": "dapo"}, {}])
     >>> [(p.name, p.entries, p.share) for p in portions]
@@ -76,17 +70,18 @@ def portions_of(
     portions = []
     for wanted, numbers in wishes:
         refuse_apart(wanted, numbers[0])
-        seen[wanted.name] += 1
-        name = wanted.name + (f"_{seen[wanted.name]}" if seen[wanted.name] > 1 else "")
+        name = wanted.name.rpartition(":")[2]  # a class of the user's own without its module
+        seen[name] += 1
+        name += f"_{seen[name]}" if seen[name] > 1 else ""
         share = sum(entries[number][0] * entries[number][1] for number in numbers) / total
         portions.append(Portion(name=name, settings=patient(wanted, share), entries=tuple(numbers), share=share))
     return portions
 
 
 def patient(settings: config.Curriculum, share: float) -> config.Curriculum:
-    """With a patience that lets a portion ask as many groups in vain as the whole batch could.
+    """Raise the patience of a portion, so that it may request as many groups in vain as the whole batch could.
 
-    One that is due a group or two would otherwise starve by mere chance.
+    A portion with a share of a group or two would otherwise starve by chance.
 
     >>> patient(config.Curriculum(groups=16, patience=20), 1 / 8).patience
     160
@@ -96,7 +91,7 @@ def patient(settings: config.Curriculum, share: float) -> config.Curriculum:
 
 
 def refuse_apart(settings: config.Curriculum, entry: int) -> None:
-    """What portions cannot each have for themselves, since it is of a whole update."""
+    """Refuse settings of a whole update, which a portion cannot have for itself."""
     where = f"Where [[data]] entries have curricula of their own (here data.{entry})"
     if settings.tokens:
         raise WhetError(f"{where}, an update is shared out by groups; leave out curriculum.tokens.")
@@ -106,24 +101,21 @@ def refuse_apart(settings: config.Curriculum, entry: int) -> None:
                 raise WhetError(f"{where}, a stage cannot change the whole update; leave out stages.{number}.{name}.")
 
 
-SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
-"""Metrics that are of all parts together what they are of each, added up."""
+# ---- the curriculum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    name: str
-    """Of its metrics."""
-    share: float
-    """Of the groups; those of all parts add up to 1."""
+    name: str  # of its metrics
+    share: float  # of the groups; the shares of all parts sum to 1
     curriculum: Curriculum
 
 
 def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> list[int]:
-    """How many of the next `groups` each part gets, where they have got `given` so far.
+    """The number of the next `groups` that each part gets, after it got `given` so far.
 
-    One after the other goes to the part that is furthest behind its share. So none is ever a whole group ahead, and a
-    share too small for a group in every update gets one every so many updates.
+    Each group goes to the part that is furthest behind its share, so no part is ever a whole group ahead, and a part
+    whose share is too small for every update gets a group every so many updates.
 
     >>> next_groups([1 / 6, 5 / 6], [0, 0], 3), next_groups([1 / 6, 5 / 6], [1, 2], 3)
     ([1, 2], [0, 3])
@@ -136,29 +128,28 @@ def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> l
 
 
 class Mixture:
-    """A part that has its groups before the others waits with them: its batch is emitted in the same step, at the same
-    age, and no more is asked of it until then. A part that starves follows its own policy; what it gives less under
-    "partial" is not made up for, since asking it for more would starve it more.
+    """Joins the batches of its parts.
+
+    A part that has its groups before the others waits: its batch is emitted in the same step, and it plans nothing
+    until then. A part that starves follows its own policy; what it gives less under "partial" is not made up for later,
+    since that would starve it more.
     """
 
     def __init__(self, parts: Sequence[Member]):
         self.parts = tuple(parts)
         self.needs = frozenset().union(*(part.curriculum.needs for part in parts))
-        self.given = [0] * len(parts)
-        """Groups each part was given in all batches so far."""
-        self.running = [0] * len(parts)
-        """Rollouts of each part that are asked and have not come."""
-        self.early: dict[int, Batch] = {}
-        """By part: batches of this step that wait for the others."""
-        self.ages: list[int] = []  # of the groups of the last batch
-        self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups an update: what each part gets now
+        self.given = [0] * len(parts)  # groups of each part in all batches so far
+        self.running = [0] * len(parts)  # rollouts of each part that are requested and have not come
+        self.early: dict[int, Batch] = {}  # by part: batches of this step that wait for the others
+        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups per update: what each part gets now
 
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
-        """Free capacity goes to the parts one after the other, first to the one with least running for its share.
+        """Give the free capacity to one part after the other, first to the one with the least running for its share.
 
-        A part with nothing running may ask for one group that does not fit: it queues, and nobody keeps it out.
+        A part with nothing running may request one group that does not fit: it queues, so no part is kept out.
         """
         requests: list[Request] = []
         free = clock.free
@@ -191,15 +182,14 @@ class Mixture:
                 self.early[number] = replace(batch, groups=tuple(self._group(number, group) for group in batch.groups))
         if self._waiting(clock):
             return None
-        wanted = self._groups(clock)
-        self.given = [count + more for count, more in zip(self.given, wanted, strict=True)]
+        self.given = [count + more for count, more in zip(self.given, self._groups(clock), strict=True)]
         batch = join([self.early[number] for number in sorted(self.early)])
         self.ages = [clock.version - group.oldest_version for group in batch.groups]
         self.early, self._wanted = {}, (-1, [])
         return batch
 
     def updated(self, clock: Clock, report: Report) -> None:
-        """An update counts for every part, also for one that had no group in it."""
+        """Tell every part, also one that had no group in the update, with the signals of its own rollouts."""
         for number, part in enumerate(self.parts):
             signals = {
                 (group_id // len(self.parts), index): values
@@ -213,7 +203,7 @@ class Mixture:
         return held | {group.group_id for batch in self.early.values() for group in batch.groups}
 
     def metrics(self) -> dict[str, float]:
-        """Each part's under its name, and what can be said of all together under the usual ones."""
+        """The metrics of each part under its name, and those of all together under the usual names."""
         each = [
             {key.removeprefix("curriculum/"): value for key, value in part.curriculum.metrics().items()}
             for part in self.parts
@@ -253,14 +243,14 @@ class Mixture:
     # Shares and ids
 
     def _groups(self, clock: Clock) -> list[int]:
-        """What each part gets of this update: the same until its batch is emitted."""
+        """The groups of each part in this update, the same until the batch is emitted."""
         if self._wanted[0] != clock.groups:
             shares = [part.share for part in self.parts]
             self._wanted = (clock.groups, next_groups(shares, self.given, clock.groups))
         return self._wanted[1]
 
     def _waiting(self, clock: Clock) -> list[int]:
-        """Parts that have groups in this update and have not given them."""
+        """Parts that have groups in this update and have not emitted them."""
         return [number for number, count in enumerate(self._groups(clock)) if count and number not in self.early]
 
     def _clock(self, number: int, clock: Clock) -> Clock:
@@ -278,14 +268,14 @@ _COPIED = tuple(field.name for field in fields(Rollout) if field.name not in ("t
 
 
 def renumbered(rollout: Rollout, group_id: int) -> Rollout:
-    """The same under another group id, and without its trace, which no curriculum looks at."""
+    """A copy under another group id and without the trace, which no curriculum reads."""
     return Rollout(group_id=group_id, **{name: getattr(rollout, name) for name in _COPIED})
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-    """One batch. A weight that a part gave a group is a share of the part's loss, which is a share of the whole.
+    """Join batches into one. A weight that a part gave a group is a share of the part's loss, so it is scaled.
 
-    Coefficients are of a whole update, so parts must agree on them; `build.py` refuses a recipe where they may not.
+    Coefficients belong to the whole update, so the parts must agree on them (`refuse_apart`).
     """
     count = sum(len(batch.groups) for batch in batches)
     groups = [
@@ -308,9 +298,9 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of all parts: counters added up, shares weighed by what they are shares of.
+    """Metrics of all parts together: counters are summed, and shares are averaged by what they are shares of.
 
-    `acceptance` and `signal_share` are of late in each part, and weighed by the groups decided since the start.
+    `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start.
 
     >>> few, many = {"asked": 6, "accepted": 1, "signal_share": 0.5}, {"asked": 6, "accepted": 3, "signal_share": 1}
     >>> total = totals([few, many])
@@ -319,11 +309,8 @@ def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """
     decided = [sum(part.get(name, 0.0) for name in ("accepted", "rejected_easy", "rejected_hard")) for part in each]
     complete = [part.get("unjudged_groups", 0.0) + count for part, count in zip(each, decided, strict=True)]
-    weighed = {
-        "signal_share": decided,
-        "acceptance": complete,
-        "epoch": [part.get("prompts", 0.0) for part in each],
-    }
+    prompts = [part.get("prompts", 0.0) for part in each]
+    weighed = {"signal_share": decided, "acceptance": complete, "epoch": prompts}
     total = {name: sum(part.get(name, 0.0) for part in each) for name in SUMMED if any(name in part for part in each)}
     for name, weights in weighed.items():
         if all(name in part for part in each):

@@ -1,48 +1,45 @@
-"""CurES's source (arXiv 2510.01037): prompts drawn by what their pass rate promises, in proportion to rho*.
+"""CurES's source (arXiv 2510.01037): prompts are drawn in proportion to rho*, by what their pass rate promises.
 
-Any gate can stand over it; `cures.py` is the paper's own, which also divides the rollouts. The formulas are in
-`allocation.py`, the counts in `posterior.py`, the draws in `weighted.py`. What is OURS: a draw is without replacement
-within a step (the paper's is with, its code's within a batch), so that a prompt is one group of a batch; and rho* is
-that of the verdicts so far at every draw (in the released code they never reach it).
+    rho*(x) = exp(sqrt(p (1 - p)) / tau) / sum of that over all prompts        (eq. 14)
+
+is the distribution that maximises E[sigma] + tau H: a large tau is uniform, a small one takes the prompts nearest to
+half solved. p is the mean of a Beta posterior (eqs. 22 to 24). Any gate can stand over this source; the paper's own,
+`cures.py`, also divides the rollouts. OURS: draws within a step are without replacement (the paper draws with, its code
+without within a batch), so a prompt is one group of a batch; and every draw uses all verdicts so far (in the released
+code they never reach rho*).
 """
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.groups import MEMORY
-from whet.curriculum.ids import Ids
-from whet.curriculum.source import WeightedRows
+from whet.curriculum.ids import Ids, pack, unpack
+from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.source import Returns, WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
-# ---- posterior
-#
-# What is known of every prompt's pass rate: a Beta prior and the verdicts counted so far.
-#
-# CurES (arXiv 2510.01037, eq. 22-24) estimates difficulty by the posterior mean; `cures.py` draws and divides by it.
-# Counting only: nothing here draws, and only visited prompts take room in a checkpoint.
+# ---- pass rates
 
-
+# Share of the evidence of an earlier stage that is kept: its limit gave other pass rates, yet closer than 1/2. OURS.
 INHERITED = 0.5
-"""Of the evidence of a stage before: under its limit pass rates were others, yet more like these than a half. OURS."""
 
 
 class Posterior:
-    """Right and wrong verdicts of each prompt, by row: its place among `ids`.
+    """Right and wrong verdicts of each prompt, by row: its index among `ids`.
 
     The paper forgets nothing within a subset and everything between subsets. `memory` below 1 (the decay of MoPPS,
     arXiv 2507.04632) is for a policy that drifts: with every update alpha <- memory alpha + (1 - memory) 1, and beta
-    likewise, that is, the evidence beyond the prior shrinks by `memory`. It is applied when a prompt is looked at.
+    likewise, so the evidence beyond the prior shrinks by `memory`. It is applied when a prompt is read.
 
-    The prior is the paper's, Beta(1, 1): a prompt never met is taken for half solved, the best there is. Or, with
-    `pooled` (empirical Bayes, OURS), Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts met so far: where few
-    can be solved, one never met is worth less than one that was solved once, and is not asked first.
+    The prior is the paper's, Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
+    (empirical Bayes, OURS) it is Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts seen so far: where few
+    can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first.
 
     >>> posterior = Posterior(["a", "b"])
     >>> posterior.add(posterior.rows(["a"]), right=[3], wrong=[1])
@@ -51,28 +48,23 @@ class Posterior:
     """
 
     def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False):
-        self.ids = Ids.of(ids)
-        self.memory, self.pooled = memory, pooled
-        self.now = 0
-        """The update it is asked at."""
+        self.ids, self.memory, self.pooled = Ids.of(ids), memory, pooled
+        self.now = 0  # the present update
         self.clear()
 
     def clear(self) -> None:
-        """Back to the prior."""
-        self._right = np.zeros(len(self.ids))
-        self._wrong = np.zeros(len(self.ids))
+        """Return to the prior."""
+        self._right, self._wrong = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
-        self.prior = 0.5
-        """Its mean, m."""
+        self.prior = 0.5  # its mean, m
 
     def settle(self) -> None:
-        """m = (1 + sum of the rates) / (2 + prompts met), where it is `pooled`. Fading leaves a rate what it was."""
+        """If `pooled`, set m = (1 + sum of the rates) / (2 + prompts seen). Fading does not change a rate."""
         if self.pooled:
             right, wrong = self._right[self.visited], self._wrong[self.visited]
             self.prior = float((1.0 + (right / (right + wrong)).sum()) / (2.0 + len(right)))
 
     def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        """Of ids that are among `ids`."""
         return np.array([self.ids.row(prompt_id) for prompt_id in prompt_ids], np.int64)
 
     @property
@@ -81,17 +73,11 @@ class Posterior:
         return np.flatnonzero(self._seen >= 0)
 
     def seen(self, rows: np.ndarray) -> np.ndarray:
-        """Which of them have a verdict."""
+        """A mask: which of the rows have a verdict."""
         return self._seen[rows] >= 0
 
-    def visited_of(self, rows: np.ndarray) -> np.ndarray:
-        return rows[self.seen(rows)]
-
     def count(self, rollouts: Iterable[Rollout]) -> np.ndarray:
-        """Adds the verdicts, right or wrong whatever the score; returns the rows they were for.
-
-        Rollouts of prompts that are not among `ids` are passed over.
-        """
+        """Add verdicts and return their rows. Rollouts of prompts that are not among `ids` are passed over."""
         counts: dict[int, list[int]] = {}
         for rollout in rollouts:
             if rollout.judged and (row := self.ids.row(rollout.prompt_id)) is not None:
@@ -102,27 +88,27 @@ class Posterior:
         return rows
 
     def add(self, rows: np.ndarray, right: Sequence[float] | np.ndarray, wrong: Sequence[float] | np.ndarray) -> None:
-        """`rows` differ."""
+        """Add counts of different rows."""
         fade = self._fade(rows)
         self._right[rows] = self._right[rows] * fade + right
         self._wrong[rows] = self._wrong[rows] * fade + wrong
         self._seen[rows] = self.now
 
     def mean(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray:
-        """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), as of `now`, or of the update `at` of each."""
+        """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), at the present update or at update `at`."""
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (2.0 * self.prior + right) / (2.0 + right + wrong)
 
+    def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
+        return self.mean(self.rows(prompt_ids))
+
     def inherit(self, older: Posterior) -> None:
-        """Takes over what was counted of the prompts that are here, too, at `INHERITED` of its weight."""
+        """Take over the counts of shared prompts, at `INHERITED` of their weight."""
         rows, theirs = self.ids.shared(older.ids)
         self.now, self._seen[rows] = older.now, older._seen[theirs]
         self._right[rows], self._wrong[rows] = INHERITED * older._right[theirs], INHERITED * older._wrong[theirs]
         self.settle()
-
-    def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return self.mean(self.rows(prompt_ids))
 
     def _fade(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray | float:
         if self.memory == 1.0:
@@ -131,88 +117,39 @@ class Posterior:
         return np.power(self.memory, np.arange(passed.max(initial=0) + 1.0))[passed]  # each power once
 
     def state_dict(self) -> dict[str, Any]:
-        """Some 32 bytes for a visited prompt, nothing for the others."""
+        """The counts of visited prompts, about 32 bytes each."""
         rows = self.visited
         arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
-        packed = {name: _pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
+        packed = {name: pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
         pooled = {"prior": self.prior} if self.pooled else {}
         return {"prompts": self.ids.fingerprint, "now": self.now, **pooled, **packed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.ids.check(state["prompts"])
         self.clear()
-        self.now = state["now"]
-        rows = _unpack(state["rows"], np.int32)
-        self._right[rows] = _unpack(state["right"], np.float64)
-        self._wrong[rows] = _unpack(state["wrong"], np.float64)
-        self._seen[rows] = _unpack(state["seen"], np.int32)
-        self.prior = state.get("prior", 0.5)
+        self.now, self.prior = state["now"], state.get("prior", 0.5)
+        rows = unpack(state["rows"], np.int32)
+        for name, column in (("right", self._right), ("wrong", self._wrong), ("seen", self._seen)):
+            column[rows] = unpack(state[name], column.dtype)
 
 
-def _pack(array: np.ndarray) -> str:
-    """Little-endian bytes as base64: JSON that is small and exact."""
-    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode()
+# ---- the source
 
+LARGEST = 640.0  # exponents are clipped here: a sum of a million e^640 is still finite, and e^-640 is not zero
+TOO_SMALL, TOO_LARGE = 1e-250, 1e250  # a sum of weights outside this range may contain clipped ones
 
-def _unpack(text: str, dtype: type[np.generic]) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(text), np.dtype(dtype).newbyteorder("<")).astype(dtype)
-
-
-LARGEST = 640.0
-"""Exponents beyond are cut off: e^640 a million times is a finite number still, and e^-640 no zero."""
-
+# Prompts whose weights are recomputed per update where evidence fades. With more prompts they take turns: at a million
+# a weight is up to 15 updates behind, unless its prompt was judged since. OURS; estimates and divisions never lag.
 TURN = 1 << 16
-"""Prompts whose weights are brought up to date in an update where evidence fades. More take turns: at a million prompts
-a weight is up to 15 updates behind, unless its prompt was judged since. OURS; estimates and divisions never lag."""
-
-TOO_SMALL, TOO_LARGE = 1e-250, 1e250
-"""A sum of weights outside may have some that were cut off."""
 
 
-class RhoPool(Protocol):
-    """A moving set of prompts to draw from (`scalingrl.py`), chosen among the same ids in the same order."""
+class CuresSource(Returns):
+    """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), where p is the mean of its posterior.
 
-    @property
-    def active(self) -> np.ndarray:
-        """Rows of the set, once it was refreshed."""
-
-    @property
-    def version(self) -> int:
-        """Changes whenever the set does."""
-
-    @property
-    def left(self) -> int:
-        """Draws before the set changes."""
-
-    def prepare(self) -> None:
-        """Choose the first set."""
-
-    def refresh(self, clock: Clock, wanted: int = 0) -> None:
-        """Move on if it is time to; `wanted` are to be drawn now."""
-
-    def drawn(self, ids: Sequence[str]) -> None:
-        """These were."""
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None: ...
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def inherit(self, older: Any) -> None:
-        """What an earlier pool of the same kind knew of these prompts."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class CuresSource:
-    """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), p the mean of its posterior.
-
-    subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the next,
-    and what was counted is forgotten. rest: how many further steps a prompt that was drawn is not drawn again, for
-    gates that ask ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
-    rho*. pool: draw among its prompts alone, whatever they are at the time; what was counted stays. prior: what a
-    prompt never met is taken for, "even" or as the "pool" of those met is (`posterior.py`).
+    subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the counts
+    are forgotten and the next one follows. rest: further steps for which a drawn prompt is not drawn again, for gates
+    that request ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
+    rho*. pool: draw only from its moving set of prompts; the counts stay. prior: "even" or "pool" (`Posterior`).
 
     >>> source = CuresSource(["a", "b", "c"], seed=0, tau=0.1)
     >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
@@ -232,33 +169,26 @@ class CuresSource:
         subset_steps: int = 10,
         rest: int = 0,
         entries: Sequence[tuple[int, float]] = (),
-        pool: RhoPool | None = None,
+        pool: ScalingRLSource | None = None,
     ):
-        self.ids = Ids.of(ids)
+        super().__init__()
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
             raise WhetError(
                 f"curriculum.cures.subsets = {subsets} would split prompts that a moving set has chosen; set it to 1."
             )
-        self.seed = seed
-        self.tau = tau
-        self.subsets = subsets
-        self.subset_steps = subset_steps
-        self.rest = rest
-        self.pool = pool
+        self.ids, self.seed, self.tau, self.rest, self.pool = Ids.of(ids), seed, tau, rest, pool
+        self.subsets, self.subset_steps = subsets, subset_steps
         self.posterior = Posterior(self.ids, memory, prior == "pool")
-        self.probed: Posterior | None = None
-        """What the probe of the present subset showed, and nothing later: sigma is of it. None: there was no probe."""
-        self.held: Callable[[], set[str]] = set
-        """Prompts of groups that wait for the coming batch, as the gate knows them."""
+        self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
+        self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch, told by the gate
         self._entry = _weight_of_each(entries, len(ids))
         self.turn = -1  # subsets begun, less one
-        self.began = 0  # the step of it
+        self.began = 0  # the step at which the present subset began
         self.draws = 0
-        self.returned: list[str] = []
-        self.out: dict[int, tuple[int, float]] = {}  # rows not to be drawn: step and estimate when they were
-        self.fit = np.zeros(4)  # rollouts of late; their sums of estimates, rights, squared errors
+        self.out: dict[int, tuple[int, float]] = {}  # rows not to be drawn: step and estimate when they were drawn
+        self.fit = np.zeros(4)  # recent rollouts; their sums of estimates, right verdicts, squared errors
         self.members = np.empty(0, np.int64)  # rows that may be drawn, if they are not out
         self._member = np.zeros(len(ids), bool)  # the same as a mask
         self._turns = -(-len(ids) // TURN)
@@ -269,15 +199,14 @@ class CuresSource:
         self._tree = WeightedRows(len(ids))
         if pool is None:
             self._choose_members()
-            self._fill_tree()
 
     # The protocol
 
     def pick(self, k: int, clock: Clock) -> list[str]:
-        """What was given back first, then by rho*; a prompt comes twice in a step only if all others came, too, and
-        into a batch twice only if there are fewer prompts than groups. Else fewer than k may come."""
+        """Pick by rho*; a prompt comes twice in a step only if all others came too, and twice into a batch only if
+        there are fewer prompts than groups. Otherwise fewer than k may come."""
         self.enter(clock, k)
-        picked, self.returned = self.returned[:k], self.returned[k:]
+        picked = self.take_back(k)
         self._take_out(self.posterior.rows(picked))
         while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
@@ -291,11 +220,8 @@ class CuresSource:
                 self.pool.drawn(drawn)
         return picked
 
-    def give_back(self, ids: Sequence[str]) -> None:
-        self.returned = [*ids, *self.returned]
-
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        """Every verdict counts, of whatever phase, also of groups that are dropped."""
+        """Count every verdict, of any phase, also of groups that are dropped."""
         fits = [self._fit(rollout) for rollout in rollouts]
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
         self._weigh(self.posterior.count(rollouts))
@@ -305,28 +231,35 @@ class CuresSource:
         if self.pool is not None:
             self.pool.observe(rollouts)
 
+    def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
+        """What a verdict adds to `fit` if its prompt is out; the estimate of a late one is gone."""
+        row = self.ids.row(rollout.prompt_id)
+        if row is None or row not in self.out or not rollout.judged:
+            return (0.0, 0.0, 0.0, 0.0)
+        estimate, right = self.out[row][1], float(rollout.verdict == "right")
+        return (1.0, estimate, right, (estimate - right) ** 2)
+
     def metrics(self) -> dict[str, float]:
         """How sharp rho* is, and whether its estimates are true.
 
-        `effective_prompts`: (sum w)^2 / sum w^2 of the prompts that may be drawn now, as many as there are if rho* is
-        uniform. `predicted` and `observed`: pass rate of the rollouts of late, as estimated when their prompts were
-        drawn and as it came; `brier`: the mean squared error, 0.25 for a coin. `chosen_mean`: of the prompts out now.
+        `effective_prompts` is (sum w)^2 / sum w^2 of the prompts that may be drawn now: all of them if rho* is
+        uniform. `predicted` and `observed` are the recent pass rate as estimated at the draw and as it came; `brier`
+        is the mean squared error, 0.25 for a coin. `chosen_mean` is the mean estimate of the prompts out now.
         """
         count, predicted, right, squares = self.fit.tolist()
         chosen = [estimate for _, estimate in self.out.values()]
-        return {
-            **(self.pool.metrics() if self.pool is not None else {}),
-            "curriculum/prompts": float(len(self.ids)),
-            "curriculum/prompts_visited": float(len(self.posterior.visited)),
-            "curriculum/subset": float(max(self.turn, 0) % self.subsets),
-            "curriculum/effective_prompts": effective(
-                self._tree.weights if self.pool is None else self._tree.weights[self.members]
-            ),
-            "curriculum/chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
-            "curriculum/predicted": predicted / count if count else 0.0,
-            "curriculum/observed": right / count if count else 0.0,
-            "curriculum/brier": squares / count if count else 0.0,
+        own = {
+            "prompts": float(len(self.ids)),
+            "prompts_visited": float(len(self.posterior.visited)),
+            "subset": float(max(self.turn, 0) % self.subsets),
+            "effective_prompts": effective(self._tree.weights[slice(None) if self.pool is None else self.members]),
+            "chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
+            "predicted": predicted / count if count else 0.0,
+            "observed": right / count if count else 0.0,
+            "brier": squares / count if count else 0.0,
         }
+        outer = self.pool.metrics() if self.pool is not None else {}
+        return outer | {f"curriculum/{name}": value for name, value in own.items()}
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -354,35 +287,32 @@ class CuresSource:
         if self.probed is not None:
             self.probed.load_state_dict(state["probed"])
         self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]
-        self.returned = list(state["returned"])
+        self.returned, self.fit = list(state["returned"]), np.array(state["fit"])
         self.out = {row: (step, estimate) for row, step, estimate in state["out"]}
-        self.fit = np.array(state["fit"])
         self._reference = state["reference"]
         if self.pool is not None:
             self.pool.load_state_dict(state["pool"])
         if self.turn >= 0 or self.pool is None:
             self._choose_members()
-            self._fill_tree()
 
     def inherit(self, older: CuresSource) -> None:
-        """What an earlier source had counted of the prompts that are here, too. Of a source that has not drawn yet."""
+        """Take over what an earlier source counted of shared prompts, before this one has drawn."""
         self.posterior.inherit(older.posterior)
         if self.pool is None:
             self._fill_tree()
-        else:
+        elif older.pool is not None:
             self.pool.inherit(older.pool)
 
     def prepare(self) -> None:
-        """What the first draw needs of a moving set, before an update has to wait for it."""
+        """Choose the first moving set, so that the first update does not have to wait for it."""
         if self.pool is not None:
             self.pool.prepare()
             self._choose_members()
-            self._fill_tree()
 
     # Time
 
     def enter(self, clock: Clock, wanted: int = 0) -> bool:
-        """Goes to the time of the clock, where `wanted` are to be drawn. True if a subset begins, also the first."""
+        """Move to the time of the clock, at which `wanted` are to be drawn. True if a subset begins, also the first."""
         if self.pool is not None:
             self.pool.refresh(clock, wanted)
         begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.subset_steps)
@@ -403,7 +333,6 @@ class CuresSource:
                 del self.out[row]
         if (begins and self.turn > 0) or (self.pool is not None and self.pool.version != self._pool_version):
             self._choose_members()
-            self._fill_tree()
         elif moved:
             self._weigh(np.array(back, np.int64))
             if self.posterior.pooled:  # the prior has moved, and with it every weight
@@ -421,25 +350,18 @@ class CuresSource:
             self.members = self._parts[max(self.turn, 0) % self.subsets]
         self._member[:] = False
         self._member[self.members] = True
-
-    def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
-        """What a verdict adds to `fit`, if its prompt is out: of one that came late the estimate is gone."""
-        row = self.ids.row(rollout.prompt_id)
-        if row is None or row not in self.out or not rollout.judged:
-            return (0.0, 0.0, 0.0, 0.0)
-        estimate, right = self.out[row][1], float(rollout.verdict == "right")
-        return (1.0, estimate, right, (estimate - right) ** 2)
+        self._fill_tree()
 
     # Drawing
 
     def spread_rates(self, rows: np.ndarray) -> np.ndarray:
-        """Pass rates for sigma: the probe's, as in the paper, where it has a verdict of the prompt; else of now."""
+        """Pass rates for sigma: those of the probe, as in the paper, where it has a verdict; else the present ones."""
         rates = self.posterior.mean(rows)
         return rates if self.probed is None else np.where(self.probed.seen(rows), self.probed.mean(rows), rates)
 
     def _draw(self, k: int, groups: int, picked: Sequence[str]) -> list[int]:
-        """Prompts that rest are called back once no other is left; those that the coming batch may hold already, or
-        that came in this very pick, only where there are fewer prompts than it has groups."""
+        """Draw up to k rows. Resting prompts are called back once no other is left; those that the coming batch may
+        already hold, or that came in this pick, only where there are fewer prompts than groups."""
         rng = np.random.default_rng((self.seed, self.subsets, self.draws))
         self.draws += 1
         drawn: list[int] = []
@@ -454,7 +376,10 @@ class CuresSource:
                 self.out = {row: rested for row, rested in self.out.items() if row in now}
                 self._fill_tree()
             elif not TOO_SMALL < self._tree.total < TOO_LARGE:
-                self._recentre()
+                # With a small tau all weights may be too small, or too large, to tell apart: the best one becomes 1.
+                rows = np.flatnonzero(self._tree.weights)
+                self._reference = float(sigma_of(self.posterior.mean(rows)).max())
+                self._fill_tree()
             rows = self._tree.draw(k - len(drawn), rng, TOO_SMALL)
             self._take_out(rows)
             drawn += rows.tolist()
@@ -466,43 +391,37 @@ class CuresSource:
         self._tree.put(rows, 0.0)
 
     def _weigh(self, rows: np.ndarray) -> None:
-        """Their weights anew; who is out has none."""
+        """Recompute the weights of these rows, except those that are out."""
         free = sorted({row for row in rows[self._member[rows]].tolist() if row not in self.out})
         if free:
             self._tree.put(np.array(free), self._weights(np.array(free)))
 
     def _fill_tree(self, first: int = 0, count: int = 0) -> None:
-        """All weights, or those of the rows whose turn it is."""
+        """Recompute all weights, or those of `count` rows from row `first` on, whose turn it is."""
         part = slice(first, min(first + count, len(self.ids)) if count else None)
         weights = self._tree.weights
         np.multiply(self._scaled(np.array([self.posterior.prior]), part), self._member[part], out=weights[part])
         rows = np.arange(len(self.ids))[part] if count or self.pool is None else self.members
-        visited = self.posterior.visited_of(rows)
+        visited = rows[self.posterior.seen(rows)]
         visited = visited[self._member[visited]]
         weights[visited] = self._weights(visited)
         weights[list(self.out)] = 0.0
         self._tree.add_up(first, count if count < len(self.ids) else 0)
 
-    def _recentre(self) -> None:
-        """With a small tau all weights may be too small, or too large, to tell apart: the best one becomes 1."""
-        rows = np.flatnonzero(self._tree.weights)
-        self._reference = float(sigma_of(self.posterior.mean(rows)).max())
-        self._fill_tree()
-
     def _weights(self, rows: np.ndarray) -> np.ndarray:
-        """Of prompts by what is known of them, where evidence fades as of their last turn."""
+        """Weights from the posterior; where evidence fades, as of the last turn of each row."""
         now = self.posterior.now
         return self._scaled(self.posterior.mean(rows, now - (now - rows // TURN) % self._turns), rows)
 
     def _scaled(self, means: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
-        """rho* but for a common factor."""
+        """rho* up to a common factor."""
         exponents = (sigma_of(means) - self._reference) / self.tau
         weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
         return weights if self._entry is None else weights * self._entry[rows]
 
 
 def effective(weights: np.ndarray) -> float:
-    """(sum w)^2 / sum w^2, of weights of any size.
+    """(sum w)^2 / sum w^2, for weights of any size.
 
     >>> effective(np.array([2.0, 2.0, 0.0])), effective(np.array([1e300, 1e300])), effective(np.zeros(2))
     (2.0, 2.0, 0.0)
@@ -514,7 +433,7 @@ def effective(weights: np.ndarray) -> float:
 
 
 def _weight_of_each(entries: Sequence[tuple[int, float]], prompts: int) -> np.ndarray | None:
-    """The weight of every prompt's data entry; None where they are all alike."""
+    """The weight of every prompt's data entry; None where they are all equal."""
     if len({weight for size, weight in entries if size}) <= 1:
         return None
     assert sum(size for size, _ in entries) == prompts, "the entries are parts of the ids, in order"

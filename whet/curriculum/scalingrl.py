@@ -1,10 +1,10 @@
-"""ScalingRL's moving pool: a small set of prompts, chosen anew each epoch by how effective they are to train on now.
+"""ScalingRL's moving pool ("Scale Down to Speed Up", EMNLP Findings 2025): a small set of prompts, chosen each epoch.
 
-`ScalingRLSource` is a source like any other: gates (`gate.py`) pick from it, and another source may draw inside its
-active set (`refresh`, `version`, `ids` or `active`, then `drawn`). An epoch ends when the active set was handed out
-once; then all prompts are scored (`des.py`) by what their rollouts have shown (`history.py`), and the next set is
-chosen. The paper's reference traces are not needed: levels come with the data, lengths from own rollouts. Without
-levels difficulty has no weight (`build.notes_of` says so once).
+`ScalingRLSource` is a source for any gate, and CurES's source can draw inside its active set (`refresh`, `version`,
+`active`, then `drawn`). An epoch ends when the active set was handed out once; then all prompts are scored (`des.py`)
+by what their rollouts have shown (`History`), and the next set is chosen. The paper's reference traces are not
+needed: levels come with the data, lengths from own rollouts. Without levels, difficulty has no weight
+(`build.notes_of` tells the user once).
 """
 
 from __future__ import annotations
@@ -16,17 +16,106 @@ from typing import Any, Literal
 import numpy as np
 
 from whet.curriculum import des
-from whet.curriculum.ids import ALL_RIGHT, ALL_WRONG, MIXED, History, Ids, pack, unpack
+from whet.curriculum.ids import Ids, pack, unpack
+from whet.curriculum.source import Returns
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
+# ---- what rollouts have shown
+
+MEMORY = 0.7  # share of the smoothed length that remains after a visit
+WINDOW = 3  # groups whose pass rates make the recent one
+UNSEEN, MIXED, ALL_WRONG, ALL_RIGHT = range(4)  # `kind`: what the latest group of a prompt was like
+
+
+class History:
+    """Pass rates, lengths and visits: arrays with one entry per prompt, by row.
+
+    A group's rollouts may come over several calls, and nothing marks the last one, so every call brings the values of
+    its group up to date.
+
+    >>> history = History(2)
+    >>> history.add(1, group_id=7, right=1, judged=4, tokens=400, epoch=0)
+    >>> history.add(1, group_id=9, right=4, judged=4, tokens=800, epoch=1)
+    >>> float(history.rate[1]), round(float(history.length[1]), 4)
+    (0.625, 130.0)
+    >>> int(history.kind[1]) == ALL_RIGHT, history.visits.tolist()
+    (True, [0, 2])
+    """
+
+    def __init__(self, prompts: int):
+        self.handed = np.zeros(prompts, np.int32)  # times it was handed out
+        self.visits = np.zeros(prompts, np.int32)  # groups with a verdict
+        self.epoch = np.zeros(prompts, np.int32)  # of the latest verdict
+        self.kind = np.zeros(prompts, np.uint8)
+        self.solved = np.zeros(prompts, np.bool_)  # some rollout was right, ever
+        self.rate = np.zeros(prompts, np.float32)  # mean pass rate of the last WINDOW groups
+        self.length = np.zeros(prompts, np.float32)  # tokens of a response, smoothed
+        # The latest group, and the values before it:
+        self.group = np.full(prompts, -1, np.int64)
+        self.right = np.zeros(prompts, np.int32)
+        self.judged = np.zeros(prompts, np.int32)
+        self.tokens = np.zeros(prompts, np.int64)
+        self.rate_1 = np.zeros(prompts, np.float32)
+        self.rate_2 = np.zeros(prompts, np.float32)
+        self.length_before = np.zeros(prompts, np.float32)
+
+    def add(self, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int) -> None:
+        """Add judged rollouts of one group. Late ones of an older group count with the prompt's latest group."""
+        if group_id > self.group[row]:
+            self._begin(row, group_id)
+        self.right[row] += right
+        self.judged[row] += judged
+        self.tokens[row] += tokens
+        self.epoch[row] = epoch
+        self.solved[row] |= right > 0
+        right, judged, visits = int(self.right[row]), int(self.judged[row]), int(self.visits[row])
+        now, length = right / judged, int(self.tokens[row]) / judged
+        recent = [now, float(self.rate_1[row]), float(self.rate_2[row])][: min(visits, WINDOW)]
+        old = MEMORY if visits > 1 else 0.0
+        self.rate[row] = sum(recent) / len(recent)
+        self.length[row] = old * float(self.length_before[row]) + (1.0 - old) * length
+        mixed = 0 < right < judged or judged == 1  # a single verdict does not tell
+        self.kind[row] = MIXED if mixed else ALL_RIGHT if right else ALL_WRONG
+
+    def _begin(self, row: int, group_id: int) -> None:
+        if self.visits[row]:
+            self.rate_2[row] = self.rate_1[row]
+            self.rate_1[row] = self.right[row] / self.judged[row]
+            self.length_before[row] = self.length[row]
+        self.group[row] = group_id
+        self.visits[row] += 1
+        self.right[row] = self.judged[row] = self.tokens[row] = 0
+
+    def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
+        """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
+        known = (older.handed[theirs] > 0) | (older.visits[theirs] > 0)
+        rows, theirs = rows[known], theirs[known]
+        for name, column in vars(self).items():
+            column[rows] = getattr(older, name)[theirs]
+        self.epoch[rows] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows that were handed out or judged."""
+        rows = np.flatnonzero((self.handed > 0) | (self.visits > 0)).astype(np.int32)
+        return {"rows": pack(rows), **{name: pack(column[rows]) for name, column in vars(self).items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.__init__(len(self.handed))  # type: ignore[misc]
+        rows = unpack(state["rows"], np.int32)
+        for name, column in vars(self).items():
+            column[rows] = unpack(state[name], column.dtype)
+
+
+# ---- the pool
+
 Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]
 
+# Chance per epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's).
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
-"""Chance an epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's)."""
 
 
-class ScalingRLSource:
+class ScalingRLSource(Returns):
     """The active set in a shuffled order, then the next one.
 
     >>> source = ScalingRLSource([f"p{i}" for i in range(100)], seed=0)
@@ -51,10 +140,9 @@ class ScalingRLSource:
         floor: float = 0.4,
         new: float = 0.2,
         old: float = 0.1,
-        target: Literal["moving", "fixed"] = "moving",
     ):
-        """`levels`: one an id, None where the data has none. The others are `config.ScalingRL`'s; `target` = "fixed"
-        looks for pass rates of 0.5 throughout."""
+        """`levels`: one per id, None where the data has none. The others are those of `config.ScalingRL`."""
+        super().__init__()
         des.check_weights(weights)
         if select not in des.MODES:
             raise WhetError(f'There is no selection "{select}"; scalingrl.select is one of {", ".join(des.MODES)}.')
@@ -62,36 +150,35 @@ class ScalingRLSource:
             raise WhetError(
                 f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
             )
+        assert len(levels) in (0, len(ids)), "one level per id"
         self.all_ids, self.seed = Ids.of(ids), seed
-        self.adaptive, self.select, self.target = adaptive, select, target
+        self.adaptive, self.select = adaptive, select
         self.share, self.new, self.old = share, new, old
         self.cut = floor if select == "gumbel_topk" else threshold
-        self._given, self._has_level = _read_levels(levels, len(ids))
-        known = self._given[self._has_level]
+        values = numbers(levels) if len(levels) else np.full(len(ids), np.nan, np.float32)
+        self._has_level = np.isfinite(values)
+        self._levels = np.where(self._has_level, values, np.float32(0.0))
+        known = self._levels[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         blind = select in ("random", "fixed")  # nothing is chosen by the score
         self.base_weights = weights if len(known) or blind else des.without_difficulty(weights)
         self.history = History(len(ids))
-        self.version = 0
-        """Sets chosen so far: who draws inside the active set looks again when it changes."""
-        self.active = np.zeros(0, np.int32)
-        """Its rows, in the order they are handed out."""
-        self.used = 0  # of the active set
+        self.version = 0  # sets chosen so far; a source that draws inside the active set watches it
+        self.active = np.zeros(0, np.int32)  # rows of the active set, in the order they are handed out
+        self.used = 0  # rows of the active set that were handed out
         self.step = 0
         self.recent: list[int] = []  # rows handed out for the update of this step
         self.asked = 0  # the most prompts that one update took since the active set was chosen
-        self.returned: list[str] = []
-        self.shift = [0.0, 0.0, 0.0]
-        self.distinct = 0
+        self.shift = [0.0, 0.0, 0.0]  # of the adaptive weights
+        self.distinct = 0  # different prompts handed out so far
         self._components = np.zeros((3, 0), np.float32)  # of the active set, when it was chosen
         self._gauges: dict[str, float] = {}
 
     # A source
 
     def pick(self, k: int, clock: Clock) -> list[str]:
-        """What was given back first, then on through the active set and, if need be, the next ones."""
         self._enter(clock)
-        picked, self.returned = self.returned[:k], self.returned[k:]
+        picked = self.take_back(k)
         self.recent += [row for row in map(self.all_ids.row, picked) if row is not None]
         while len(picked) < k:
             self.refresh(clock, k - len(picked))
@@ -100,9 +187,6 @@ class ScalingRLSource:
             self.drawn(ids)
             picked += ids
         return picked
-
-    def give_back(self, ids: Sequence[str]) -> None:
-        self.returned = [*ids, *self.returned]
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         tallies: dict[int, tuple[str, list[int]]] = {}
@@ -114,27 +198,26 @@ class ScalingRLSource:
                 tally[2] += rollout.length
         for group_id, (prompt_id, (right, judged, tokens)) in tallies.items():
             row = self.all_ids.row(prompt_id)
-            if row is None:  # of another part of the data
-                continue
-            self.history.add(row, group_id=group_id, right=right, judged=judged, tokens=tokens, epoch=self.version)
+            if row is not None:  # else a prompt of another part of the data
+                self.history.add(row, group_id=group_id, right=right, judged=judged, tokens=tokens, epoch=self.version)
 
-    # The pool, for who draws inside it
+    # The pool, for a source that draws inside it
 
     def ids(self) -> list[str]:
-        """The active set; all prompts before the first was chosen."""
+        """The active set; all prompts before the first one was chosen."""
         return [self.all_ids[row] for row in self.active.tolist()] if self.version else list(self.all_ids)
 
     @property
     def left(self) -> int:
-        """Of the active set, not handed out yet."""
+        """Draws before the active set is used up."""
         return len(self.active) - self.used
 
     def prepare(self) -> None:
-        """Chooses the first set before an update has to wait for it: among a million prompts that takes a while."""
+        """Choose the first set, so that the first update does not have to wait for it."""
         self._next_set(0.0, least=1)
 
     def refresh(self, clock: Clock, wanted: int = 0) -> None:
-        """Chooses the next set if this one was handed out once; `wanted` are to be drawn now."""
+        """Choose the next set if this one was handed out once; `wanted` are to be drawn now."""
         self._enter(clock)
         least = max(clock.groups, self.asked, len(self.recent) + wanted)
         if self.left <= 0 or (not self.used and len(self.active) < least):  # also a prepared set that is too small
@@ -146,7 +229,7 @@ class ScalingRLSource:
             self.step, self.recent = clock.step, []
 
     def drawn(self, ids: Sequence[str]) -> None:
-        """These were handed out, by `pick` or by a source that draws inside the active set."""
+        """Note that these were handed out, by `pick` or by a source that draws inside the active set."""
         for prompt_id in ids:
             row = self.all_ids.row(prompt_id)
             assert row is not None, f"{prompt_id} is not of these prompts"
@@ -157,19 +240,20 @@ class ScalingRLSource:
         self.asked = max(self.asked, len(self.recent))
 
     def inherit(self, older: ScalingRLSource) -> None:
-        """What an earlier source knew of the prompts that are here, too. Its sets are over."""
+        """Take over the history of shared prompts from the pool of an earlier stage. Its sets are over."""
         self.history.inherit(older.history, *self.all_ids.shared(older.all_ids))
 
     # Choosing
 
     def _next_set(self, progress: float, least: int) -> None:
-        """`least`: what one update asks for, since a gate may turn down most of it. OURS: an update should need no
-        prompt twice, so what it was handed already ranks last."""
+        """Choose a set of at least `least` prompts, the number that one update requests.
+
+        OURS: an update should need no prompt twice, so prompts that it was handed already rank last.
+        """
         if self.adaptive and self._components.shape[1] == len(self.active):
             self.shift = des.shifted(self.shift, *self._gains())
         rng = np.random.default_rng((self.seed, self.version))
-        history = self.history
-        eligible = (history.kind <= MIXED) | _again(history.kind, rng)
+        eligible = (self.history.kind <= MIXED) | _again(self.history.kind, rng)
         eligible[self.recent] = False
         components = self._components_of(progress)
         scores = des.score(components, self.weights)
@@ -179,8 +263,8 @@ class ScalingRLSource:
             keys, size = des.rank(scores, eligible, self.select, progress, rng, share=self.share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
-            rows = des.choose(keys, size, self._mix(history, eligible, size))
-        self._gauges = self._describe(rows, scores[rows], self._given[rows][self._has_level[rows]])
+            rows = des.choose(keys, size, self._mix(eligible, size))
+        self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
         self._components = components[:, rows] if self.adaptive else self._components
@@ -188,43 +272,42 @@ class ScalingRLSource:
         self.version, self.used = self.version + 1, 0
 
     def _components_of(self, u: float) -> np.ndarray:
-        """D, C and R of every prompt. A level is the data's or unknown: how often a prompt was solved is R's matter,
-        and where few are, a bell around the average level would rule out just those that are solved sometimes."""
+        """D, C and R of every prompt. Levels come from the data only: how often a prompt was solved enters through R,
+        and where few are, a bell around the average level would exclude just those that are solved sometimes."""
         history = self.history
         seen, mixed = history.visits > 0, history.kind == MIXED
-        flat, new = history.kind >= ALL_WRONG, history.handed == 0
         return np.stack(
             [
-                des.nearness(self._given, self._has_level, mixed, u),
+                des.nearness(self._levels, self._has_level, mixed, u),
                 des.nearness(history.length, seen, mixed, u),
-                des.adaptability(history.rate, seen, flat, new, u, fixed=self.target == "fixed"),
+                des.adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u),
             ]
         )
 
-    def _mix(self, history: History, eligible: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
-        """Never handed out, and once solved: at least their shares, whatever they score."""
+    def _mix(self, eligible: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
+        """Prompts never handed out, and prompts once solved, get at least their shares, whatever they score."""
         if self.select in ("random", "fixed"):
             return []
-        new = history.handed == 0
-        return [(new, math.ceil(self.new * size)), (history.solved & eligible & ~new, math.ceil(self.old * size))]
+        new = self.history.handed == 0
+        return [(new, math.ceil(self.new * size)), (self.history.solved & eligible & ~new, math.ceil(self.old * size))]
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of difficulty, complexity and adaptability, summing to 1."""
+        """The weights of difficulty, complexity and adaptability; they sum to 1."""
         return des.softmax_weights(self.base_weights, self.shift)
 
     def _gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """The components of this epoch's prompts as they were chosen, and their mean |advantage| since."""
+        """The components of this epoch's prompts when they were chosen, and their mean |advantage| since."""
         visited = self._visited()
         rows = self.active[visited]
         rates = self.history.right[rows] / self.history.judged[rows]
         return self._components[:, visited], 2.0 * rates * (1.0 - rates)
 
     def _visited(self) -> np.ndarray:
-        """Which of the active set got a verdict since it was chosen."""
+        """A mask over the active set: which got a verdict since it was chosen."""
         return (self.history.epoch[self.active] == self.version) & (self.history.visits[self.active] > 0)
 
-    # Telling
+    # Metrics and state
 
     def metrics(self) -> dict[str, float]:
         """`epoch` counts active sets, fractionally; the other gauges are of the moment the active set was chosen."""
@@ -241,7 +324,7 @@ class ScalingRLSource:
         return {f"curriculum/{name}": value for name, value in values.items()}
 
     def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
-        """Of the set to come, and `zero_variance` of the one before."""
+        """Gauges of the set to come, and `zero_variance` of the one before."""
         kinds = self.history.kind[self.active[self._visited()]]
         low, high = self._scale
         last = np.zeros(len(self.all_ids), bool)
@@ -275,28 +358,18 @@ class ScalingRLSource:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.all_ids.check(state["prompts"])
-        self.version, self.used = state["version"], state["used"]
-        self.active = unpack(state["active"], np.int32)
+        self.version, self.used, self.distinct = state["version"], state["used"], state["distinct"]
         self.step, self.asked = state.get("step", 0), state.get("asked", 0)  # older checkpoints lack them
         self.recent = list(state.get("recent", ()))
-        self.returned = list(state["returned"])
-        self.shift = list(state["shift"])
-        self.distinct = state["distinct"]
+        self.returned, self.shift = list(state["returned"]), list(state["shift"])
+        self.active = unpack(state["active"], np.int32)
         self._components = unpack(state["components"], np.float32).reshape(3, -1)
         self._gauges = dict(state["gauges"])
         self.history.load_state_dict(state["history"])
 
 
-def _read_levels(levels: Sequence[float | None] | np.ndarray, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Values (0 where there is none, or a word), and which there are."""
-    assert len(levels) in (0, prompts), "one level an id"
-    values = numbers(levels) if len(levels) else np.full(prompts, np.nan, np.float32)
-    known = np.isfinite(values)
-    return np.where(known, values, np.float32(0.0)), known
-
-
 def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
-    """As an array, NaN where there is none or a word.
+    """Levels as an array, NaN where there is none or a word.
 
     >>> numbers([3, None, 1.5]).tolist()
     [3.0, nan, 1.5]
@@ -307,7 +380,7 @@ def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
 
 
 def _again(kinds: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Prompts without signal that may be tried once more, if there are none with more to say."""
+    """A mask: prompts without signal that may be tried once more, if there are none with more to teach."""
     again = np.zeros(len(kinds), bool)
     for kind, chance in ((ALL_WRONG, AGAIN_HARD), (ALL_RIGHT, AGAIN_EASY)):
         rows = np.flatnonzero(kinds == kind)

@@ -1,23 +1,22 @@
-"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts, pay for the rest only if it pays.
+"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts, and pay for the rest only if it pays.
 
-A group is first asked for `n_init` rollouts; if low < pass rate < high among them, it is continued up to `rollouts`
-and trains whatever the continuation brings, else it is dropped. Continuations come before new screenings, and both
-share a plan: the authors' pre-fetch, one engine call an update. What it costs and optimises is in `screening.py`.
+A group is first asked for `n_init` rollouts. If low < pass rate < high among them, it is continued up to `rollouts` and
+trains whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both share
+a plan: this is the authors' pre-fetch, one engine call per update.
 
-OURS, where the paper's code asks for a fixed number of prompts a call and continues all survivors at once:
-- As many prompts are screened as should fill the batch, and the `look_ahead`, at the acceptance seen of late.
+OURS, where the paper's code requests a fixed number of prompts per call and continues all survivors at once:
+- As many prompts are screened as should fill the batch and the `look_ahead`, at the recent acceptance rate.
 - A survivor is continued when the batch that will train it can be foreseen: under barrier for the next batch only, so
-  its continuation is on-policy; under stream at once, unless it would be too old by the time its turn comes. One whose
-  screening grows too old meanwhile is cut: its prompt is screened again, first of all.
-- With `max_age` = 0 nothing is screened ahead, but for barrier with `use_screening` = false: a screening that
-  only decides may be older than what trains, and the age bound then counts the continuation alone.
+  that its continuation is on-policy; under stream at once, unless it would be too old by the time its turn comes. If
+  its screening grows too old meanwhile, it is cut, and its prompt is screened again before all others.
+- With `max_age` = 0 nothing is screened ahead, except under barrier with `use_screening` = false: a screening that
+  only decides may be older than what trains, and the age bound then applies to the continuation alone.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from math import ceil
 from typing import Any
 
 from whet.curriculum.base import Source
@@ -26,20 +25,17 @@ from whet.curriculum.groups import MEMORY, Share, Visit
 from whet.errors import WhetError
 from whet.types import Batch, Clock, Group, Request, Sampling
 
-# ---- screening
+# ---- what screening does to the objective
 #
-# What screening costs and what it does to the objective: the maths behind `speed.py`, on plain numbers.
-#
-# A prompt with pass rate p is screened with n rollouts and goes on with c more (N = n + c) if the pass rate of the
-# screening lies strictly between `low` and `high`. SPEED's paper (arXiv 2506.09016) was withdrawn; the acceptance and
-# the cost follow from its algorithm, the weights and objectives below are DERIVED here, for RLOO with verdicts as
-# rewards and every rollout of the policy it trains. Nothing here draws or decides.
+# A prompt with pass rate p is screened with n rollouts and continued with c more (N = n + c). The acceptance follows
+# from the algorithm; the implicit weight is DERIVED here, for RLOO with verdicts as rewards and on-policy rollouts.
+# docs/speed.md has the objective whose gradient it is, and what an accepted group costs.
 
 
 def accept_probability(p: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
-    """P(low < K / n < high), K ~ Binomial(n, p): the chance to come through a screening of n rollouts.
+    """P(low < K / n < high) with K ~ Binomial(n, p): the chance to pass a screening of n rollouts.
 
-    With the thresholds 0 and 1 it is a(p) = 1 - p^n - (1 - p)^n, which is also what DAPO keeps of groups of n.
+    With the thresholds 0 and 1 it is a(p) = 1 - p^n - (1 - p)^n, which is also the share of groups that DAPO keeps.
 
     >>> accept_probability(0.5, 4), round(accept_probability(0.1, 4), 4)
     (0.875, 0.3438)
@@ -48,7 +44,7 @@ def accept_probability(p: float, n: int, low: float = 0.0, high: float = 1.0) ->
 
 
 def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: float = 1.0) -> float:
-    """w(p): the expected gradient that a screened prompt gives is w(p) times the gradient of its pass rate.
+    """w(p): the expected gradient of a screened prompt is w(p) times the gradient of its pass rate.
 
     Derived. E[grad log pi(y) | r] = (r - p) / (p (1 - p)) grad p, and under RLOO sum_i A_i (r_i - p) =
     K (N - K) / (N - 1) with K right answers of N, so w(p) = E[1(accepted) K (N - K)] / (N (N - 1) p (1 - p)).
@@ -68,48 +64,12 @@ def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: 
     return weight / (total * (total - 1))
 
 
-def objective(p: float, n_init: int, n_cont: int) -> float:
-    """Phi(p), the integral of w: what SPEED with RLOO ascends is the mean of Phi(p) over all prompts. Derived.
-
-    Phi(p) = p - c / (N (N - 1)) {[1 - q^n + p^n] + (c - 1) / (n + 1) [1 - q^(n+1) + p^(n+1)]}, for the thresholds 0
-    and 1. It rises with p, so every prompt has the same best answers; only the weight between prompts changes.
-
-    >>> round(objective(1.0, 4, 20), 6)
-    0.652174
-    """
-    n, c, total, q = n_init, n_cont, n_init + n_cont, 1 - p
-    first = 1 - q**n + p**n
-    second = (c - 1) / (n + 1) * (1 - q ** (n + 1) + p ** (n + 1))
-    return p - c / (total * (total - 1)) * (first + second)
-
-
-def gate_objective(p: float, n_init: int) -> float:
-    """Psi(p) = p - [1 + p^(n+1) - q^(n+1)] / (n + 1), where the screening decides but does not train. Derived.
-
-    Its slope is a(p): the continuation is an unbiased sample, so a prompt counts by its chance to get there.
-
-    >>> gate_objective(1.0, 4)
-    0.6
-    """
-    return p - (1 + p ** (n_init + 1) - (1 - p) ** (n_init + 1)) / (n_init + 1)
-
-
-def rollouts_per_group(p: float, n_init: int, n_cont: int) -> float:
-    """n / a_n(p) + c: rollouts that an accepted group costs, its rejected screenings included; c = 0 is DAPO.
-
-    >>> [round(rollouts_per_group(0.1, *sizes), 2) for sizes in ((4, 20), (24, 0))]
-    [31.63, 26.08]
-    """
-    accepted = accept_probability(p, n_init)
-    return n_init / accepted + n_cont if accepted > 0 else math.inf
-
-
 def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
-    """What a screening of n rollouts would accept of prompts whose pass rates have E[p] = first, E[p^2] = second.
+    """The share that a screening of n rollouts would accept of prompts with E[p] = first and E[p^2] = second.
 
-    OURS: the Beta distribution with these two moments, so K is Beta-binomial. From k right of m judged rollouts,
-    k / m and k (k - 1) / (m (m - 1)) estimate the moments without bias. Prompts that do not differ (within noise)
-    are taken as one pass rate, prompts that are all hopeless or all solved as never accepted.
+    OURS: pass rates follow the Beta distribution with these two moments, so K is Beta-binomial. From k right of m
+    judged rollouts, k / m and k (k - 1) / (m (m - 1)) estimate the moments without bias. Prompts that do not differ
+    (within noise) count as one pass rate; prompts that are all hopeless or all solved are never accepted.
 
     >>> round(predicted_acceptance(1 / 2, 1 / 3, 4), 6)  # uniform pass rates: each K equally likely
     0.6
@@ -134,8 +94,45 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-Allocate = Callable[[Sequence[Group], int], list[int]]
-"""Divides so many rollouts among screened groups that are continued together."""
+class Screenings:
+    """The results of screenings: totals, and recently the share that qualified and two moments of the pass rate."""
+
+    def __init__(self) -> None:
+        self.screened = self.qualified = 0
+        self.share = Share()
+        self.moments = [0.0, 0.0, 0.0]  # sums of k / m and of k (k - 1) / (m (m - 1)), and how many
+
+    def add(self, group: Group, qualified: bool) -> None:
+        self.screened += 1
+        self.qualified += qualified
+        self.share.add(qualified)
+        m = len(group.rollouts)
+        if m >= 2:
+            k = sum(rollout.verdict == "right" for rollout in group.rollouts)
+            found = (k / m, k * (k - 1) / (m * (m - 1)), 1.0)
+            self.moments = [old + new for old, new in zip(self.moments, found, strict=True)]
+
+    def fade(self) -> None:
+        self.share.fade()
+        self.moments = [MEMORY * value for value in self.moments]
+
+    def predict(self, n: int, low: float = 0.0, high: float = 1.0) -> float:
+        """The share of such prompts that a screening of n rollouts would accept; 0 before any evidence."""
+        first, second, seen = self.moments
+        return predicted_acceptance(first / seen, second / seen, n, low, high) if seen else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        share = [self.share.hits, self.share.seen]
+        return {"screened": self.screened, "qualified": self.qualified, "share": share, "moments": list(self.moments)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.screened, self.qualified = state["screened"], state["qualified"]
+        self.share, self.moments = Share(*state["share"]), list(state["moments"])
+
+
+# ---- the gate
+
+Allocate = Callable[[Sequence[Group], int], list[int]]  # divides so many rollouts among groups continued together
 
 
 class Speed(Gate):
@@ -155,15 +152,16 @@ class Speed(Gate):
         allocate: Allocate | None = None,
         **knobs: Any,
     ):
-        """As in `config.Speed`; `allocate` gets rollouts - n_init a group to divide, None gives each the same."""
+        """As in `config.Speed`. `allocate` divides rollouts - n_init per group; None gives each group the same."""
         super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
         self.n_init, self.low, self.high = n_init, low, high
+        self.n_cont = rollouts - n_init
         self.use_screening, self.allocate = use_screening, allocate
         self.least = 1 if use_screening else 2  # rollouts of a continuation: two share a baseline
         self.seen = Screenings()
-        self.saved = 0.0
+        self.saved = 0.0  # rollouts saved, compared with DAPO
         self.weight = 0.0  # mean implicit weight of the last batch
-        self._held_up = False  # in the plan that is made: somebody is to go on, and there was no room
+        self._held_up = False  # in this plan a group should have been continued, and there was no room
         self._check()
         if low > 0.0 or high < 1.0:
             self.knob += ", widen curriculum.speed.low and high"
@@ -176,15 +174,11 @@ class Speed(Gate):
                 f"curriculum.rollouts = {self.rollouts} leaves {self.n_cont} after a screening of {self.n_init}, and "
                 f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init."
             )
-        if not any(self.low < k / self.n_init < self.high for k in range(self.n_init + 1)):
+        if not _between(self.n_init, self.low, self.high):
             raise WhetError(
                 f"No pass rate of {self.n_init} rollouts lies between curriculum.speed.low = {self.low} and "
                 f"high = {self.high}, so no prompt would ever train; widen them or raise curriculum.speed.n_init."
             )
-
-    @property
-    def n_cont(self) -> int:
-        return self.rollouts - self.n_init
 
     # What makes a gate
 
@@ -195,7 +189,7 @@ class Speed(Gate):
 
     def groups_to_ask(self, clock: Clock) -> int:
         lacking = clock.groups + self._ahead(clock) - self._certain
-        return ceil(lacking / self.acceptance) - (len(self.book) - self._certain)
+        return math.ceil(lacking / self.acceptance) - (len(self.book) - self._certain)
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
         return [self.n_init] * len(prompt_ids)
@@ -242,20 +236,20 @@ class Speed(Gate):
         self.seen.load_state_dict(own["seen"])
         self.saved, self.weight = own["saved"], own["weight"]
 
-    # Asking
+    # Requesting
 
     @property
     def acceptance(self) -> float:
-        """Of screenings of late; E[a], whose inverse multiplies the step size as it were."""
+        """The recent share of accepted screenings, E[a]. Its inverse acts like a factor on the step size."""
         return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
 
     @property
     def _certain(self) -> int:
-        """Groups that will train, unless something goes wrong: all but those whose screening runs."""
+        """Groups that will train unless something goes wrong: all but those whose screening runs."""
         return self.book.waits + len(self.book.continued)
 
     def _ahead(self, clock: Clock) -> int:
-        """Survivors wanted beyond the batch. Under barrier only beside a continuation, with which they share a call."""
+        """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call."""
         barrier = clock.free is None
         alone = barrier and self._certain == self.book.ready
         if alone or clock.cut or (self.max_age == 0 and not barrier):
@@ -269,11 +263,11 @@ class Speed(Gate):
             fits = max(0, clock.free - taken) // self.n_init
             if self.book.open == 0:
                 fits = max(fits, 1)
-            want = min(want, 0 if self._held_up else fits)  # what falls free is kept for who waits to go on
+            want = min(want, 0 if self._held_up else fits)  # free capacity is kept for groups that wait to go on
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
-        """Waiting groups to continue now: those a batch is expected to take while they are young enough."""
+        """Waiting groups to continue now: those that a batch is expected to take while they are young enough."""
         if not self.book.waits:
             return []
         waiting = {group.group_id: group for group in self.book.waiting()}
@@ -292,7 +286,7 @@ class Speed(Gate):
         return due
 
     def _age(self, group: Group, clock: Clock) -> int:
-        """Of a waiting group, as far as it trains."""
+        """The age of a waiting group, as far as its screening trains."""
         return clock.version - group.oldest_version if self.use_screening else 0
 
     def _divide(self, groups: Sequence[Group]) -> list[int]:
@@ -317,7 +311,7 @@ class Speed(Gate):
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
         self.weight = sum(map(self._weight, groups)) / len(groups)
         size = self.rollouts if self.use_screening else self.n_cont
-        plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have asked for as many
+        plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have requested for as many
         self.saved += plain - self.counts.since("rollouts")
         self.seen.fade()
         return super()._take(groups, clock)
@@ -326,40 +320,3 @@ class Speed(Gate):
         if self.use_screening:
             return implicit_weight(group.pass_rate, self.n_init, self.n_cont, self.low, self.high)
         return accept_probability(group.pass_rate, self.n_init, self.low, self.high)
-
-
-class Screenings:
-    """What screenings have shown: totals, and of late the share that qualified and two moments of the pass rate."""
-
-    def __init__(self) -> None:
-        self.screened = 0
-        self.qualified = 0
-        self.share = Share()
-        self.moments = [0.0, 0.0, 0.0]  # sums of k / m and k (k - 1) / (m (m - 1)), and how many
-
-    def add(self, group: Group, qualified: bool) -> None:
-        self.screened += 1
-        self.qualified += qualified
-        self.share.add(qualified)
-        m = len(group.rollouts)
-        if m >= 2:
-            k = sum(rollout.verdict == "right" for rollout in group.rollouts)
-            found = (k / m, k * (k - 1) / (m * (m - 1)), 1.0)
-            self.moments = [old + new for old, new in zip(self.moments, found, strict=True)]
-
-    def fade(self) -> None:
-        self.share.fade()
-        self.moments = [MEMORY * value for value in self.moments]
-
-    def predict(self, n: int, low: float = 0.0, high: float = 1.0) -> float:
-        """What a screening of n rollouts would accept of such prompts; 0 before anything was seen."""
-        first, second, seen = self.moments
-        return predicted_acceptance(first / seen, second / seen, n, low, high) if seen else 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        share = [self.share.hits, self.share.seen]
-        return {"screened": self.screened, "qualified": self.qualified, "share": share, "moments": list(self.moments)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.screened, self.qualified = state["screened"], state["qualified"]
-        self.share, self.moments = Share(*state["share"]), list(state["moments"])

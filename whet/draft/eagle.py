@@ -29,10 +29,8 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from whet.errors import WhetError
-from whet.fast.fused import FAMILIES
-from whet.fast.kernels.attention import paged_attention
-from whet.fast.kernels.layer import rope_write
 from whet.model.head import Head, head_of
+from whet.model.ops import FAMILIES, PLAIN
 from whet.model.packing import Boundaries, attention
 
 
@@ -92,6 +90,8 @@ class EagleHead(nn.Module):
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
         self.version = 0
         """Counts publications."""
+        self.ops = PLAIN
+        """What `extend` and `draft` compute with; kernels may be handed in, before anything is captured."""
 
     @property
     def target(self) -> Borrowed:
@@ -100,7 +100,7 @@ class EagleHead(nn.Module):
     def copy(self, dtype: torch.dtype | None = None) -> EagleHead:
         """With parameters of its own and the same target and draft vocabulary: what a trainer works on."""
         twin = EagleHead(self.shape, self.target, dtype=dtype or self.dtype)
-        twin.draft_ids, twin.draft_head = self.draft_ids, self.draft_head
+        twin.draft_ids, twin.draft_head, twin.ops = self.draft_ids, self.draft_head, self.ops
         twin.take(self)
         return twin
 
@@ -175,8 +175,6 @@ class EagleHead(nn.Module):
         length: Tensor,
         starts: Tensor,
         most: int,
-        *,
-        splits: int = 0,
     ) -> Tensor:
         """[T, width], guesses of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
 
@@ -186,7 +184,7 @@ class EagleHead(nn.Module):
         write what is overwritten before it is read, since lengths do not count them.
         """
         angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
-        return self._read(hidden, ids, angles, position, row, table, length, starts, most, splits)
+        return self._read(hidden, ids, angles, position, row, table, length, starts, most)
 
     def _read(
         self,
@@ -199,13 +197,12 @@ class EagleHead(nn.Module):
         length: Tensor,
         starts: Tensor,
         most: int,
-        splits: int = 0,
     ) -> Tensor:
         """`extend`, the angles [T, 2 d] of the positions given."""
         shape = self.shape
         x = self._fuse(hidden, ids)
         cos, sin = angles.chunk(2, -1)
-        query = rope_write(
+        query = self.ops.rope_write(
             F.linear(x, self.qkv),
             cos,
             sin,
@@ -217,7 +214,7 @@ class EagleHead(nn.Module):
             heads=shape.heads,
             kv_heads=shape.kv_heads,
         )
-        mixed = paged_attention(
+        mixed = self.ops.paged_attention(
             query,
             self.keys,
             self.values,
@@ -226,7 +223,6 @@ class EagleHead(nn.Module):
             starts,
             most=most,
             scaling=shape.dim**-0.5,
-            splits=splits,
         )
         return self._finish(mixed.flatten(1), x)
 

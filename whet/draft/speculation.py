@@ -1,7 +1,8 @@
-"""Speculation as the engine holds it: asks the chooser for an arm, its drafter for guesses, and tells both what came.
+"""Speculation as the engine sees it: a chooser picks the arm, its drafter guesses, and both learn what came of it.
 
-The engine calls `choose` and `draft` before a step, `told` after it, `ended` and `updated` as rollouts end and weights
-change. It looks at the engine's rows and never changes them: what is written is the target's own draws.
+`build_speculation` makes it from the recipe's [draft]. The engine calls `choose` and `draft` before a step, `on_step`
+after it, and `ended` and `updated` as rollouts end and weights change. Drafters are called through a `DraftGuard`, so
+that one which is wrong or crashes cannot harm the run. The engine's rows are read here and never changed.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from whet.draft.base import OFF, Arm, Chooser, Drafter, RowView
 from whet.draft.controller import Bandit, Controller
 from whet.draft.lookup import NGram, Suffix
 
+# Shapes: B rows.
+
+DEPTHS = (2, 4, 8, 16, 32)  # tokens that a draft may have; all drafters share the graphs that verify so many
+MOST_VERIFIED = 512  # tokens that a step verifies at most; beyond about 200 a forward takes longer with each of them
+DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
+PATIENCE = 3  # failures in a row that retire a drafter
+
+
 # ---- guard
-#
-# A guard around a drafter: it may be wrong, slow or crash, and the run stays right.
-#
-# What it proposes is brought into form; what it raises is counted, and three failures in a row retire it until it is
-# told to forget. Where the runner does a drafter's work on the device (`hold`) the first one does. The engine holds
-# drafters only through this. It does not look at whether a guess is good: that is verified.
-
-
-PATIENCE = 3
 
 
 class DraftGuard:
+    """A drafter whose proposals are brought into form and whose failures are counted.
+
+    PATIENCE failures in a row retire it until `forget`. Whether a guess is good is not looked at: it is verified.
+    """
+
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab, self.name = drafter, vocab, drafter.name
-        self.failures = 0
-        """In all; `error` has the latest."""
+        self.failures = 0  # in all; `error` has the latest
         self.error = ""
         self._in_a_row = 0
 
@@ -45,7 +49,7 @@ class DraftGuard:
         self._try(self.drafter.begin, row)
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        got = self._try(self._proposed, rows, most)
+        got = self._try(lambda: tidy(*self.drafter.propose(rows, most), most, self.vocab))
         if got is None:
             return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
         self._in_a_row = 0
@@ -62,8 +66,10 @@ class DraftGuard:
         self._try(self.drafter.forget)
 
     def hold(self, work: Callable[..., Any], *args: Any) -> bool:
-        """Work that is done in the drafter's stead; whether it was. A failure there comes again at every step, or is
-        of memory that lacks: it is not tried again."""
+        """Do work in the drafter's place, and return whether it was done.
+
+        A failure retires the drafter at once: it would come again at every step, or is a lack of memory.
+        """
         if self.retired:
             return False
         before = self.failures
@@ -71,9 +77,6 @@ class DraftGuard:
         if self.failures > before:
             self._in_a_row = PATIENCE
         return not self.retired
-
-    def _proposed(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return tidy(*self.drafter.propose(rows, most), most, self.vocab)
 
     def _try(self, call: Callable[..., Any], *args: Any) -> Any:
         if self.retired:
@@ -88,7 +91,7 @@ class DraftGuard:
 
 
 def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """A proposal in the form promised: int32 [B, max(most)], counts at most `most`, cut before the first bad id.
+    """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id.
 
     >>> tidy(np.array([[3, 99, 4], [1, 2, 3]]), np.array([3, 9]), np.array([2, 1]), vocab=10)
     (array([[3, 0],
@@ -107,66 +110,64 @@ def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -
     return out, good.sum(1).astype(np.int32)
 
 
-# ---- budget
+# ---- budgets: how many tokens to draft for each row
 #
-# How many tokens to draft for each row: more for those that will be the last to end, none for short ones.
-#
-# DAS (arXiv 2511.13841) models a batch's time as t = base * N + token * (tokens fed): all rows share N forwards, a
-# draft token costs only its place in them. Pure functions of numbers; the engine asks now and then, not every step.
+# DAS (arXiv 2511.13841) models a batch's time as t = N + TOKEN * (tokens fed), in forwards: all rows share N forwards,
+# and a draft token costs only its place in them. Rows that will be the last to end get more drafts, short ones none.
+
+ACCEPT = 0.8  # share of a text that drafts can hit at all
+TOKEN = 0.01  # time of one more token in a forward, in forwards
+SEEN, ENOUGH = 512, 16  # lengths of ended rollouts that are remembered, and how many make an estimate
+EVERY, MOST = 32, 64  # steps for which budgets stand, and tokens of a budget at most
 
 
-def draft_tokens(length: np.ndarray, forwards: float | np.ndarray, alpha: float, accept: float) -> np.ndarray:
-    """Draft tokens in all with which a row of `length` more tokens ends within `forwards` forwards; inf: it cannot.
+def draft_tokens(length: np.ndarray, forwards: float | np.ndarray, alpha: float = 1.0) -> np.ndarray:
+    """Draft tokens with which a row of `length` more tokens ends within `forwards` forwards; inf where it cannot.
 
-    A row that is fed p draft tokens gets A(p) = k l (1 - exp(-alpha p / l)) of its l tokens by acceptance, and
-    needs A = l - N, so p = -(l / alpha) ln(1 - (1 - N / l) / k), and 0 where l <= N. `accept` is k, the share of a
-    text that drafts can hit at all; `alpha` how fast more draft gets there. (Our derivation from the DAS model.)
+    A row that is fed p draft tokens gets A(p) = k l (1 - exp(-alpha p / l)) of its l tokens by acceptance, and needs
+    A = l - N, so p = -(l / alpha) ln(1 - (1 - N / l) / k), and 0 where l <= N. k is ACCEPT; alpha says how fast more
+    draft gets there. (Our derivation from the DAS model.)
 
-    >>> draft_tokens(np.array([100.0, 400.0]), 200, alpha=1.0, accept=0.8).round(2).tolist()  # -400 ln(1 - 0.5 / 0.8)
+    >>> draft_tokens(np.array([100.0, 400.0]), 200).round(2).tolist()  # -400 ln(1 - 0.5 / 0.8)
     [0.0, 392.33]
     """
     length = np.asarray(length, float)
-    missing = 1 - np.clip(1 - forwards / np.maximum(length, 1e-9), 0, None) / accept
+    missing = 1 - np.clip(1 - forwards / np.maximum(length, 1e-9), 0, None) / ACCEPT
     with np.errstate(divide="ignore"):
         drafted = -(length / alpha) * np.log(np.maximum(missing, 0))
     return np.where(length <= forwards, 0.0, drafted)
 
 
-def makespan(
-    length: np.ndarray, forwards: float | np.ndarray, *, alpha: float, accept: float, base: float, token: float
-) -> np.ndarray:
-    """t = base * N + token * sum_i (min(l_i, N) + p_i): each row is fed one token a forward, and its drafts.
+def makespan(length: np.ndarray, forwards: float | np.ndarray, token: float = TOKEN) -> np.ndarray:
+    """t = N + token * sum_i (min(l_i, N) + p_i): each row is fed one token per forward, and its drafts.
 
-    >>> t = makespan(np.array([100.0, 400.0]), 200, alpha=1.0, accept=0.8, base=1.0, token=0.01)
-    >>> round(float(t), 2)  # 200 + 0.01 (100 + 200 + 392.33)
+    >>> round(float(makespan(np.array([100.0, 400.0]), 200)), 2)  # 200 + 0.01 (100 + 200 + 392.33)
     206.92
     """
     length, forwards = np.asarray(length, float), np.asarray(forwards, float)[..., None]
-    fed = np.minimum(length, forwards) + draft_tokens(length, forwards, alpha, accept)
-    t: np.ndarray = base * forwards[..., 0] + token * fed.sum(-1)
+    fed = np.minimum(length, forwards) + draft_tokens(length, forwards)
+    t: np.ndarray = forwards[..., 0] + token * fed.sum(-1)
     return t
 
 
-def best_forwards(length: np.ndarray, *, alpha: float, accept: float, base: float, token: float) -> float:
-    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and max l: no drafts.
-    Grids, each within two meshes of the one before: a whole array costs the host what one number does.
+def best_forwards(length: np.ndarray, token: float = TOKEN) -> float:
+    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l.
+
+    A search by grids, each within two meshes of the one before: a whole array costs the host as much as one number.
     """
-    low, high = (1 - accept) * float(np.max(length)), float(np.max(length))
+    low, high = (1 - ACCEPT) * float(np.max(length)), float(np.max(length))
     best, grid = 0, np.array([low])
     for _ in range(5):  # to a millionth of the range
         grid = np.linspace(low, high, 33)
-        best = int(np.argmin(makespan(length, grid, alpha=alpha, accept=accept, base=base, token=token)))
+        best = int(np.argmin(makespan(length, grid, token)))
         low, high = grid[max(0, best - 1)], grid[min(32, best + 1)]
     return float(grid[best])
 
 
-def budgets(
-    length: np.ndarray, most: int, *, alpha: float = 1.0, accept: float = 0.8, base: float = 1.0, token: float = 0.01
-) -> np.ndarray:
-    """Draft tokens a step for each row, int32 [B], at most `most`: p_i / N rounded up, 0 where l_i <= N.
+def budgets(length: np.ndarray, most: int, token: float = TOKEN) -> np.ndarray:
+    """Draft tokens per step for each row, int32 [B], at most `most`: p_i / N rounded up, 0 where l_i <= N.
 
-    `length` [B] is the expected remaining length; `base` and `token` the time of a forward and of one more token in
-    it, of which only the ratio counts.
+    `length` [B] is the expected remaining length.
 
     >>> budgets(np.array([10, 50, 400]), 8, token=0.3).tolist()  # N = 172.3, p = 497.3
     [0, 0, 3]
@@ -174,13 +175,13 @@ def budgets(
     length = np.maximum(np.asarray(length, float), 1.0)
     if not length.size or most <= 0:
         return np.zeros(length.size, np.int32)
-    forwards = best_forwards(length, alpha=alpha, accept=accept, base=base, token=token)
-    a_step = draft_tokens(length, forwards, alpha, accept) / forwards
-    return np.minimum(np.ceil(a_step - 1e-6), most).astype(np.int32)
+    forwards = best_forwards(length, token)
+    per_step = draft_tokens(length, forwards) / forwards
+    return np.minimum(np.ceil(per_step - 1e-6), most).astype(np.int32)
 
 
 def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Tokens still to come of rows that have written so many: the mean over lengths seen that were longer (OURS).
+    """Tokens still to come in rows that have written so many: the mean over lengths seen that were longer (OURS).
 
     `seen` holds lengths of ended rollouts. Where none was longer: half of what the limit leaves. Never above that rest.
 
@@ -196,14 +197,11 @@ def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.nd
     return np.minimum(np.where(longer > 0, mean, rest / 2), rest)
 
 
-SEEN, ENOUGH = 512, 16
-"""Lengths of ended rollouts that are remembered, and from how many on they tell something."""
-EVERY, MOST = 32, 64
-"""Steps that budgets serve, and tokens a budget has at most."""
+# ---- speculation
 
 
-class FlightView(Protocol):
-    """A rollout in the making, as the engine has it."""
+class FlightLike(Protocol):
+    """A rollout in the making, as the engine has it (`whet.rollout.rows.Flight`)."""
 
     arrival: int
     index: int
@@ -212,7 +210,7 @@ class FlightView(Protocol):
 
 
 class Columns(Protocol):
-    """The engine's rows (`whet.rollout.rows`); a column has an entry for each row."""
+    """The engine's rows (`whet.rollout.rows.Rows`); a column has an entry for each row."""
 
     flights: list[Any]
     ids: np.ndarray
@@ -223,57 +221,46 @@ class Columns(Protocol):
 
 class Speculation:
     def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        chooser: Chooser,
-        *,
-        vocab: int,
-        served: Sequence[tuple[int, Arm]] = (),
+        self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, served: Sequence[tuple[int, Arm]] = ()
     ) -> None:
-        """served: rows a step is padded to, and an arm that may then be chosen: what to make ready beforehand."""
+        """served: rows that a step is padded to, with an arm that may then be chosen; to be made ready beforehand."""
         self.drafters: dict[str, DraftGuard] = {}
         self.chooser, self.vocab, self.served = chooser, vocab, served
+        # Whether rows get budgets. In the padded shape of a step a draft that is left out saves no time, and rows that
+        # end sooner make all later steps smaller: so not, unless it was found to pay (`draft_bench.py` has a rung).
         self.sharing = False
-        """Whether rows get budgets. In a step's padded shape a draft that is left out saves no time, and rows that end
-        sooner make all later steps smaller; so not, unless it is found to pay (`whet bench draft` has a rung)."""
         for drafter in drafters:
             self.join(drafter)
+        # Set by the engine: drafters whose drafts are made on the device, and so are not called here; and the bytes of
+        # keys and values per cached token.
         self.elsewhere: Set[str] = frozenset()
-        """Drafters whose drafts are made on the device: what they know is there, so nothing is told to them here. The
-        engine's to set."""
         self.token_bytes = 0
-        """Of keys and values that a cached token takes; the engine's to set."""
-        self._views: dict[int, RowView] = {}
-        """By arrival, of rows that were drafted for."""
-        self._lengths: deque[int] = deque(maxlen=SEEN)
-        """Of rollouts that ended."""
-        self._budgeted = -1
-        """Steps until budgets are made anew."""
+        self._views: dict[int, RowView] = {}  # by arrival, of rows that were drafted for
+        self._lengths: deque[int] = deque(maxlen=SEEN)  # of rollouts that ended
+        self._budgeted = -1  # steps until budgets are made anew
+
+    def join(self, drafter: Drafter) -> None:
+        """Add a drafter, for one that needs an engine to be made."""
+        self.drafters[drafter.name] = DraftGuard(drafter, self.vocab)
 
     def choose(self, rows: Columns, running: int) -> Arm:
         retired = {name for name, drafter in self.drafters.items() if drafter.retired}
-        arm = self.chooser.choose(running, self._bytes(rows, running), retired)
+        arm = self.chooser.choose(running, self._kv_bytes(rows, running), retired)
         return OFF if arm.drafter in retired else arm
 
     def budgets(self, rows: Columns, running: int) -> np.ndarray | None:
-        """Drafts that each row wants at most, made anew now and then, None meanwhile: rows that will end soon gain
-        nothing from a draft, as the batch waits for others."""
+        """Drafts that each row wants at most, made anew now and then; None where the last ones stand."""
         self._budgeted -= 1
         if not self.sharing or self._budgeted >= 0 or len(self._lengths) < ENOUGH:
             return None
         self._budgeted = EVERY
         return budgets(remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths)), MOST)
 
-    def join(self, drafter: Drafter) -> None:
-        """One more drafter: one that needs an engine to be made."""
-        self.drafters[drafter.name] = DraftGuard(drafter, self.vocab)
-
     def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
-        """Guesses int32 [running, depth], -1 where there is none; at most so many for each row."""
-        running = most.size
-        views = [self._view(rows, row) for row in range(running)]
+        """Guesses int32 [B, depth], -1 where there is none; at most `most` [B] for each row."""
+        views = [self._view(rows, row) for row in range(most.size)]
         tokens, counts = self.drafters[arm.drafter].propose(views, most)
-        drafts = np.full((running, arm.depth), -1, np.int32)
+        drafts = np.full((most.size, arm.depth), -1, np.int32)
         width = tokens.shape[1]
         drafts[:, :width] = np.where(np.arange(width) < counts[:, None], tokens, -1)
         return drafts
@@ -290,21 +277,20 @@ class Speculation:
         *,
         typical: bool = True,
     ) -> None:
-        """Steps of `running` rows took so long, as such steps do or longer; with drafts, how many came true of each
-        row's and step's, of how many wanted."""
-        kv = self._bytes(rows, running)
+        """Record how long steps of `running` rows took and, with drafts, how many came true of how many wanted."""
+        kv = self._kv_bytes(rows, running)
         self.chooser.record(
             arm, running, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv, typical=typical
         )
 
-    def ended(self, flight: FlightView, ids: np.ndarray) -> None:
-        """The flight wrote `ids` and is done, or was cut."""
+    def ended(self, flight: FlightLike, ids: np.ndarray) -> None:
+        """The flight wrote `ids` and ended, or was cut."""
         self._lengths.append(ids.size)
         view = self._views.pop(flight.arrival, None)
-        if asked := self._asked():
+        if here := self._drafting_here():
             view = view or _view(flight)
             view.ids = ids
-            for drafter in asked:
+            for drafter in here:
                 drafter.finish(view)
 
     def updated(self, version: int) -> None:
@@ -327,71 +313,51 @@ class Speculation:
         view = self._views.get(flight.arrival)
         if view is None:
             view = self._views[flight.arrival] = _view(flight)
-            for drafter in self._asked():
+            for drafter in self._drafting_here():
                 drafter.begin(view)
         view.ids = rows.ids[row, : rows.count[row]]
         return view
 
-    def _asked(self) -> list[DraftGuard]:
-        """Drafters that draft here."""
+    def _drafting_here(self) -> list[DraftGuard]:
         return [drafter for name, drafter in self.drafters.items() if name not in self.elsewhere]
 
-    def _bytes(self, rows: Columns, running: int) -> float:
+    def _kv_bytes(self, rows: Columns, running: int) -> float:
         return self.token_bytes * float(rows.length[:running].sum())
 
 
-def _view(flight: FlightView) -> RowView:
+def _view(flight: FlightLike) -> RowView:
     request = flight.request
     return RowView(
-        uid=flight.arrival,
-        prompt_id=request.prompt_id,
-        group_id=request.group_id,
-        index=flight.index,
-        prompt=flight.prompt,
-        ids=np.zeros(0, np.int32),
+        flight.arrival, request.prompt_id, request.group_id, flight.index, flight.prompt, np.zeros(0, np.int32)
     )
 
 
-# ---- build
-#
-# From the recipe's [draft] to speculation: which drafters, which arms, who chooses. Called where an engine is made.
-
-
-DEPTHS = (2, 4, 8, 16, 32)
-"""Tokens a draft may have. All drafters share the graphs that verify so many."""
-MOST_VERIFIED = 512
-"""Tokens that a step verifies at most, all rows together: beyond about 200 a forward takes longer with each of them."""
-DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
-
-
 def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int) -> Speculation | None:
-    """None where the recipe wants none. `sizes`: rows that a step may be padded to, the largest last.
+    """Make what the recipe's [draft] asks for; None where it names no drafter.
 
-    suffix looks in a row's own text first, as ngram does, and then in others': where both are named the controller does
-    without ngram, which it would try in vain. TLT's bandit has all that are named.
+    `sizes`: rows that a step may be padded to, the largest last. suffix looks in a row's own text first, as ngram does,
+    and then in others'. Where both are named the controller does without ngram; TLT's bandit has all that are named.
     """
     if not settings.drafters:
         return None
-    spared = {"ngram"} if settings.chooser == "controller" and "suffix" in settings.drafters else set()
+    ours = settings.chooser == "controller"
+    spared = {"ngram"} if ours and "suffix" in settings.drafters else set()
     names = [name for name in settings.drafters if name not in spared]
     arms = [Arm(name, depth) for name in names for depth in DEPTHS]
+
+    def padded(batch: int) -> int:
+        return next((size for size in sizes if size >= batch), batch)
+
+    chooser: Chooser = Bandit(arms, serves=serves, seed=seed)
+    if ours:
+        chooser = Controller(arms, serves=serves, bucket=padded, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
-    made = Speculation(drafters, _chooser(settings, arms, sizes, seed), vocab=vocab, served=served)
+    made = Speculation(drafters, chooser, vocab=vocab, served=served)
     made.sharing = settings.budgets
     return made
 
 
 def serves(arm: Arm, batch: int) -> bool:
-    """Whether an arm is for so many rows."""
+    """Whether an arm is meant for so many rows."""
     return batch * arm.tokens <= MOST_VERIFIED
-
-
-def _chooser(settings: config.Draft, arms: Sequence[Arm], sizes: Sequence[int], seed: int) -> Chooser:
-    if settings.chooser == "bandit":
-        return Bandit(arms, serves=serves, seed=seed)
-
-    def padded(batch: int) -> int:
-        return next((size for size in sizes if size >= batch), batch)
-
-    return Controller(arms, serves=serves, bucket=padded, seed=seed)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from whet.fast.head import compiled_log_probs
 from whet.model.head import head_of, log_probs
 from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
 
@@ -136,7 +137,8 @@ def _pass(model: Any, pack: Pack, checkpoint: bool, form: str, backend: str) -> 
     mean's one number for all as another layout."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with packed_attention(model, checkpoint), compiled_layers(model, form, backend), torch.enable_grad():
-        lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets, compiled=bool(form))
+        compute = compiled_log_probs if form else log_probs
+        lp, _ = compute(hidden_states(model, pack), head_of(model), pack.targets)
         loss = (lp * torch.full_like(lp, 1.0 / len(lp))).sum()
         slopes = torch.autograd.grad(loss, list(trained.values()), allow_unused=True) if trained else ()
     return lp.detach(), {name: g for name, g in zip(trained, slopes, strict=True) if g is not None}

@@ -1,14 +1,14 @@
-"""The fused stack: the layers of a Llama-like model as decoding runs them, with fewer and larger launches.
+"""A model over KV pages, as the engine's graphs run it: new tokens in, hidden states out.
 
-`fused_stack` makes one over a rollout twin whose projections share storage (`whet.fast.fused`), or says why not:
-the caller then runs the Hugging Face modules themselves. The weights are views of the model's own, so an in-place
-update is seen at once, and what is computed here was compared with the model's own logits before it is used.
+The graph runner calls `network_of`, which gives the fused stack, or `PlainNetwork` where that is not possible. The
+fused stack runs the layers of a Llama-like model with fewer and larger launches. Its weights are views of the model's
+own (`share_storage` laid them side by side), so an in-place update is seen at once, and its logits are compared with
+the model's before it is used. Between two attentions lie three functions, each compiled once for all layers:
+out-projection, residual, norm; gate and up; down, residual, and the next layer's norm and q, k, v. So a residual sum
+and the norm after it are one kernel also across layers, and the compiler sees weights and one changing size, the
+tokens, and nothing of the cache: rotation with the cache write, attention, and gate and up of few tokens are kernels.
 
-Between two attentions lie three functions, each compiled once for all layers: out-projection, residual, norm; gate and
-up; down, residual, and the next layer's norm and q, k, v. So a residual sum and the norm after it are one kernel also
-across layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotary
-positions with the cache write, attention, and gate and up of few tokens, are kernels of ours (`whet.model.kernels`).
-It owns no cache, draws no token, and knows neither rows that come and go nor graphs.
+Shapes: T new tokens of N rows, `width` numbers per hidden state, d per head; see `kernels.attention` for the pages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -26,32 +26,115 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.fast.kernels import layer as gated
-from whet.fast.kernels.attention import paged_attention
-from whet.fast.kernels.layer import rope_write
+from whet.fast.kernels.attention import kernel_lacks, paged_attention
+from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
-from whet.model.twin import PAGE, Probe
+from whet.model.ops import FAMILIES, Ops
+from whet.model.twin import PAGE, How, KVShape, Probe
 
-# ---- storage
-#
-# Shared storage: projections that read the same input lie in one buffer, row after row.
+KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
+# The parts of a decoder layer, each with its projections in the order that their rows take in the shared buffer.
+GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
+FIXED = frozenset({"default", "linear", "llama3", "yarn"})  # rotary types whose angles do not depend on the length
+PROBED = 3  # tokens the stack is compared on, as the twin is; no more, since the probe has no sliding window
+
+
+# ---- networks
+
+
+class Network(Protocol):
+    """A model over pages. Takes T new tokens, their ids, positions and rows (-1: padding), all int32 [T]; and the
+    table, lengths and starts of these rows as `paged_attention` wants them. Called without gradients."""
+
+    def forward(
+        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
+    ) -> Tensor:
+        """[T, width] after the last norm; writes K and V to the pages. `most`: new tokens of a row at most."""
+
+    def logits(self, hidden: Tensor) -> Tensor: ...
+
+
+def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
+    """The fastest form that computes what the twin does, over these pages; compiled where it runs on a GPU. There a
+    warning says if that is the slow one."""
+    stack, why = fuse(twin)
+    if stack is None:
+        if twin.device.type == "cuda":
+            slow = f"{type(twin).__name__} decodes by its own modules, several times as slowly as it might"
+            warnings.warn(f"{slow}: {why}.", stacklevel=2)
+        return PlainNetwork(twin, keys, values)
+    stack.attach(keys, values)
+    if twin.device.type == "cuda":
+        stack.compile()
+    return stack
+
+
+def graphs_lack(shapes: Iterable[KVShape], device: torch.device, dtype: torch.dtype | None = None) -> str | None:
+    """Why the kernels cannot serve a model with this cache, in a few words; None where they can, as their plain form
+    does off CUDA. dtype: the type of the weights, where they are not loaded yet."""
+    if device.type != "cuda":
+        return None
+    lacks = (kernel_lacks(dtype or shape.dtype, shape.key_dim, shape.value_dim) for shape in shapes)
+    return next((why for why in lacks if why), None)
+
+
+class PlainNetwork:
+    """The twin's own modules with our attention kernels: for any family that the twin allows."""
+
+    def __init__(self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self.decoder = twin.get_decoder()
+        self.head = head_of(twin)
+        self.keys, self.values = keys, values
+
+    def forward(
+        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
+    ) -> Tensor:
+        context = KernelContext(self.keys, self.values, position, row, table, length, starts, most)
+        out = self.decoder(input_ids=ids[None], position_ids=position[None].long(), use_cache=False, ctx=context)
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head.narrow_logits(hidden)
+
+
+@dataclass(slots=True)
+class KernelContext:
+    """An `AttentionContext` whose pages are read and written by kernels, with the arguments of `Network.forward`."""
+
+    keys: Sequence[Tensor]
+    values: Sequence[Tensor]
+    position: Tensor
+    row: Tensor
+    table: Tensor
+    length: Tensor
+    starts: Tensor
+    most: int
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        keys, values = self.keys[layer], self.values[layer]
+        query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
+        write_kv(key, value, keys, values, self.table, self.row, self.position)
+        pages = (keys, values, self.table, self.length, self.starts)
+        out = paged_attention(query, *pages, most=self.most, **how._asdict())
+        return out[None]
+
+
+# ---- shared storage
 #
 # q, k and v of a layer, and gate and up, keep their own Parameters (same objects, names, shapes), but each becomes a
-# row slice of one buffer, so that decoding can multiply by all of them at once (`whet.fast.fused`) while training,
-# checkpoints and adapters see what they always saw. `share_storage` is called once, when a model is loaded: before the
-# optimiser and the rollout twin, for it is the last time that `.data` is rebound. Nothing is registered anywhere:
-# `joined` finds the buffer again from where the Parameters lie, and finds none after anything moved them.
-
-
-GROUPS = (("self_attn", ("q_proj", "k_proj", "v_proj")), ("mlp", ("gate_proj", "up_proj")))
-"""Of a decoder layer: the part, and its projections in the order their rows take in the buffer."""
+# row slice of one buffer, so that decoding multiplies by all of them at once while training, checkpoints and adapters
+# see what they always saw. Nothing is registered: `joined` finds the buffer again from where the Parameters lie, and
+# finds none after anything moved them.
 
 
 def share_storage(model: nn.Module, device: torch.device | None = None) -> bool:
     """Lays the projections of every layer into shared buffers, on `device` where one is given.
 
-    False, and nothing is touched, where `unshareable` gives a reason. A model goes to its device through here first
-    and then as a whole: `share_storage(model, device); model.to(device)`, since a later move would part the slices
-    again, and an earlier one would leave holes in the device's memory.
+    False, and nothing is touched, where `unshareable` gives a reason. Call it before the optimiser and the rollout twin
+    are made: it is the last time that `.data` is rebound. A model goes to its device through here first and then as a
+    whole: `share_storage(model, device); model.to(device)`, since a later move would part the slices again, and an
+    earlier one would leave holes in the device's memory.
     """
     if unshareable(model) is not None:
         return False
@@ -65,7 +148,7 @@ def share_storage(model: nn.Module, device: torch.device | None = None) -> bool:
 
 
 def is_shared(model: nn.Module) -> bool:
-    """Whether every layer's projections lie in shared buffers now."""
+    """Whether the projections of every layer lie in shared buffers now."""
     return unshareable(model) is None and all(joined(parts) is not None for parts in _shares(model))
 
 
@@ -95,7 +178,7 @@ def layers_of(model: nn.Module) -> list[Any]:
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
-    """The one tensor whose row slices, in order, the parts are; None where they do not lie so. No copy, no gradient.
+    """The one tensor whose row slices, in order, are the parts; None where there is none. No copy, no gradient.
 
     >>> both = torch.arange(6.0).view(3, 2)
     >>> joined([both[:1], both[1:]]).shape, joined([both[1:], both[:1]])
@@ -116,7 +199,7 @@ def _place(tensor: Tensor) -> tuple[object, ...]:
 
 
 def _shares(model: nn.Module) -> Iterator[list[nn.Parameter]]:
-    """The Parameters of each buffer there is to be."""
+    """The Parameters of each shared buffer, in order."""
     for layer in layers_of(model):
         for part, names in GROUPS:
             linears = [getattr(getattr(layer, part), name) for name in names]
@@ -126,7 +209,7 @@ def _shares(model: nn.Module) -> Iterator[list[nn.Parameter]]:
 
 
 def _owner(parameter: Tensor) -> int:
-    """The same for weights tied as one object or through their data; weights on the meta device have no address."""
+    """One number for weights tied as one object or through their data; on the meta device there is no address."""
     return parameter.data_ptr() or id(parameter)
 
 
@@ -144,12 +227,10 @@ def _form(linear: Any) -> tuple[object, ...]:
     return linear.in_features, linear.weight.dtype, linear.weight.device, linear.bias is None
 
 
-# ---- fused layer
+# ---- a layer of the fused stack as pure functions
 #
-# A layer of the fused stack as pure functions: what lies between two attentions, and the weights it takes.
-#
-# `fused.py` compiles each of them once for all layers and runs them around its kernels. In order: `enter` the first
-# layer; of every layer `settle`, gate and up (`whet.fast.kernels.layer`), `between`; after the last one `leave`.
+# In order: `enter` the first layer; for every layer `settle`, gate and up (`kernels.layer`), `between`; after the last
+# one `leave`.
 
 
 class Projection(NamedTuple):
@@ -166,7 +247,7 @@ class Projection(NamedTuple):
 
 
 class LayerTail(NamedTuple):
-    """A layer after its attention."""
+    """The weights of a layer after its attention."""
 
     out: Tensor
     out_bias: Tensor | None
@@ -176,7 +257,7 @@ class LayerTail(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """A layer's attention. The norms are those of single heads (Qwen 3)."""
+    """The attention of a layer. The norms are those of single heads (Qwen 3)."""
 
     heads: int
     kv_heads: int
@@ -202,7 +283,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
 
 
 def enter(x: Tensor, to: Projection) -> Tensor:
-    """[T, q + k + v] of the first layer."""
+    """q, k and v of the first layer, [T, q + k + v]."""
     return F.linear(rms_norm(x, to.norm, to.eps), to.weight, to.bias)
 
 
@@ -224,79 +305,49 @@ def leave(inner: Tensor, x: Tensor, tail: LayerTail, norm: Tensor, eps: Tensor) 
 
 
 def _add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y, to the same bits. The casts keep the compiler from making it a part of the product before it: that
-    copies x first, one more launch, where the norm that follows reads both anyway."""
+    """x + y, to the same bits. The casts keep the compiler from making it a part of the product before it, which would
+    copy x first: one more launch, while the norm that follows reads both anyway."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return (x.to(wide) + y.to(wide)).to(x.dtype)
-
-
-FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
-"""Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x)."""
-FIXED = frozenset({"default", "linear", "llama3", "yarn"})
-"""Kinds of rotary positions whose angles do not change with the length of what is read."""
-PROBED = 3
-"""Tokens the stack is compared on, as the twin is; no more, since the probe knows no sliding window."""
 
 
 @dataclass(slots=True)
 class FusedStack:
     embedding: Tensor
-    rotary: nn.Module
-    """The model's own, with whatever scaling it does."""
+    rotary: nn.Module  # the model's own, with its scaling
     layers: list[FusedLayer]
     norm: Tensor
     eps: Tensor
     head: Head
-    sources: list[tuple[Sequence[Tensor], Tensor]]
-    """Parameters of the model, and the view of them that is used here."""
-    keys: Sequence[Tensor] = ()
-    """One a layer, [pages, kv heads, page, d]."""
+    sources: list[tuple[Sequence[Tensor], Tensor]]  # Parameters of the model, each with the view of them that is used
+    keys: Sequence[Tensor] = ()  # one per layer, [pages, kv heads, page, d]
     values: Sequence[Tensor] = ()
-    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)
-    """cos and sin of every position."""
+    _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)  # cos and sin of every position
     _enter: Callable[..., Tensor] = field(default=enter, repr=False)
     _settle: Callable[..., tuple[Tensor, Tensor]] = field(default=settle, repr=False)
     _gate: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
-    _gate_few: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)
-    """Of few tokens: the kernel, once the stack is compiled."""
+    _gate_few: Callable[..., Tensor] = field(default=gated.gated_reference, repr=False)  # the kernel, once compiled
     _between: Callable[..., tuple[Tensor, Tensor]] = field(default=between, repr=False)
     _leave: Callable[..., Tensor] = field(default=leave, repr=False)
 
     def attach(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """The cache that forwards from now on write to and read."""
-        assert len(keys) == len(values) == len(self.layers), "one pair a layer"
+        assert len(keys) == len(values) == len(self.layers), "one pair per layer"
         self.keys, self.values = keys, values
 
     def compile(self, **options: Any) -> None:
-        """Five small graphs, however many layers; a single token takes a second set, so pad it to two.
-
-        What cannot be one graph is an error, not a slow run. `options` are those of torch.compile.
-        """
+        """Compiles five small graphs, however many layers there are. A single token would take a second set, so callers
+        pad it to two. What cannot be one graph is an error, not a slow run. `options` are those of torch.compile."""
         options = {"dynamic": True, "fullgraph": True, **options}
-        # The compiler advises fp32 models to use TensorFloat32: they are fp32 because someone wants it exact.
+        # The compiler advises fp32 models to use TensorFloat32, but fp32 is chosen where results must be exact.
         warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
         self._enter, self._settle = _compiled(enter, options), _compiled(settle, options)
         self._gate, self._between = _compiled(gated.gated_reference, options), _compiled(between, options)
         self._gate_few, self._leave = gated.gated, _compiled(leave, options)
 
     def forward(
-        self,
-        ids: Tensor,
-        position: Tensor,
-        row: Tensor,
-        table: Tensor,
-        length: Tensor,
-        starts: Tensor,
-        most: int,
-        *,
-        splits: int = 0,
-        tree: Tensor | None = None,
+        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
     ) -> Tensor:
-        """[T, width] after the final norm, for T new tokens; their K and V go to the pages of their rows.
-
-        ids, position and row [T], the latter two int32: the token, its place in its sequence, its row of the table or
-        -1 for padding. The others are those of `paged_attention`. Call it without gradients.
-        """
         x = F.embedding(ids, self.embedding)
         cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
         qkv = self._enter(x, self.layers[0].qkv)
@@ -305,34 +356,13 @@ class FusedStack:
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
             a = layer.attention
             query = rope_write(
-                qkv,
-                cos,
-                sin,
-                keys,
-                values,
-                table,
-                row,
-                position,
-                heads=a.heads,
-                kv_heads=a.kv_heads,
-                q_norm=a.q_norm,
-                k_norm=a.k_norm,
-                eps=a.eps,
-            )
+                qkv, cos, sin, keys, values, table, row, position,
+                heads=a.heads, kv_heads=a.kv_heads, q_norm=a.q_norm, k_norm=a.k_norm, eps=a.eps,
+            )  # fmt: skip
             mixed = paged_attention(
-                query,
-                keys,
-                values,
-                table,
-                length,
-                starts,
-                most=most,
-                scaling=a.scaling,
-                window=a.window,
-                softcap=a.softcap,
-                splits=splits,
-                tree=tree,
-            )
+                query, keys, values, table, length, starts,
+                most=most, scaling=a.scaling, window=a.window, softcap=a.softcap,
+            )  # fmt: skip
             x, normed = self._settle(mixed.flatten(1), x, layer.tail)
             inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
             if i < last:
@@ -340,7 +370,6 @@ class FusedStack:
         return self._leave(inner, x, self.layers[last].tail, self.norm, self.eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logit scale and soft-cap included."""
         return self.head.narrow_logits(hidden)
 
     @property
@@ -349,7 +378,7 @@ class FusedStack:
         return any(joined(parts) is None or parts[0].data_ptr() != view.data_ptr() for parts, view in self.sources)
 
     def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, d] in the type of x, the same for every layer; looked up where they hang on nothing else."""
+        """cos and sin [T, d] in the type of x, the same for every layer; looked up where only the position counts."""
         if getattr(self.rotary, "rope_type", None) not in FIXED:
             cos, sin = self.rotary(x[None], position[None])
             return cos[0], sin[0]
@@ -358,12 +387,6 @@ class FusedStack:
             self._circle = torch.cat((cos[0], sin[0]), -1)
         cos, sin = F.embedding(position, self._circle).chunk(2, -1)
         return cos, sin
-
-
-def fused_stack(twin: PreTrainedModel) -> FusedStack | None:
-    """The stack of a rollout twin; None where the Hugging Face modules must be run instead (`unfused` says why).
-    It is compared before it is compiled, rounding by rounding: one rounding less moves SmolLM2's logits by 4.7."""
-    return _try(twin)[0]
 
 
 def unfusable(model: PreTrainedModel) -> str | None:
@@ -380,13 +403,12 @@ def unfusable(model: PreTrainedModel) -> str | None:
     return unshareable(model)
 
 
-def unfused(twin: PreTrainedModel) -> str | None:
-    """Why `twin` has no fused stack, in a few words; None where it has one."""
-    return _try(twin)[1]
-
-
 @torch.no_grad()
-def _try(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
+def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
+    """The stack of a rollout twin; or None, and why the Hugging Face modules must be run instead.
+
+    It is compared before it is compiled, rounding by rounding: one rounding less moves SmolLM2's logits by 4.7.
+    """
     if why := unfusable(twin):
         return None, why
     asked = FusedInput()
@@ -406,23 +428,13 @@ def _try(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
 
 @dataclass(slots=True)
 class FusedInput(Probe):
-    """Notes also how each layer calls its attention, which its config tells less surely."""
+    """Also notes how each layer calls its attention, which is surer than reading the config."""
 
     calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
-        self.calls[layer] = (query.shape[1], scaling, window, softcap)
-        return Probe.attend(self, layer, query, key, value, scaling, window, softcap, extra)
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        self.calls[layer] = (query.shape[1], *how)
+        return Probe.attend(self, layer, query, key, value, how, extra)
 
 
 def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
@@ -479,7 +491,7 @@ class _ApartError(Exception):
 
 
 def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
-    """Of one row, in a small cache that is let go of afterwards."""
+    """The logits of one row, in a small cache that is dropped afterwards."""
 
     def cache() -> list[Tensor]:
         sizes = ((layer.attention, layer.qkv.weight.shape[0]) for layer in stack.layers)
@@ -490,22 +502,15 @@ def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
 
     dtype, tokens = stack.embedding.dtype, len(ids)
     stack.attach(cache(), cache())
-    hidden = stack.forward(
-        ids,
-        numbers(range(tokens)),
-        numbers([0] * tokens),
-        numbers([[0]]),
-        numbers([tokens]),
-        numbers([0, tokens]),
-        tokens,
-    )
+    place, row = numbers(range(tokens)), numbers([0] * tokens)
+    hidden = stack.forward(ids, place, row, numbers([[0]]), numbers([tokens]), numbers([0, tokens]), tokens)
     stack.keys = stack.values = ()
     return stack.logits(hidden)
 
 
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """With all but the first size of its plain tensors declared constant: the compiler would else take the width for
-    the number of tokens wherever the two happen to be equal at the first call."""
+    """Compiles with all but the first size of its plain tensors declared constant: the compiler would else take the
+    width for the number of tokens wherever the two happen to be equal at the first call."""
     run = torch.compile(_own(function), **options)
 
     def call(*given: Any) -> Any:

@@ -14,15 +14,22 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 
-from whet.fast.compiled import first_line
+from whet.config import Learn
+from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
+from whet.fast.head import compiled_log_probs
 from whet.fast.pool import pool_bytes
+from whet.learn.learner import Passes
+from whet.learn.samples import Sample
+from whet.model.head import head_of, log_probs
 from whet.model.memory import host_bound
 from whet.model.packing import Boundaries, Keys, Pack, Padding, hidden_states
 
@@ -364,6 +371,101 @@ class _Pass(torch.autograd.Function):
         else:
             buffers.slope[0].index_copy_(0, ctx.predict, slope)
         return None, None, None, *graphed.backward(buffers)
+
+
+class FastPasses(Passes):
+    """The learner's passes on a GPU in half precision: compiled, and captured where the host would hold the device up.
+    Elsewhere, and where `config.compile` is off, they are the plain ones."""
+
+    def __init__(self, model: Any, config: Learn, graphs: bool = True) -> None:
+        """graphs: the memory of a pass may be kept from one step to the next."""
+        super().__init__(model, config)
+        self.config = config
+        fast = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16) and config.compile
+        self.form = self._best_form() if fast else ""  # one of `compiled.FORMS`; empty: nothing is compiled
+        graphs = graphs and fast and not config.checkpoint_activations and worth_graphs(model, config.pack_tokens)
+        self.graphed = Graphed(model, config.pack_tokens) if graphs else None
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        return compiled_layers(model, self.form)
+
+    def hidden_states(self, pack: Pack) -> Tensor:
+        return hidden_states(self.model, pack) if self.graphed is None else self.graphed(pack)
+
+    def read(self, model: Any, pack: Pack) -> Tensor:
+        graphed = self.graphed if model is self.model else None
+        return hidden_states(model, pack) if graphed is None else graphed.read(pack)
+
+    def log_probs(
+        self, hidden: Tensor, model: Any, pack: Pack, temperature: Tensor | float, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        compute = compiled_log_probs if self.form else log_probs
+        return compute(hidden, head_of(model), pack.targets, temperature, entropy_grad=entropy_grad)
+
+    def rehearsals(self, pack_tokens: int, share: bool) -> list[list[Sample]]:
+        if self.graphed is None:
+            return []
+        sizes = full_sizes(pack_tokens)
+        longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", sizes[0])
+        return [made_up(tokens, longest, share) for tokens in sizes]
+
+    def recover(self, error: Exception) -> bool:
+        """The compiler may fail after all: its trial had a gradient, and other sizes."""
+        if not isinstance(error, TorchDynamoException):
+            return False
+        self.form = ""
+        self._say_what_is_compiled("", first_line(error))
+        return True
+
+    def free(self) -> bool:
+        if self.graphed is None:
+            return False
+        self.graphed.stop("the memory they hold is needed")
+        self.graphed = None
+        return True
+
+    def _best_form(self) -> str:
+        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
+        tokens, found = self.config.pack_tokens, None
+        while found is None:
+            try:
+                found = best_form(self.model, tokens, self.config.checkpoint_activations)
+            except torch.OutOfMemoryError:
+                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
+            torch.cuda.empty_cache()
+        form, reason = found
+        if reason:
+            self._say_what_is_compiled(form, reason)
+        return form
+
+    def _say_what_is_compiled(self, form: str, reason: str) -> None:
+        how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
+        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
+
+
+def made_up(tokens: int, longest: int, share: bool = False) -> list[Sample]:
+    """Samples that feed a model `tokens` tokens in all, at most `longest` each.
+
+    share: eight samples at a time have one prompt, which is fed once.
+
+    >>> [len(s.prompt) + s.response.size - 1 for s in made_up(600, 1024)]
+    [256, 256, 88]
+    >>> [(len(s.prompt), s.response.size - 1) for s in made_up(600, 1024, share=True)][-2:]
+    [(64, 64), (12, 12)]
+    """
+    many, half = (8, min(longest, 128) // 2) if share else (1, min(longest, 256) // 2)
+    sizes = [(half, half, i // many) for i in range(tokens // (half + many * half) * many)]
+    tokens %= half + many * half
+    while tokens > 0:
+        prompt = min(half, -(-tokens // 2))
+        sizes.append((prompt, min(half, tokens - prompt), len(sizes)))
+        tokens -= sum(sizes[-1][:2])
+    zeros = np.zeros(half + 1, np.int32), np.zeros(half + 1, np.float32)
+    samples = []
+    for i, (length, own, family) in enumerate(sizes):
+        ids = np.array([family >> place & 1 for place in range(length)])  # another prompt for each family
+        samples.append(Sample((0, i), ids, zeros[0][: own + 1], zeros[1][: own + 1], 1.0, 1.0, 1.0))
+    return samples
 
 
 @contextmanager

@@ -15,7 +15,7 @@ written to the page that is nobody's.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,18 +23,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, Arm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
+from whet.fast.fused import KERNELS, Network, graphs_lack, network_of
 from whet.fast.kernels.decode import State, accept, race
-from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes, sent
-from whet.fast.network import Network
+from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
 from whet.fast.pool import Captures, Key
-from whet.model.twin import GRAPHED
-from whet.rollout.guesser import Guesser
-from whet.rollout.pages import PagedCache
-from whet.rollout.rows import Chunk, Rows, sample
+from whet.model.ops import to_device
+from whet.model.twin import GRAPHED, PAGE, KVShape
+from whet.rollout.guesser import Guesser, extra_shapes
+from whet.rollout.pages import Cache, PagedCache
+from whet.rollout.rows import Chunk, Flight, Rows, sample
 from whet.rollout.runner import Drawn, burst, fork_rows, joined, single
 
 # ---- prefill
@@ -110,7 +112,7 @@ class Prefill:
 
     def tell(self, chunks: Sequence[Chunk], table: np.ndarray, tokens: int) -> None:
         """What `step` feeds next: rows with the pages of `table`."""
-        news = sent(self.device, *fed(chunks, table, tokens, ROWS, self.width))
+        news = to_device(self.device, *fed(chunks, table, tokens, ROWS, self.width))
         self._fed.tokens[:, :tokens].copy_(news[0])
         for there, new in zip(self._fed[1:], news[1:], strict=True):
             there.copy_(new)
@@ -122,7 +124,7 @@ class Prefill:
     def plain(self, chunks: Sequence[Chunk], table: np.ndarray) -> Tensor:
         """The same at once, without padding."""
         sizes = [chunk.size for chunk in chunks]
-        given = sent(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
+        given = to_device(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
         return self._forward(Fed(*given), max(sizes))
 
     def _forward(self, given: Fed, most: int) -> Tensor:
@@ -164,7 +166,34 @@ class Launch:
     done: torch.cuda.Event | None
 
 
+class GraphRunners:
+    """The `RunnerFactory` of this file: `whet.assembly` hands one to the engine on CUDA."""
+
+    page = PAGE
+
+    def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
+        return graphs_lack(shapes, device)
+
+    def make(
+        self,
+        twin: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        guesser: Guesser | None,
+        speculation: Speculation | None,
+    ) -> GraphRunner:
+        assert isinstance(cache, PagedCache), "graphs read pages"
+        layers = len(cache.keys) - (0 if guesser is None else len(extra_shapes(guesser.head)))
+        network = network_of(twin, cache.keys[:layers], cache.values[:layers])
+        lanes = Lanes(*rows.ids.shape, rows.device) if speculation is not None else None
+        if guesser is not None:
+            guesser.head.ops = KERNELS  # a captured step must not read lengths on the host
+        return GraphRunner(network, cache, rows, guesser, lanes, speculation)
+
+
 class GraphRunner:
+    packed = True
+
     def __init__(
         self,
         network: Network,
@@ -182,6 +211,7 @@ class GraphRunner:
             self.own |= {guesser.name}
         self.guards = speculation.drafters if speculation is not None else {}
         self.device = rows.device
+        self.wave = max(1, len(rows.token) // 16)
         self.sizes = buckets(len(rows.token))
         most = self.sizes[-1]
         width = cache.table.shape[1] + 1  # padded drafts lie beyond the last page
@@ -225,6 +255,14 @@ class GraphRunner:
                 if steps := self._steps_ahead(running, arm):
                     self._upload(running)
                     self._next = self._launch(running, arm, steps)
+
+    def enter(self, first: int) -> None:
+        if self.lanes is not None and first < self.rows.size:
+            self.rows.lane[first : self.rows.size] = self.lanes.enter(self.rows.flights[first:])
+
+    def leave(self, flight: Flight) -> None:
+        if self.lanes is not None:
+            self.lanes.leave(flight)
 
     def stats(self) -> dict[str, float]:
         return self.captures.stats()
@@ -462,11 +500,11 @@ class GraphRunner:
         self._uploaded = STALE
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
-        (last,) = sent(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
+        (last,) = to_device(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
         logits = self.network.logits(hidden[last])
         if source:
             fork_rows(self.cache, self.rows, running + n, source)
-            (asked,) = sent(self.device, np.array([*range(n), *(row - running for row in source)]))
+            (asked,) = to_device(self.device, np.array([*range(n), *(row - running for row in source)]))
             logits = logits[asked]
         return self._draw(logits, slice(running, self.rows.size))
 
@@ -477,7 +515,7 @@ class GraphRunner:
             token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
         else:
             bits = rows.temperature[part].astype(np.float32).view(np.int32)
-            keys, count, heat = sent(self.device, rows.keys[:, part], rows.count[part], bits)
+            keys, count, heat = to_device(self.device, rows.keys[:, part], rows.count[part], bits)
             token, log_prob = race(logits, keys, count, heat.view(torch.float32))
         return token.cpu().numpy(), log_prob.cpu().numpy()
 

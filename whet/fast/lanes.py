@@ -9,43 +9,14 @@ The host writes a lane when its flight enters a row, and never reads one.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from whet.fast.kernels.decode import Texts, lookup
+from whet.model.ops import to_device
 from whet.rollout.rows import Flight, Rows
-
-# ---- upload
-#
-# What the host tells the device without waiting for it.
-#
-# A copy from ordinary memory waits until the device has done all that was launched before it, steps ahead of their turn
-# among them, and then the device waits for the host. A copy from pinned memory takes its turn behind them. Used where
-# rows come and go (`lanes.py`, `guesser.py`); `device_rows.py` has buffers of its own for what it writes at every step.
-
-
-ALIGNED = 64
-"""Numbers, 256 bytes: each array begins where a tensor of its own might, as kernels are compiled for that."""
-
-
-def sent(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
-    """Arrays of whole numbers on the device, as int32 and in one copy.
-
-    >>> sent(torch.device("cpu"), np.array([[1, 2], [3, 4]]), np.array([5]))
-    [tensor([[1, 2],
-            [3, 4]], dtype=torch.int32), tensor([5], dtype=torch.int32)]
-    """
-    ends = list(accumulate(-(-array.size // ALIGNED) * ALIGNED for array in arrays))
-    packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
-    numbers, starts = packed.numpy(), [0, *ends[:-1]]
-    for start, array in zip(starts, arrays, strict=True):
-        numbers[start : start + array.size] = array.ravel()
-    there = packed.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
-    return [there[start : start + a.size].view(a.shape) for start, a in zip(starts, arrays, strict=True)]
-
 
 # ---- device rows
 #
@@ -182,7 +153,7 @@ class Lanes:
         for row, flight in zip(texts, flights, strict=True):
             row[: flight.prompt.size], row[flight.prompt.size : flight.known] = flight.prompt, flight.trace.ids
         siblings = self._kin({flight.request.prompt_id for flight in flights})
-        lane, written, text, *related = sent(self.device, np.array(lanes), known, texts, *siblings)
+        lane, written, text, *related = to_device(self.device, np.array(lanes), known, texts, *siblings)
         index = lane.long()
         self.history[index, : text.shape[1]] = text
         self.written[index] = written
@@ -196,7 +167,7 @@ class Lanes:
     def forget(self) -> None:
         """Texts of rollouts that have ended are nobody's kin any more."""
         self.of.fill_(-1)
-        self._acquaint(*sent(self.device, *self._kin({self._prompt[lane] for lane in self.lane.values()})))
+        self._acquaint(*to_device(self.device, *self._kin({self._prompt[lane] for lane in self.lane.values()})))
 
     def newest(self, state: Tensor) -> None:
         """The newest tokens of rows, `DeviceRows.state` as the host has just told it: drawn outside of a step, or not

@@ -6,12 +6,14 @@ first. A failed capture leaves CUDA's state broken: it is not caught.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from whet.model.meter import DeviceMeter
 
 # ---- pool
 #
@@ -44,63 +46,6 @@ def driver_bytes(device: torch.device) -> int:
     them; and what other processes take, so that a difference is worth something only where there are none."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
-
-
-# ---- meter
-#
-# How long a GPU worked: seconds between pairs of events on its stream. Off CUDA it measures nothing.
-#
-# The rollout engine puts a pair around what it launches together, a step or a burst of steps, the loop one around the
-# learner's step; what is left of a step's wall time is the GPU's idle time (`whet.watch.gpu_idle`). Gaps within a span,
-# between kernels and between the graphs of a burst, are not seen, so the idle share is a lower bound.
-
-
-FOLD = 1024
-"""Spans kept as events before they are summed up."""
-
-
-class DeviceMeter:
-    """
-    >>> meter = Meter(torch.device("cpu"))
-    >>> with meter.span():
-    ...     pass
-    >>> meter.seconds() is None
-    True
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.on = device.type == "cuda"
-        self.device = device
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._folded = 0.0
-
-    @contextmanager
-    def span(self) -> Iterator[None]:
-        """Around what is queued on the current stream; it does not wait for it."""
-        if not self.on:
-            yield
-            return
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        yield
-        end.record()
-        self._spans.append((begin, end))
-        if len(self._spans) >= FOLD:
-            self._fold()
-
-    def seconds(self) -> float | None:
-        """Since the last call, once all of it is done; None where there is no GPU."""
-        if not self.on:
-            return None
-        self._fold()
-        total, self._folded = self._folded, 0.0
-        return total
-
-    def _fold(self) -> None:
-        if self._spans:
-            self._spans[-1][1].synchronize()
-        self._folded += sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
-        self._spans.clear()
 
 
 Key = tuple[int, int, str]

@@ -1,19 +1,20 @@
-"""A checkpoint: a Hugging Face or peft folder, and below it in `state/` all that a run needs to go on.
+"""A checkpoint: a Hugging Face or peft folder, and below it in `state/` everything that a run needs to continue.
 
     config.json, model.safetensors, tokenizer.json, ...   loads with from_pretrained, or in a serving engine
-    (adapter_config.json, adapter_model.safetensors, ...  under LoRA: the same of a peft folder)
+    (adapter_config.json, adapter_model.safetensors, ...  under LoRA: the same as a peft folder)
     state/NAME.safetensors, NAME.npz, NAME.json           tensors, arrays, states
-    drafter/                                              of a run that trains one: a folder for a serving engine
+    drafter/                                              a folder for a serving engine, if the run trains a drafter
     manifest.json                                         written last: size and sha256 of every file above
 
-The state has its own folder because serving engines load every *.safetensors they find beside the
-weights. Nothing is ever read by pickle, and a folder that holds one is refused. The loop decides what
-goes in and `whet.run` where; torch is imported only by those who need tensors, so that reports need none.
+The state has its own folder because serving engines load every *.safetensors they find beside the weights. Nothing is
+ever read by pickle, and a folder that holds one is refused. `assembly.py` decides what goes in, `run.py` where it is
+written. torch is imported inside the functions that need tensors, so that reports do not need it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import zipfile
@@ -36,11 +37,11 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 STATE = "state"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
-HASH_THREADS = 4
+_HASH_THREADS = 4  # hashing releases the interpreter lock
 
 
 class TensorFiles(Mapping[str, "dict[str, Tensor]"]):
-    """Name to tensors, read from the disk at each access: masters and moments are three times a model."""
+    """Tensors by name, read from the disk at each access: masters and moments are three times the size of a model."""
 
     def __init__(self, paths: Mapping[str, Path]) -> None:
         self._paths = dict(paths)
@@ -65,6 +66,9 @@ class Checkpoint:
     states: Mapping[str, Any]
 
 
+# ---- writing
+
+
 def save_checkpoint(
     folder: Path,
     *,
@@ -75,9 +79,9 @@ def save_checkpoint(
     states: Mapping[str, Any],
     beside: Callable[[Path], object] | None = None,
 ) -> None:
-    """`folder` appears whole, and replaces an earlier one; until then, and after any failure, that one stands.
+    """Write `folder` as a whole and replace an earlier one; until then, and after any failure, the earlier one stays.
 
-    States are JSON: tuples come back as lists, keys as strings. `beside` writes what else belongs into the folder.
+    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder.
     """
     tmp = files.temporary(folder)
     files.remove_tree(tmp)
@@ -91,7 +95,8 @@ def save_checkpoint(
         for name, entry in tensors.items():
             _write_tensors(path / STATE / f"{name}.safetensors", entry)
         for name, table in arrays.items():
-            _write_arrays(path / STATE / f"{name}.npz", table)
+            assert not any(a.dtype.hasobject for a in table.values()), f"{name}.npz: objects would need pickle"
+            np.savez(path / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
         for name, state in states.items():
             (path / STATE / f"{name}.json").write_text(json.dumps(state))
         if beside is not None:
@@ -107,20 +112,74 @@ def save_checkpoint(
         raise
 
 
+def _write_model(model: PreTrainedModel, folder: Path) -> None:
+    from transformers import GenerationConfig
+    from transformers.utils import logging
+
+    from whet.model.lora import is_lora, save_lora
+
+    dtype, generation = model.config.dtype, model.generation_config
+    if is_lora(model):
+        save_lora(model, folder)
+    else:
+        try:
+            # transformers refuses to save generation settings that it calls inconsistent; many published models have
+            # such settings, so they are written below as they are.
+            model.generation_config = GenerationConfig()
+            logging.disable_progress_bar()  # it would break the display of the run
+            model.save_pretrained(folder)
+        finally:
+            model.config.dtype, model.generation_config = dtype, generation
+    if generation is not None:
+        generation.to_json_file(folder / "generation_config.json")
+
+
+def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    taken = 0
+    for name, tensor in sorted(plain.items(), key=lambda item: item[1].data_ptr()):
+        if tensor.data_ptr() < taken:  # safetensors refuses tensors that share memory, as tied weights do
+            plain[name] = tensor.to("cpu", copy=True)
+        taken = max(taken, tensor.data_ptr() + tensor.nbytes)
+    save_file(plain, path)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    digests = _hashes(folder, names)
+    listed = {name: {"size": (folder / name).stat().st_size, "sha256": digests[name]} for name in names}
+    return {"format": FORMAT, "files": listed}
+
+
+def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
+    def digest(name: str) -> str:
+        with (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        return dict(zip(names, pool.map(digest, names), strict=True))
+
+
+# ---- reading
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
-    """Arrays and states are read, tensors when asked for. Believes the files: `verify_checkpoint` is the judge."""
+    """Read arrays and states now, tensors on access. The files are trusted: `verify_checkpoint` checks them."""
     try:
         listed = [Path(name) for name in _read_manifest(folder)]
 
         def state_files(suffix: str) -> dict[str, Path]:
             return {p.stem: folder / p for p in listed if p.parent == Path(STATE) and p.suffix == suffix}
 
-        return Checkpoint(
-            folder=folder,
-            tensors=TensorFiles(state_files(".safetensors")),
-            arrays={name: _read_arrays(path) for name, path in state_files(".npz").items()},
-            states={name: json.loads(path.read_text()) for name, path in state_files(".json").items()},
-        )
+        arrays = {}
+        for name, path in state_files(".npz").items():
+            with np.load(path, allow_pickle=False) as archive:
+                arrays[name] = dict(archive.items())
+        states = {name: json.loads(path.read_text()) for name, path in state_files(".json").items()}
+        tensors = TensorFiles(state_files(".safetensors"))
+        return Checkpoint(folder=folder, tensors=tensors, arrays=arrays, states=states)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise WhetError(f"The checkpoint {folder} cannot be read: {error}.") from error
 
@@ -132,7 +191,7 @@ def verify_checkpoint(folder: Path) -> str | None:
         if pickles:
             return f"it holds {pickles[0]}, and files that run code when read are refused"
         listed = _read_manifest(folder)
-        for name, (size, _) in listed.items():
+        for name, (size, _) in listed.items():  # sizes first: they cost nothing
             path = folder / name
             if not path.is_file():
                 return f"{name} is missing"
@@ -146,10 +205,27 @@ def verify_checkpoint(folder: Path) -> str | None:
     return None
 
 
-def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
-    """The saved weights, copied into the very tensors the model has, so that whatever shares them stays valid.
+def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
+    """(size, sha256) of every file. Raises OSError or ValueError with the reason in words."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{MANIFEST} is missing, so it was never finished")
+    version, listed = 0, None
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        manifest = json.loads(path.read_bytes())
+        version = int(manifest["format"])
+        listed = {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+    if version > FORMAT:
+        raise ValueError(f"it was written by a newer whet (format {version}, this one reads up to {FORMAT})")
+    if listed is None:
+        raise ValueError(f"{MANIFEST} is unreadable")
+    return listed
 
-    Of a model with adapters these alone: what they stand on is frozen, and not saved.
+
+def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
+    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid.
+
+    For a model with adapters these are the adapters only: the base below them is frozen and not saved.
     """
     import torch
 
@@ -161,7 +237,7 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
     live = model.state_dict()  # shares storage with the parameters
     reached = set()
     with torch.no_grad():
-        for name, tensor in _read_weights(model, folder, set(live)):
+        for name, tensor in _read_weights(model, folder):
             if live[name].shape != tensor.shape:
                 shapes = f"{name} is {tuple(tensor.shape)} there and {tuple(live[name].shape)} in the model"
                 raise WhetError(f"The weights in {folder} are those of another model: {shapes}.")
@@ -172,135 +248,26 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
         raise WhetError(f"The weights in {folder} are those of another model: {missing[0]} is not among them.")
 
 
-def _read_weights(model: PreTrainedModel, folder: Path, wanted: set[str]) -> Iterator[tuple[str, Tensor]]:
-    from safetensors import safe_open
-
-    paths = sorted(folder.glob("model*.safetensors"))
-    if not paths:
-        raise WhetError(f"{folder} holds no model.safetensors.")
-    names: set[str] = set()
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            names.update(file.keys())
-    if not names <= wanted:  # transformers saves some networks under other names and shapes than it runs them with
-        yield from _converted_weights(model, folder)
-        return
-    for path in paths:
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (a file is no mapping)
-                yield name, file.get_tensor(name)
-
-
-def _converted_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """A second model in main memory: dear, but only transformers knows how to undo its own renaming.
-
-    It is read in the widest type of the live one, from which every narrower copy is exact.
-    """
-    import functools
-
+def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
     import torch
-
-    widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
-    with _quiet_transformers():
-        twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
-    if twin.state_dict().keys() != model.state_dict().keys():
-        raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
-    yield from twin.state_dict().items()
-
-
-def _write_model(model: PreTrainedModel, folder: Path) -> None:
-    from whet.model.lora import is_lora, save_lora
-
-    if is_lora(model):
-        save_lora(model, folder)
-    else:
-        _write_plain(model, folder)
-    if model.generation_config is not None:
-        model.generation_config.to_json_file(folder / "generation_config.json")
-
-
-def _write_plain(model: PreTrainedModel, folder: Path) -> None:
-    from transformers import GenerationConfig
-
-    dtype, generation = model.config.dtype, model.generation_config
-    try:
-        # transformers refuses to save generation settings it calls inconsistent, which many published models have.
-        model.generation_config = GenerationConfig()
-        with _quiet_transformers():
-            model.save_pretrained(folder)
-    finally:
-        model.config.dtype, model.generation_config = dtype, generation
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """No progress bars: they would tear the run's own display."""
+    from safetensors import safe_open
     from transformers.utils import logging
 
-    enabled = logging.is_progress_bar_enabled()
+    with contextlib.ExitStack() as stack:
+        paths = sorted(folder.glob("model*.safetensors"))
+        opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        if not opened:
+            raise WhetError(f"{folder} holds no model.safetensors.")
+        names = model.state_dict().keys()
+        if all(set(file.keys()) <= names for file in opened):
+            for file in opened:
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118 (not a mapping)
+            return
+    # transformers saves some networks under other names and shapes than it runs them with, and only transformers can
+    # undo that: a second model in main memory, in the widest type of the live one, so that every copy is exact.
+    widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
     logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if enabled:
-            logging.enable_progress_bar()
-
-
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save_file
-
-    plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    taken = 0
-    for name, tensor in sorted(plain.items(), key=lambda item: item[1].data_ptr()):
-        if tensor.data_ptr() < taken:  # safetensors knows no aliases, and tied weights are some
-            plain[name] = tensor.to("cpu", copy=True)
-        taken = max(taken, tensor.data_ptr() + tensor.nbytes)
-    save_file(plain, path)
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    assert not any(array.dtype.hasobject for array in arrays.values()), f"{path.name}: objects would need pickle"
-    np.savez(path, **arrays)  # type: ignore[arg-type]
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    digests = _hashes(folder, names)
-    return {
-        "format": FORMAT,
-        "files": {name: {"size": (folder / name).stat().st_size, "sha256": digests[name]} for name in names},
-    }
-
-
-def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
-    with ThreadPoolExecutor(HASH_THREADS) as pool:  # hashing frees the interpreter
-        return dict(zip(names, pool.map(lambda name: _sha256(folder / name), names), strict=True))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
-    """(size, sha256) of every file. Raises OSError or ValueError with the reason in words."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise ValueError(f"{MANIFEST} is missing, so it was never finished")
-    broken = ValueError(f"{MANIFEST} is unreadable")
-    try:
-        manifest = json.loads(path.read_bytes())
-        version = int(manifest["format"])
-    except (ValueError, KeyError, TypeError, OverflowError):
-        raise broken from None
-    if version > FORMAT:
-        raise ValueError(f"it was written by a newer whet (format {version}, this one reads up to {FORMAT})")
-    try:
-        return {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
-        raise broken from None
+    twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
+    if twin.state_dict().keys() != names:
+        raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
+    yield from twin.state_dict().items()

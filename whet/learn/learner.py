@@ -1,11 +1,11 @@
-"""The learner: a batch of judged rollouts in, one better policy out.
+"""The learner: it turns a batch of judged rollouts into a better policy.
 
-The loop calls `step` once a batch; each call is one version. Rollouts become samples (`samples.py`), samples become
-packs (`model/packing.py`), each pack one forward and backward, all packs of a batch one optimiser step (or several: by
-`learn.updates` and `learn.minibatches`). A batch without any signal takes no optimiser step: moments and weights stay,
-the version still advances, since the loop counts batches. It never touches rollouts, curricula or files: `tensors`,
-`state_dict` and `load` are what a checkpoint needs, and resumed training is bit for bit the uninterrupted one on a CPU.
-With LoRA the adapters are all that asks for a gradient, so they are all that is optimised, saved and copied here.
+The loop calls `step` once per batch; each call is one version. Rollouts become samples (`samples.py`), samples become
+packs (`model/packing.py`), each pack is one forward and backward pass, and all packs of a batch are one optimiser step
+(or several, by `learn.updates` and `learn.minibatches`). A batch without any signal takes no optimiser step: weights
+and moments stay, and the version still advances, since the loop counts batches. A checkpoint holds `tensors` and
+`state_dict`; training resumed by `load` equals the uninterrupted one bit for bit on a CPU. With LoRA only the adapters
+require a gradient, so only they are optimised, saved and copied. `warm_start` is the supervised training before it.
 """
 
 from __future__ import annotations
@@ -13,37 +13,87 @@ from __future__ import annotations
 import itertools
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
-from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, first_line
-from whet.fast.graphed import Graphed, full_sizes, worth_graphs
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
-from whet.learn.samples import Sample, Sums, made_up, make_samples, minibatches
-from whet.model.head import head_of, log_probs, score_sums
-from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_packs, packed_attention, put
+from whet.learn.samples import Sample, Sums, make_samples, minibatches
+from whet.model.head import head_of, log_probs, score_sums, wide_type
+from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_packs, packed_attention, upload
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
-PATIENCE = 3
-"""So many updates in a row that are not finite end the run."""
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # of a learner, in a checkpoint
+PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
+Run = Callable[[Pack], Tensor]  # a pack to its hidden states
+Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs them
+
+
+class Passes:
+    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them.
+
+    All of them are called inside `packed_attention(model)` and `layers(model)`.
+    """
+
+    def __init__(self, model: Any, config: Learn) -> None:
+        self.model = model
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        """A context around passes of `model`, which is the policy or its reference."""
+        return nullcontext()
+
+    def hidden_states(self, pack: Pack) -> Tensor:
+        """The hidden states of the policy, for a backward pass."""
+        return hidden_states(self.model, pack)
+
+    def read(self, model: Any, pack: Pack) -> Tensor:
+        """Hidden states without a gradient."""
+        return hidden_states(model, pack)
+
+    def log_probs(
+        self, hidden: Tensor, model: Any, pack: Pack, temperature: Tensor | float, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        return log_probs(hidden, head_of(model), pack.targets, temperature, entropy_grad=entropy_grad)
+
+    def rehearsals(self, pack_tokens: int, share: bool) -> Iterable[list[Sample]]:
+        """Made-up samples that fill each size of pack that is prepared at its first use, the largest first."""
+        return ()
+
+    def recover(self, error: Exception) -> bool:
+        """After a pass raised `error`: change to another form and return True if the pass may then work."""
+        return False
+
+    def free(self) -> bool:
+        """On a full device: release memory that is held between passes; False where there is none."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The samples of one optimiser step and the terms of their loss."""
+
+    samples: list[Sample]
+    old: list[Tensor] | None = None  # log-probs under the policy before the first update; None: those of this pass
+    reference: list[Tensor] | None = None  # log-probs under the reference
+    kl: float = 0.0
+    entropy: float = 0.0
+    scores: Scores = None
 
 
 class Learner:
-    can_signal: frozenset[str] = frozenset({"score"})
-    """Per-rollout signals a curriculum may ask for in `Report.signals`."""
+    can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
     def __init__(
         self,
@@ -51,23 +101,20 @@ class Learner:
         config: Learn,
         *,
         encode: Callable[[str], Sequence[int]],
-        device: torch.device | str | None = None,
-        graphs: bool = True,
+        passes: Callable[[Any, Learn], Passes] = Passes,
     ) -> None:
-        """`encode` gives the token ids of a prompt id. `device` is where batches go, by default the model's. `graphs`:
-        the memory of a pass may be kept from one step to the next; not where it is lent by the KV cache."""
+        """`encode` returns the token ids of a prompt id. `passes` makes the form in which the model is run."""
         self.model = model.eval()
         self.config = config
         self.version = 0
-        self.updates = 0
-        """Optimiser steps taken: what warms up the learning rate."""
+        self.updates = 0  # optimiser steps taken: the learning rate warms up by them
         self.skipped = 0
         self.skipped_in_row = 0
         self.ooms = 0
-        self.scored_s = 0.0
-        """Seconds of the last step for log-probs under the policy before it and the reference."""
+        self.scored_s = 0.0  # seconds of the last step for log-probs under the old policy and the reference
         self.pack_tokens = config.pack_tokens
-        self.device = torch.device(device) if device is not None else model.device
+        self.share = True  # prompts that several responses of a pack have are fed once
+        self.device = model.device
         self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
@@ -77,33 +124,26 @@ class Learner:
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         check_packing(model)
-        self.share = True
-        """Prompts that several responses of a pack have are fed once."""
-        fast = self.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
-        self.compiled = self._best_form() if config.compile and fast else ""
-        """One of `compiled.FORMS`; empty: nothing is."""
-        graphs = graphs and fast and config.compile and not config.checkpoint_activations
-        self.graphed = Graphed(model, self.pack_tokens) if graphs and worth_graphs(model, self.pack_tokens) else None
-        """Forward and backward as CUDA graphs, where the host would hold the device up."""
+        self.passes = passes(model, config)
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
-        """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` what signals are reported.
+        """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` which signals are reported.
 
-        Signals are of the rollouts that went through the model, under the weights before the first update.
+        Signals belong to the rollouts that went through the model, under the weights before the first update.
         """
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
-        self._heed(batch, kl)
+        self._apply_resets(batch, kl)
         lr = self._learning_rate(progress)
-        scores: dict[Key, Tensor] | None = {} if "score" in needs else None
+        scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
         self.scored_s = 0.0
         if samples:
-            parts = minibatches(samples, batch.minibatches or self.config.minibatches)
-            metrics = self._learn(samples, parts, kl, entropy, progress, scores)
+            count = batch.minibatches or self.config.minibatches
+            metrics = self._learn(_Part(samples, kl=kl, entropy=entropy, scores=scores), count, progress)
         self.version += 1
         metrics |= {
             "learn/lr": lr,
@@ -113,23 +153,23 @@ class Learner:
             "learn/skipped": float(self.skipped),
             "learn/oom": float(self.ooms),
         }
-        if self.device.type == "cuda":  # weights, cache and all, up to here
+        if self.device.type == "cuda":  # the peak so far, weights and cache included
             metrics["learn/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        return Report(
-            metrics={name: value for name, value in metrics.items() if math.isfinite(value)},
-            signals=_finite(scores or {}),
-        )
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return Report(metrics=finite, signals=_finite_signals(scores or {}))
 
     def rehearse(self) -> None:
-        """Passes over made-up packs of every size, for nothing: what is compiled or captured at the first of its kind
-        is so now, and not in the first updates, while an engine waits. Weights and moments stay."""
-        for tokens in full_sizes(self.pack_tokens) if self.graphed is not None else ():
-            longest = getattr(self.model.config.get_text_config(), "max_position_embeddings", tokens)
-            samples = made_up(tokens, longest, self.share)
-            for _ in range(2):  # the second time it is captured
-                self._within_memory(samples, partial(self._gradient, samples, None, None, 0.0, 0.0, None))
+        """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
+
+        Weights and moments stay.
+        """
+        for samples in self.passes.rehearsals(self.pack_tokens, self.share):
+            for _ in range(2):  # a size is captured at its second pass
+                self._within_memory(samples, partial(self._gradient, _Part(samples)))
                 self.optimizer.zero_grad()
             self._within_memory(samples, partial(self._score, self.model, samples))
+
+    # ---- checkpoints
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
@@ -141,39 +181,22 @@ class Learner:
         return {kind: named for kind, named in kinds.items() if named}
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in STATE}
 
     def load(self, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> None:
-        """The live weights are the caller's to load, before this."""
+        """Load the state of a checkpoint; the caller has loaded the live weights before."""
         self.optimizer.load(tensors.get("masters", {}), tensors.get("optimizer", {}))
         self._reference = None
         if reference := tensors.get("reference"):
             self._make_reference()
             self._fill_reference(reference)
-        for name in self.state_dict():
+        for name in STATE:
             setattr(self, name, state[name])
 
-    def _best_form(self) -> str:
-        """Tried before the first batch; a model that the compiler does not master is trained as it is."""
-        tokens, found = self.pack_tokens, None
-        while found is None:
-            try:
-                found = best_form(self.model, tokens, self.config.checkpoint_activations)
-            except torch.OutOfMemoryError:
-                tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
-            torch.cuda.empty_cache()
-        form, reason = found
-        if reason:
-            self._say_what_is_compiled(form, reason)
-        return form
+    # ---- the reference
 
-    def _say_what_is_compiled(self, form: str, reason: str) -> None:
-        how = f"with only {FORMS[form]} compiled" if form else "without the compiler"
-        warnings.warn(f"{type(self.model).__name__} is trained {how}, more slowly: {reason}", stacklevel=3)
-
-    def _heed(self, batch: Batch, kl: float) -> None:
-        """Resets, and the reference: made when KL is first wanted, of the weights as they are then."""
+    def _apply_resets(self, batch: Batch, kl: float) -> None:
+        """Reset what the batch asks for. The reference is made when KL is first used, from the weights of that time."""
         if batch.reset_optimizer:
             self.optimizer.reset()
         if kl and self._reference is None:
@@ -182,7 +205,7 @@ class Learner:
             self._fill_reference(self.optimizer.live)
 
     def _make_reference(self) -> None:
-        """Copies what is trained and shares what is frozen: a whole model, or under LoRA a second pair of adapters.
+        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters.
 
         Fresh adapters (B = 0) add exactly nothing, so their reference is the model with adapters off.
         """
@@ -199,33 +222,37 @@ class Learner:
             return {}
         return {name: self._reference.get_parameter(name).detach() for name in self.optimizer.live}
 
+    # ---- updates
+
     def _learning_rate(self, progress: float) -> float:
         c = self.config
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
-    def _learn(
-        self,
-        samples: list[Sample],
-        parts: list[tuple[list[Sample], list[int]]],
-        kl: float,
-        entropy: float,
-        progress: float,
-        scores: dict[Key, Tensor] | None,
-    ) -> dict[str, float]:
-        """All updates of a batch; a skipped one ends it. Metrics are of the last pass, scores from before the first."""
+    def _learn(self, batch: _Part, count: int, progress: float) -> dict[str, float]:
+        """All updates of a batch, cut into `count` parts; a skipped update ends it.
+
+        Metrics belong to the last pass, scores to the weights before the first update.
+        """
+        samples, scores = batch.samples, batch.scores
+        parts = minibatches(samples, count)
         begun = time.perf_counter()
-        old: list[Tensor] | None = None
+        old = reference = None
         if self.config.updates * len(parts) > 1:
-            old = self._within_memory(samples, lambda: self._score(self.model, samples, scores))
+            old = self._within_memory(samples, lambda: self._score(self.model, samples, batch.scores))
             scores = None
-        reference = self._within_memory(samples, lambda: self._score(self._reference, samples)) if kl else None
-        self.scored_s = self._since(begun) if old or reference else 0.0
+        if batch.kl:
+            reference = self._within_memory(samples, lambda: self._score(self._reference, samples))
+        if old or reference:
+            if self.device.type == "cuda":  # work that is still queued counts too
+                torch.cuda.synchronize(self.device)
+            self.scored_s = time.perf_counter() - begun
         metrics: dict[str, float] = {}
         for _ in range(self.config.updates):
             sums = Sums()
             for mine, places in parts:
-                before, against = (None if all_ is None else [all_[i] for i in places] for all_ in (old, reference))
-                found = self._within_memory(mine, partial(self._gradient, mine, before, against, kl, entropy, scores))
+                known = [None if every is None else [every[i] for i in places] for every in (old, reference)]
+                part = _Part(mine, *known, batch.kl, batch.entropy, scores)
+                found = self._within_memory(mine, partial(self._gradient, part))
                 norm = self.optimizer.grad_norm()
                 sums.join(found, 1 / len(parts))
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
@@ -237,12 +264,6 @@ class Learner:
                 self.skipped_in_row = 0
         return metrics
 
-    def _since(self, begun: float) -> float:
-        """Seconds, what is queued on the device included."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - begun
-
     def _skip(self) -> None:
         self.optimizer.zero_grad()
         self.skipped += 1
@@ -253,100 +274,80 @@ class Learner:
                 "lower learn.lr, or go back to the last checkpoint."
             )
 
-    def _gradient(
-        self,
-        samples: list[Sample],
-        old: list[Tensor] | None,
-        reference: list[Tensor] | None,
-        kl: float,
-        entropy: float,
-        scores: dict[Key, Tensor] | None,
-    ) -> Sums:
-        """The gradient of the whole batch, pack by pack, left in the optimiser; and the scores, if they are wanted."""
+    def _gradient(self, part: _Part) -> Sums:
+        """Leave the gradient of the whole part in the optimiser, pack by pack."""
         sums = Sums()
-        again = self.config.checkpoint_activations
-        with packed_attention(self.model, again), compiled_layers(self.model, self.compiled):
-            for pack in self._packs(samples):
-                loss, parts = self._loss(pack, samples, old, reference, kl, entropy, scores)
+        with packed_attention(self.model, self.config.checkpoint_activations), self.passes.layers(self.model):
+            for pack in self._packs(part.samples, self.device):
+                loss, metrics = self._loss(pack, part)
                 loss.backward()
                 self.optimizer.accumulate()
-                sums.add(loss, parts)
+                sums.add(loss, metrics)
         return sums
 
-    def _loss(
-        self,
-        pack: Pack,
-        samples: list[Sample],
-        old: list[Tensor] | None,
-        reference: list[Tensor] | None,
-        kl: float,
-        entropy: float,
-        scores: dict[Key, Tensor] | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        c, members = self.config, [samples[i] for i in pack.members]
-        head, heat = head_of(self.model), _temperature(pack, members)
-        behaviour, advantage, weight = _columns(members, pack, head.weight)
-        hidden = hidden_states(self.model, pack) if self.graphed is None else self.graphed(pack)
-        if scores is not None:
-            sums = score_sums(hidden, head, pack.targets, pack.counts, heat)
-            scores.update(zip((s.key for s in members), sums, strict=True))
-        lp, entropies = log_probs(
-            hidden, head, pack.targets, heat, entropy_grad=entropy != 0.0, compiled=bool(self.compiled)
-        )
-        lp_old = lp.detach() if old is None else torch.cat([old[i] for i in pack.members])
+    def _loss(self, pack: Pack, part: _Part) -> tuple[Tensor, dict[str, Tensor]]:
+        """(the loss of a pack, metrics with one number per token); see `losses.py` for the formula."""
+        c, members = self.config, [part.samples[i] for i in pack.members]
+        behaviour, advantage, weight = _columns(members, pack, wide_type(head_of(self.model).weight))
+        run = self.passes.hidden_states
+        lp, entropies = self._forward(self.model, pack, members, run, part.scores, entropy_grad=part.entropy != 0.0)
+        lp_old = lp.detach() if part.old is None else torch.cat([part.old[i] for i in pack.members])
         w = importance(lp_old, behaviour, c.importance_cap)
-        surrogate, held = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
+        surrogate, clipped = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
         token_loss = w * surrogate
-        parts = {"entropy": entropies, "importance": w, "clipped": held, "mismatch": (lp_old - behaviour).abs()}
-        if reference is not None:
-            parts["kl"] = k3(lp, torch.cat([reference[i] for i in pack.members]))
-            token_loss = token_loss + kl * parts["kl"]
-        if entropy:
-            token_loss = token_loss - entropy * entropies
-        return (weight * token_loss).sum(), parts
+        metrics = {"entropy": entropies, "importance": w, "clipped": clipped, "mismatch": (lp_old - behaviour).abs()}
+        if part.reference is not None:
+            metrics["kl"] = k3(lp, torch.cat([part.reference[i] for i in pack.members]))
+            token_loss = token_loss + part.kl * metrics["kl"]
+        if part.entropy:
+            token_loss = token_loss - part.entropy * entropies
+        return (weight * token_loss).sum(), metrics
 
     @torch.no_grad()
-    def _score(self, model: Any, samples: list[Sample], scores: dict[Key, Tensor] | None = None) -> list[Tensor]:
-        """Log-probs of every response under `model`, in the order of the samples; and the scores, if wanted."""
+    def _score(self, model: Any, samples: list[Sample], scores: Scores = None) -> list[Tensor]:
+        """Log-probs of every response under `model`, in the order of the samples."""
         out: dict[int, Tensor] = {}
-        with packed_attention(model), compiled_layers(model, self.compiled):
-            for pack in self._packs(samples):
-                heat = _temperature(pack, [samples[i] for i in pack.members])
-                graphed = self.graphed if model is self.model else None
-                hidden = hidden_states(model, pack) if graphed is None else graphed.read(pack)
-                if scores is not None:
-                    sums = score_sums(hidden, head_of(model), pack.targets, pack.counts, heat)
-                    scores.update(zip((samples[i].key for i in pack.members), sums, strict=True))
-                lp, _ = log_probs(hidden, head_of(model), pack.targets, heat, compiled=bool(self.compiled))
+        with packed_attention(model), self.passes.layers(model):
+            for pack in self._packs(samples, self.device):
+                members = [samples[i] for i in pack.members]
+                lp, _ = self._forward(model, pack, members, partial(self.passes.read, model), scores)
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
         return [out[i] for i in range(len(samples))]
 
-    def _packs(self, samples: list[Sample], device: torch.device | str | None = None) -> list[Pack]:
-        pairs = [(s.prompt, s.response) for s in samples]
-        return make_packs(pairs, self.pack_tokens, device or self.device, self.share)
+    def _forward(
+        self, model: Any, pack: Pack, members: list[Sample], run: Run, scores: Scores, entropy_grad: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """(log-probs, entropies) of the response tokens of a pack. Scores, if wanted, are those of its members."""
+        heats = [s.temperature for s in members]
+        heat: Tensor | float = heats[0]
+        if len(set(heats)) > 1:
+            heat = torch.tensor(heats, dtype=torch.float64, device=pack.owner.device)[pack.owner]
+        hidden = run(pack)
+        if scores is not None:
+            sums = score_sums(hidden, head_of(model), pack.targets, pack.counts, heat)
+            scores.update(zip((s.key for s in members), sums, strict=True))
+        return self.passes.log_probs(hidden, model, pack, heat, entropy_grad)
+
+    def _packs(self, samples: list[Sample], device: torch.device) -> list[Pack]:
+        return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, device, self.share)
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
-        """`work`, again with smaller packs each time the device is full, down to one sequence a pack.
-
-        Also again, once, where the compiler fails after all: on the way without gradients it was not tried.
-        """
+        """Run `work`, again with smaller packs each time the device is full, down to one sequence per pack."""
         while True:
             try:
                 return work()
             except torch.OutOfMemoryError:
                 self.ooms += 1
-            except TorchDynamoException as error:
-                self.compiled = ""
-                self._say_what_is_compiled("", first_line(error))
+            except Exception as error:
+                if not self.passes.recover(error):
+                    raise
                 self.optimizer.zero_grad()
                 continue
             # Here, after the handler, the traceback no longer keeps the failed pass alive.
             self.optimizer.zero_grad()
-            if self.graphed is not None:  # they keep the memory of a whole pass: first without them
-                self.graphed.stop("the memory they hold is needed")
-                self.graphed = None
+            if self.passes.free():
                 continue
-            packs = self._packs(samples, "cpu")
+            packs = self._packs(samples, torch.device("cpu"))
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
                 raise WhetError(
@@ -358,25 +359,18 @@ class Learner:
             torch.cuda.empty_cache()
 
 
-def _temperature(pack: Pack, members: list[Sample]) -> Tensor | float:
-    heats = [s.temperature for s in members]
-    if len(set(heats)) == 1:
-        return heats[0]
-    return torch.tensor(heats, dtype=torch.float64, device=pack.owner.device)[pack.owner]
+def _columns(members: list[Sample], pack: Pack, dtype: torch.dtype) -> list[Tensor]:
+    """Behaviour log-probs, advantages and weights, each [R] in the precision of log-probs.
 
-
-def _columns(members: list[Sample], pack: Pack, weight: Tensor) -> list[Tensor]:
-    """Behaviour log-probs, advantages and weights, a number a token, in the precision of log-probs.
-
-    Made before the forward pass is queued: a copy from the host after it could wait for its end.
+    They are made before the forward pass is queued: a copy from the host after it could wait for its end.
     """
     rows = [np.concatenate([s.behaviour for s in members])]
     rows += [np.repeat([getattr(s, name) for s in members], pack.counts) for name in ("advantage", "weight")]
-    return put(rows, pack.owner.device, torch.float64 if weight.dtype == torch.float64 else torch.float32)
+    return upload(rows, pack.owner.device, dtype)
 
 
-def _finite(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:
-    """As signals. An update that diverges must not reach what a curriculum remembers."""
+def _finite_signals(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:
+    """Scores as signals, without those of an update that diverges: a curriculum would remember them."""
     if not scores:
         return {}
     rows = torch.stack(list(scores.values())).float().cpu().numpy()
@@ -384,12 +378,6 @@ def _finite(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndar
 
 
 # ---- warm start
-#
-# Supervised fine-tuning on worked solutions, before reinforcement learning: a base that is right now and then.
-#
-# The loop calls `warm_start` once, before the first rollout. Same packs, head and optimiser as the learner; the loss is
-# the mean cross-entropy over the response tokens of an update, at temperature 1. Nothing is drawn at random here: the
-# same batches give the same weights.
 
 
 def warm_start(
@@ -399,16 +387,17 @@ def warm_start(
     steps: int,
     lr: float,
     pack_tokens: int = 4096,
-    grad_clip: float = 1.0,
     on_step: Callable[[int, float], None] | None = None,
 ) -> float:
-    """`steps` updates, one a batch of (prompt ids, response ids with the end token); gives the last loss.
+    """Supervised fine-tuning on worked solutions, so that the base is right now and then; returns the last loss.
 
-    The learning rate is that of `warm_start_rate`. `on_step(step, loss)` is told each loss.
+    `steps` updates, one per batch of (prompt ids, response ids with the end token), by `warm_start_rate`. The loss is
+    the mean cross-entropy over the response tokens, at temperature 1. Nothing is drawn at random, so the same batches
+    give the same weights. `on_step(step, loss)` is called after each update.
     """
     model.eval()
     check_packing(model)
-    optimizer = AdamW(model, grad_clip=grad_clip)
+    optimizer = AdamW(model)
     loss, done = math.nan, 0
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss = _cross_entropy(model, optimizer, pairs, pack_tokens)
@@ -425,7 +414,7 @@ def warm_start(
 
 
 def warm_start_rate(lr: float, step: int, steps: int) -> float:
-    """Up to lr over the first twentieth of the steps, while falling linearly to lr / 10 at the last one.
+    """The rate rises to lr over the first twentieth of the steps, and falls linearly to lr / 10 at the last one.
 
     >>> [round(warm_start_rate(1.0, s, 40), 3) for s in (0, 1, 39)]
     [0.5, 0.977, 0.1]
@@ -435,7 +424,7 @@ def warm_start_rate(lr: float, step: int, steps: int) -> float:
 
 
 def _cross_entropy(model: Any, optimizer: AdamW, pairs: Sequence[Pair], pack_tokens: int) -> float:
-    """Leaves the gradient in the optimiser."""
+    """The mean loss of the response tokens; its gradient is left in the optimiser."""
     tokens = sum(len(response) for _, response in pairs)
     total = 0.0
     with packed_attention(model):

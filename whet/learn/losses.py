@@ -1,10 +1,9 @@
-"""The loss a token, and the weight of a token in the loss of a batch. Pure functions on tensors and arrays.
+"""The loss of a token, and the weight of a token in the loss of a batch: pure functions on tensors and arrays.
 
 The learner adds up  sum over tokens of weight * (importance * surrogate + kl_coef * k3 - entropy_coef * entropy).
 The weights are known before the first forward pass, so cutting a batch into micro-batches cannot change its gradient.
-A surrogate takes (lp, lp_old, advantage, owner, clip_low, clip_high), all [tokens] but the two numbers, and gives the
-loss of each token and whether clipping held its gradient back. `owner` numbers the rollout a token belongs to. A new
-estimator is one function here or in `advantages.py` and one line in ESTIMATORS.
+A surrogate returns the loss of each token, and whether clipping stopped its gradient. A new estimator is one function
+here or in `advantages.py`, and one line in ESTIMATORS.
 """
 
 from __future__ import annotations
@@ -18,54 +17,52 @@ from torch import Tensor
 
 from whet.learn import advantages
 
-Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]]
+# Shapes: lp, lp_old, lp_behaviour, lp_reference, advantage: [R], one number per response token of a pack.
+#         owner: [R] int64, the rollout (0, 1, ...) of the pack that a token belongs to.  low, high: clipping bounds.
+
+TokenLoss = tuple[Tensor, Tensor]  # (loss [R], clipped [R] bool)
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
 
 
-def plain(
-    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """-A lp (REINFORCE). Nothing is clipped; more than one update a batch is off-policy without a correction."""
+def plain(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+    """-A lp (REINFORCE). Nothing is clipped; more than one update per batch is off-policy without a correction."""
     return -advantage * lp, torch.zeros_like(lp, dtype=torch.bool)
 
 
-def clipped(
-    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
+def clipped(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r = exp(lp - lp_old) (Schulman et al. 2017; two bounds as in DAPO)."""
-    return _clip(torch.exp(lp - lp_old), advantage, clip_low, clip_high)
+    return _clip(torch.exp(lp - lp_old), advantage, low, high)
 
 
-def gspo(
-    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate with one ratio a rollout, s = exp(mean over its tokens of lp - lp_old).
+def gspo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
+    """The clipped surrogate with one ratio per rollout, s = exp(mean over its tokens of lp - lp_old).
 
-    Zheng et al. 2025 (GSPO), in the paper's token form: s_t = stop_grad(s) * exp(lp_t - stop_grad(lp_t)), so
-    under the `sequence` aggregate the gradient is s A (1/n) sum grad lp_t. s stays far closer to 1 than a token's
-    ratio: the paper clips at 3e-4 and 4e-4.
+    Zheng et al. 2025 (GSPO), in the token form of the paper: s_t = stop_grad(s) * exp(lp_t - stop_grad(lp_t)), so that
+    under the `sequence` aggregate the gradient is s A (1/n) sum grad lp_t. s stays far closer to 1 than the ratio of a
+    token: the paper clips at 3e-4 and 4e-4.
     """
     log_ratio = (lp - lp_old).detach()
     rollouts = int(owner.max()) + 1
     total = log_ratio.new_zeros(rollouts).index_add_(0, owner, log_ratio)
     mean = total / torch.bincount(owner, minlength=rollouts).clamp(min=1)
-    return _clip(torch.exp(lp - lp.detach() + mean[owner]), advantage, clip_low, clip_high)
+    return _clip(torch.exp(lp - lp.detach() + mean[owner]), advantage, low, high)
 
 
-def cispo(
-    lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, clip_low: float, clip_high: float
-) -> tuple[Tensor, Tensor]:
+def cispo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
     """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient.
 
-    The paper leaves the lower bound open; a clip_low of 1 or more does that.
+    The paper leaves the lower bound open, which is low >= 1 here.
     """
     ratio = torch.exp(lp - lp_old).detach()
-    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    bounded = ratio.clamp(1.0 - low, 1.0 + high)
     return -bounded * advantage * lp, bounded != ratio
 
 
 def importance(lp_old: Tensor, lp_behaviour: Tensor, cap: float) -> Tensor:
-    """w = stop_grad(min(exp(lp_old - lp_behaviour), C)): rollouts are drawn by slightly other numbers, or by older
-    weights, than the learner's (Yao et al. 2025, truncated importance sampling)."""
+    """w = stop_grad(min(exp(lp_old - lp_behaviour), C)), truncated importance sampling (Yao et al. 2025).
+
+    It corrects for rollouts drawn with slightly other numerics, or by older weights, than the learner's.
+    """
     return torch.exp(lp_old - lp_behaviour).clamp(max=cap).detach()
 
 
@@ -76,41 +73,37 @@ def k3(lp: Tensor, lp_reference: Tensor) -> Tensor:
 
 
 def token_weights(
-    aggregate: str,
-    lengths: Sequence[np.ndarray],
-    limits: Sequence[np.ndarray],
-    group_weights: Sequence[float | None],
+    aggregate: str, lengths: Sequence[np.ndarray], limits: Sequence[np.ndarray], group_weights: Sequence[float | None]
 ) -> list[np.ndarray]:
     """The weight of a token of each rollout, so that loss = sum over all tokens of weight * token loss.
 
-    lengths[g][i] counts the tokens of judged rollout i of group g, limits[g][i] is the limit it was written under.
-    loss = sum_g w_g agg_g, w_g = group_weights[g] or 1 / number of groups; with n rollouts in the group,
+    lengths[g][i] is the number of tokens of judged rollout i of group g, limits[g][i] the limit it was written under.
+    loss = sum_g w_g agg_g, with w_g = group_weights[g], or 1 / number of groups where that is None. For n rollouts,
     - sequence (GRPO): agg_g = 1/n sum_i mean_t l. Groups of 2 and of 8 weigh the same.
     - group_tokens: agg_g = the mean over all tokens of the group.
     - constant (Dr.GRPO): agg_g = 1/n sum_i sum_t l / limit_i: no bias towards short right and long wrong answers.
-    - batch_tokens (DAPO as released): the mean over all tokens of the batch, each counted w_g times. Here alone a group
+    - batch_tokens (DAPO as released): the mean over all tokens of the batch, each counted w_g times. Only here a group
       weighs by its size, and only the ratios of w_g matter.
     """
-    groups = len(lengths)
-    every = sum(int(n.sum()) * (1.0 / groups if w is None else w) for n, w in zip(lengths, group_weights, strict=True))
-    out = []
-    for n, limit, weight in zip(lengths, limits, group_weights, strict=True):
-        w = 1.0 / groups if weight is None else weight
+    shares = [1.0 / len(lengths) if weight is None else weight for weight in group_weights]
+    every = sum(int(n.sum()) * w for n, w in zip(lengths, shares, strict=True))
+
+    def weigh(n: np.ndarray, limit: np.ndarray, w: float) -> np.ndarray:
         if n.size == 0:
-            out.append(np.zeros(0))
-        elif aggregate == "sequence":
-            out.append(w / (n.size * n))
-        elif aggregate == "group_tokens":
-            out.append(np.full(n.size, w / n.sum()))
-        elif aggregate == "constant":
-            out.append(w / (n.size * limit))
-        else:
-            assert aggregate == "batch_tokens", aggregate
-            out.append(np.full(n.size, w / every))
-    return out
+            return np.zeros(0)
+        if aggregate == "sequence":
+            return w / (n.size * n)
+        if aggregate == "group_tokens":
+            return np.full(n.size, w / n.sum())
+        if aggregate == "constant":
+            return w / (n.size * limit)
+        assert aggregate == "batch_tokens", aggregate
+        return np.full(n.size, w / every)
+
+    return [weigh(*group) for group in zip(lengths, limits, shares, strict=True)]
 
 
-def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLoss:
     free = ratio * advantage
     bounded = ratio.clamp(1.0 - low, 1.0 + high) * advantage
     return -torch.minimum(free, bounded), bounded < free
@@ -119,10 +112,11 @@ def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Te
 class Estimator(NamedTuple):
     advantage: advantages.Advantage
     surrogate: Surrogate
-    aggregate: str
-    """How its paper (or released code) makes one number of the token losses."""
+    aggregate: str  # how the paper, or its released code, makes one number of the token losses
 
 
+# REINFORCE and RLOO sum the log-probs of a response; `constant` is that sum up to a factor. With one update per batch
+# the ratio is 1, and the clipped surrogate has the gradient of the plain one.
 ESTIMATORS = {
     "reinforce": Estimator(advantages.reinforce, plain, "constant"),
     "rloo": Estimator(advantages.rloo, clipped, "constant"),
@@ -133,5 +127,3 @@ ESTIMATORS = {
     "gspo": Estimator(advantages.grpo, gspo, "sequence"),
     "cispo": Estimator(advantages.grpo, cispo, "group_tokens"),
 }
-"""REINFORCE and RLOO sum the log-probs of a response; `constant` is that sum up to a factor. With one update a batch
-the ratio is 1 and the clipped surrogate has the gradient of the plain one."""

@@ -1,10 +1,10 @@
 """AdamW that owns fp32 masters where the live weights are bf16 or fp16, and writes them back in place.
 
-A bf16 weight near 1 cannot hold a change below 0.004: at lr 1e-6 it would hardly ever move. So masters, moments and
-the gradient summed over micro-batches are fp32; fp32 and fp64 weights are their own masters. The rollout twin shares
-the live Parameters: they are only ever written in place. Weight decay is decoupled and spares what is not a matrix of
-weights: norms, biases (fewer than two dimensions) and embeddings, a head tied to them included.
-An update is: backward and `accumulate` per micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
+The learner and the warm start call it. A bf16 weight near 1 cannot hold a change below 0.004: at lr 1e-6 it would
+hardly ever move. So masters, moments and the gradient summed over micro-batches are fp32; fp32 and fp64 weights are
+their own masters. The rollout twin shares the live Parameters, so they are only ever written in place. Weight decay is
+decoupled and spares norms and biases (fewer than two dimensions), embeddings, and a head tied to them. An update is:
+backward and `accumulate` for each micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from whet.errors import WhetError
 
+TINY_MODEL = 10_000_000  # parameters: a model up to this size bears the learning rate of adapters
 _HALF = (torch.bfloat16, torch.float16)
 
 
@@ -34,27 +35,41 @@ def learning_rate(step: int, progress: float, *, peak: float, warmup: int, sched
     return peak * warm * shape[schedule]
 
 
+def default_lr(parameters: int) -> float:
+    """2e-4 for adapters (0) and tiny models; for all weights of a larger one 1e-5 up to 0.1 billion, 1e-6 from 1.5 on.
+
+    In between 10^(-5 - ln(N / 0.1e9) / ln(15)), to two digits. 1e-6 at 1.5B is what DeepScaleR, FastCuRL and SPEED
+    take (their recipes in recipes/papers); the other end is ours: SmolLM2-135M learns at 5e-6 (recipes/gsm8k.toml).
+
+    >>> [default_lr(n) for n in (0, 223_000, 50_000_000, 135_000_000, 500_000_000, 1_500_000_000, 7_000_000_000)]
+    [0.0002, 0.0002, 1e-05, 7.7e-06, 2.5e-06, 1e-06, 1e-06]
+    """
+    if parameters <= TINY_MODEL:
+        return 2e-4
+    place = min(1.0, max(0.0, math.log(parameters / 0.1e9) / math.log(15)))
+    return float(f"{10 ** (-5 - place):.1e}")
+
+
 class AdamW:
-    """betas (0.9, 0.999), eps 1e-8 (Loshchilov & Hutter 2019), over the parameters that ask for a gradient."""
+    """betas (0.9, 0.999), eps 1e-8 (Loshchilov & Hutter 2019), over the parameters that require a gradient."""
 
     def __init__(self, model: nn.Module, *, weight_decay: float = 0.0, grad_clip: float = 1.0) -> None:
         self.grad_clip = grad_clip
         self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {name: _master(p) for name, p in self.live.items()}
         self._halves = [name for name, p in self.live.items() if p.dtype in _HALF]
-        self._written = {name: self.live[name]._version for name in self._halves}
+        copies = {name: nn.Parameter(self.live[name].detach().float()) for name in self._halves}
+        self.masters = {name: copies.get(name, p) for name, p in self.live.items()}
+        self._written = {name: self.live[name]._version for name in self._halves}  # at the last write from a master
         embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
-        spared = [n for n, p in self.live.items() if p.ndim < 2 or id(p) in embedded]
-        decayed = [n for n in self.live if n not in set(spared)]
-        groups = [
-            {"params": [self.masters[n] for n in names], "weight_decay": decay}
-            for names, decay in ((decayed, weight_decay), (spared, 0.0))
-            if names
-        ]
+        spared = {name for name, p in self.live.items() if p.ndim < 2 or id(p) in embedded}
+        decayed = [m for name, m in self.masters.items() if name not in spared]
+        others = [m for name, m in self.masters.items() if name in spared]
+        decays = [(decayed, weight_decay), (others, 0.0)]
+        groups = [{"params": masters, "weight_decay": decay} for masters, decay in decays if masters]
         self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
 
     def accumulate(self) -> None:
-        """After each backward: half-precision gradients are added to the masters' fp32 ones and dropped."""
+        """After each backward: add half-precision gradients to the fp32 gradients of the masters, and drop them."""
         first: list[tuple[Tensor, Tensor]] = []
         more: list[tuple[Tensor, Tensor]] = []
         for name in self._halves:
@@ -64,38 +79,39 @@ class AdamW:
                 master.grad = torch.empty_like(master) if master.grad is None else master.grad
                 pairs.append((master.grad, live.grad))
                 live.grad = None
+        # One launch for all tensors, not one for each.
         for pairs, write in ((first, torch._foreach_copy_), (more, torch._foreach_add_)):
             if pairs:
                 write([to for to, _ in pairs], [what for _, what in pairs])
 
     def grad_norm(self) -> float:
-        """Of the whole accumulated gradient."""
+        """Norm of the whole accumulated gradient."""
         grads = [m.grad for m in self.masters.values() if m.grad is not None]
         return float(nn.utils.get_total_norm(grads)) if grads else 0.0
 
     @torch.no_grad()
     def step(self, lr: float, norm: float) -> None:
-        """One update with the gradient scaled to `grad_clip` where its norm is larger; the gradient is used up."""
-        self._adopt()
+        """One update, with the gradient scaled down to `grad_clip` where its norm is larger; drops the gradient."""
+        self._follow_live()
         for group in self._adam.param_groups:
             group["lr"] = lr
         if norm > self.grad_clip:
             torch._foreach_mul_([m.grad for m in self.masters.values() if m.grad is not None], self.grad_clip / norm)
         self._adam.step()
         self.zero_grad()
-        self._publish()
+        self._write_live()
 
     def zero_grad(self) -> None:
         for p in (*self.live.values(), *self.masters.values()):
             p.grad = None
 
     def reset(self) -> None:
-        """Moments back to zero, bias correction from the start; masters stay."""
+        """Set the moments to zero and start bias correction again; masters stay."""
         self._adam.state.clear()
 
     def master_tensors(self) -> dict[str, Tensor]:
-        """Only those that are not the live weights themselves."""
-        self._adopt()
+        """Masters that are not the live weights themselves."""
+        self._follow_live()
         return {name: self.masters[name].detach() for name in self._halves}
 
     def moment_tensors(self) -> dict[str, Tensor]:
@@ -104,9 +120,8 @@ class AdamW:
 
     @torch.no_grad()
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-        """What the two above gave. Copied in place; the live weights follow the masters."""
-        if set(masters) != set(self._halves):
-            odd = sorted(set(masters) ^ set(self._halves))
+        """Copy in place what `master_tensors` and `moment_tensors` returned; the live weights follow the masters."""
+        if odd := sorted(set(masters) ^ set(self._halves)):
             raise WhetError(
                 f"The checkpoint's masters do not fit this model (first difference: {odd[0]}); same model and dtype?"
             )
@@ -119,21 +134,17 @@ class AdamW:
                 raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
             master = self.masters[name]
             self._adam.state[master][part] = tensor.to(master.device, copy=True)
-        self._publish()
+        self._write_live()
 
     @torch.no_grad()
-    def _adopt(self) -> None:
-        """Live weights that others wrote since (a warm start, a merge) are the truth: their masters start again."""
+    def _follow_live(self) -> None:
+        """Copy live weights that other code wrote since (a warm start, a merge) into their masters."""
         for name, version in self._written.items():
             if self.live[name]._version != version:
                 self.masters[name].copy_(self.live[name])
                 self._written[name] = self.live[name]._version
 
-    def _publish(self) -> None:
+    def _write_live(self) -> None:
         if self._halves:
             torch._foreach_copy_([self.live[n] for n in self._halves], [self.masters[n] for n in self._halves])
             self._written = {name: self.live[name]._version for name in self._halves}
-
-
-def _master(live: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(live.detach().float()) if live.dtype in _HALF else live

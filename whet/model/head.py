@@ -1,28 +1,29 @@
 """Log-probs of given tokens, and entropies, from hidden states: the LM head, without ever holding [tokens, vocab].
 
 The learner and the warm start call `log_probs`. Tokens go through the head in chunks; the backward pass computes each
-chunk again instead of keeping it, and adds up the head's gradient in fp32. Compiled (on a GPU), what a chunk does after
-its matrix product is one kernel forward and one backward, and no fp32 logits are ever written. `score_sums`, the
-gradient of a response's log-prob in its hidden states, is for curricula that ask for it (CurES); it takes no backward
-pass. `Head.logits` is what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 once
-the matrix product is done. What it does not know (a head wrapped by an adapter, a transform of its own) is refused here
-or found by `packing.check_packing`.
+chunk again instead of keeping it, and adds up the gradient of the head in fp32. `score_sums`, the gradient of a
+response's log-prob in its hidden states, is for curricula that need it (CurES); it takes no backward pass.
+`Head.logits` is what a Hugging Face model does after its last layer (bias, logit scale, soft-cap), in fp32 after the
+matrix product. A head that it cannot reproduce (wrapped by an adapter, a transform of its own) is refused here or found
+by `packing.check_packing`. `whet.fast.head` compiles the work on a chunk for GPUs.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from whet.errors import WhetError
 
-CHUNK = 2**27
-"""Logits at once: 882 tokens of a vocabulary of 152k, 512 MiB in fp32. Each chunk adds to the head's gradient once."""
+# Shapes: hidden [R, width], weight [V, width], bias [V], product and logits [r, V] for r of the R tokens, targets,
+#         log-probs and entropies [R], temperature a number or [R].
+
+CHUNK = 2**27  # logits at once: 882 tokens of a vocabulary of 152k, 512 MiB in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +31,55 @@ class Head:
     weight: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
-    softcap: float | None = None
-    """Gemma 2: logits become c tanh(logits / c)."""
+    softcap: float | None = None  # Gemma 2: logits become c tanh(logits / c)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """fp32, or fp64 for an fp64 model."""
-        return self.finish(nn.functional.linear(hidden, self.weight, self.bias))
+        """Logits in fp32, or in fp64 for an fp64 model."""
+        return self.finish(linear(hidden, self.weight, self.bias))
 
     def narrow_logits(self, hidden: Tensor) -> Tensor:
-        """In the type of the product where nothing is done to it: whoever reads them widens them on the way."""
-        product = nn.functional.linear(hidden, self.weight, self.bias)
+        """Logits in the type of the product where nothing follows it: the reader widens them on the way."""
+        product = linear(hidden, self.weight, self.bias)
         return product if self.scale == 1.0 and self.softcap is None else self.finish(product)
 
     def finish(self, product: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
-        """What comes after the matrix product: fp32, scale, soft-cap, temperature (a number, or one a token)."""
-        return _finish(product, temperature, self.scale, self.softcap)
+        """The logits of a matrix product, divided by the temperature (a number, or one per token)."""
+        return finish(product, temperature, self.scale, self.softcap)
+
+
+def finish(product: Tensor, temperature: Tensor | float, scale: float, softcap: float | None) -> Tensor:
+    logits = product.to(wide_type(product))
+    if scale != 1.0:
+        logits = logits * scale
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    if isinstance(temperature, Tensor):
+        return logits / temperature.to(logits.dtype).unsqueeze(-1)
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def wide_type(tensor: Tensor) -> torch.dtype:
+    """fp32, or fp64 for an fp64 tensor: the type that sums, softmaxes and losses are computed in."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def head_of(model: Any) -> Head:
-    """The head of a Hugging Face causal model, its live weights not copied."""
-    linear = model.get_output_embeddings()
-    if type(linear) is not nn.Linear:
-        kind = type(linear).__name__
+    """The head of a Hugging Face causal model; its live weights are not copied."""
+    last = model.get_output_embeddings()
+    if type(last) is not nn.Linear:
+        kind = type(last).__name__
         raise WhetError(
             f"{type(model).__name__} ends in {kind}, where a plain linear head is needed; choose another model."
         )
     config = model.config.get_text_config()
-    softcap = getattr(config, "final_logit_softcapping", None)
-    return Head(linear.weight, linear.bias, _logit_scale(config), softcap)
+    # Granite and MiniCPM3 divide logits by `logits_scaling`, HyperCLOVA X multiplies by it; Cohere multiplies by
+    # `logit_scale`, Falcon-H1 by `lm_head_multiplier`.
+    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    scale = scaling if config.model_type == "hyperclovax" else 1.0 / scaling
+    for name in ("logit_scale", "lm_head_multiplier"):
+        value = getattr(config, name, None)
+        scale *= float(value) if isinstance(value, int | float) else 1.0
+    return Head(last.weight, last.bias, scale, getattr(config, "final_logit_softcapping", None))
 
 
 def log_probs(
@@ -68,26 +90,101 @@ def log_probs(
     *,
     entropy_grad: bool = False,
     chunk: int = CHUNK,
-    compiled: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [tokens] in fp32 (fp64 for fp64).
+    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64).
 
-    hidden is [tokens, width], temperature a number or [tokens]. The entropy carries a gradient only when asked to.
-    No tensor larger than `chunk` logits (or one token's) is made. `compiled` makes two narrow copies of the logits
-    where the plain way makes four wide ones, so its chunks are larger by as much.
+    The entropy has a gradient only with `entropy_grad`. No tensor larger than `chunk` logits (or those of one token) is
+    made.
     """
     rows = max(1, chunk // head.weight.shape[0])
-    if compiled:
-        rows *= max(1, 8 // hidden.element_size())
-        if not isinstance(temperature, Tensor):  # a number would be compiled in
-            temperature = torch.full((1,), temperature, dtype=_wide(hidden), device=hidden.device)
-        lp, entropy = _Compiled.apply(hidden, head.weight, head.bias, head, targets, temperature, rows, entropy_grad)
-        return lp, entropy
     if hidden.shape[0] <= rows:
-        product = nn.functional.linear(hidden, head.weight, head.bias)
-        return _score(head.finish(product, temperature), targets, entropy_grad)
-    lp, entropy = _Chunked.apply(hidden, head.weight, head.bias, head, targets, temperature, rows, entropy_grad)
+        log_p = torch.log_softmax(head.finish(linear(hidden, head.weight, head.bias), temperature), dim=-1)
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            entropy = -(log_p.exp() * log_p).sum(-1)
+        return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
+
+
+class Job(NamedTuple):
+    """Log-probs in chunks of `rows` tokens; `score` and `gradient` are the work on a chunk after its matrix product."""
+
+    head: Head
+    targets: Tensor
+    temperature: Tensor | float
+    rows: int
+    entropy_grad: bool
+    # (product, targets, temperature, head) -> log-probs, entropies, and further tensors [r] to keep
+    score: Callable[..., tuple[Tensor, ...]]
+    # (product, targets, temperature, head, of_lp, of_entropy or None, entropies, *kept) -> gradient of the product
+    gradient: Callable[..., Tensor]
+
+    def inputs(self, part: slice) -> tuple[Tensor, Tensor | float, Head]:
+        return self.targets[part], _pick(self.temperature, part), self.head
+
+
+def _score(product: Tensor, targets: Tensor, temperature: Tensor | float, head: Head) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(head.finish(product, temperature), dim=-1)
+    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def _gradient(
+    product: Tensor,
+    targets: Tensor,
+    temperature: Tensor | float,
+    head: Head,
+    of_lp: Tensor,
+    of_entropy: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> Tensor:
+    """d lp / dz = onehot - p and dH / dz = -p (log p + H) in the logits z, then back to the product by autograd."""
+    product.requires_grad_()
+    with torch.enable_grad():
+        finished = head.finish(product, temperature)
+    logits = finished.detach()
+    if of_entropy is None:  # few passes over the logits: memory bandwidth is the limit
+        of_logits = torch.softmax(logits, dim=-1).mul_(-of_lp[:, None])
+    else:
+        log_p = torch.log_softmax(logits, dim=-1)
+        p = log_p.exp()
+        entropy = -(p * log_p).sum(-1, keepdim=True)
+        of_logits = -p * (of_lp[:, None] + of_entropy[:, None] * (log_p + entropy))
+    of_logits.scatter_add_(-1, targets[:, None], of_lp[:, None])
+    return of_logits if finished is product else torch.autograd.grad(finished, product, of_logits)[0]
+
+
+class Chunked(torch.autograd.Function):
+    """Scores chunk by chunk; only a few numbers per token are kept of a chunk."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> tuple[Tensor, Tensor]:
+        ctx.parts = [slice(start, start + job.rows) for start in range(0, hidden.shape[0], job.rows)]
+        scores = [job.score(linear(hidden[part], weight, bias), *job.inputs(part)) for part in ctx.parts]
+        lp, entropy, *kept = (torch.cat(values) for values in zip(*scores, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, entropy, *kept)
+        ctx.job = job
+        if not job.entropy_grad:
+            ctx.mark_non_differentiable(entropy)
+        return lp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, *kept = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden)
+        wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
+        of_weight, of_bias = (None if t is None else torch.zeros_like(t, dtype=wide_type(t)) for t in wanted)
+        for part in ctx.parts:
+            product = linear(hidden[part], weight, bias)
+            of_scores = grads[0][part], grads[1][part] if ctx.job.entropy_grad else None
+            known = [tensor[part] for tensor in kept]
+            of_product = ctx.job.gradient(product, *ctx.job.inputs(part), *of_scores, *known)
+            of_hidden[part] = of_product @ weight
+            if of_weight is not None:
+                of_weight += of_product.T @ hidden[part]
+            if of_bias is not None:
+                of_bias += of_product.sum(0)
+        return of_hidden, *(None if g is None else g.to(hidden.dtype) for g in (of_weight, of_bias)), None
 
 
 @torch.no_grad()
@@ -100,18 +197,17 @@ def score_sums(
     *,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """[responses, width]: s = sum over a response's tokens of d log-prob / d hidden, in fp32 (fp64 for fp64).
+    """[responses, width]: s = sum over the tokens of a response of d log-prob / d hidden, in fp32 (fp64 for fp64).
 
     For a plain head that is sum_t (onehot(y_t) - pi_t) W / temperature, the score of a bias added to the last hidden
-    state; logit scale and soft-cap come in as they do in the log-prob. `counts`: tokens of each response, which lie
-    one after the other. Tokens are summed before they meet W, so a chunk costs one product with the head, not two,
-    and nothing larger than it is made.
+    state; logit scale and soft-cap enter as they do in the log-prob. `counts` are the tokens of each response, which
+    lie in order. Tokens are summed before they meet W, so that a chunk costs one product with the head, not two, and
+    nothing larger than the chunk is made.
     """
-    sums = torch.zeros(len(counts), hidden.shape[1], dtype=_wide(hidden), device=hidden.device)
+    sums = torch.zeros(len(counts), hidden.shape[1], dtype=wide_type(hidden), device=hidden.device)
     for part, pieces in _pieces(counts, max(1, chunk // head.weight.shape[0])):
-        product = nn.functional.linear(hidden[part], head.weight, head.bias).to(sums.dtype)
-        ones = product.new_ones(len(product))
-        gradient = _product_gradient(head, product, targets[part], _of(temperature, part), ones, None)
+        product = linear(hidden[part], head.weight, head.bias).to(sums.dtype)
+        gradient = _gradient(product, targets[part], _pick(temperature, part), head, product.new_ones(len(product)))
         owners = slice(pieces[0][0], pieces[-1][0] + 1)
         of_logits = torch.stack([piece.sum(0) for piece in gradient.split([tokens for _, tokens in pieces])])
         sums[owners] += of_logits.to(head.weight.dtype) @ head.weight
@@ -119,7 +215,7 @@ def score_sums(
 
 
 def _pieces(counts: Sequence[int], rows: int) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
-    """Chunks of `rows` tokens, and of whom they are: (response, tokens of it in the chunk).
+    """Chunks of `rows` tokens, each with its (response, number of its tokens in the chunk).
 
     >>> [pieces for _, pieces in _pieces([2, 3], rows=4)]
     [[(0, 2), (1, 2)], [(1, 1)]]
@@ -137,219 +233,5 @@ def _pieces(counts: Sequence[int], rows: int) -> Iterator[tuple[slice, list[tupl
         yield slice(start, start + rows - room), pieces
 
 
-def _score(logits: Tensor, targets: Tensor, entropy_grad: bool) -> tuple[Tensor, Tensor]:
-    log_p = torch.log_softmax(logits, dim=-1)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        entropy = -(log_p.exp() * log_p).sum(-1)
-    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
-
-
-def _score_gradient(logits: Tensor, targets: Tensor, of_lp: Tensor, of_entropy: Tensor | None) -> Tensor:
-    """Of `_score` in the logits: d lp / dz = onehot - p, dH / dz = -p (log p + H). Few passes: memory is the limit."""
-    if of_entropy is None:
-        gradient = torch.softmax(logits, dim=-1).mul_(-of_lp[:, None])
-    else:
-        log_p = torch.log_softmax(logits, dim=-1)
-        p = log_p.exp()
-        entropy = -(p * log_p).sum(-1, keepdim=True)
-        gradient = -p * (of_lp[:, None] + of_entropy[:, None] * (log_p + entropy))
-    return gradient.scatter_add_(-1, targets[:, None], of_lp[:, None])
-
-
-def _product_gradient(
-    head: Head,
-    product: Tensor,
-    targets: Tensor,
-    temperature: Tensor | float,
-    of_lp: Tensor,
-    of_entropy: Tensor | None,
-) -> Tensor:
-    """Of `_score` in the head's matrix product: back through temperature, soft-cap and scale."""
-    product.requires_grad_()
-    with torch.enable_grad():
-        logits = head.finish(product, temperature)
-    of_logits = _score_gradient(logits.detach(), targets, of_lp, of_entropy)
-    return of_logits if logits is product else torch.autograd.grad(logits, product, of_logits)[0]
-
-
-class _Chunked(torch.autograd.Function):
-    """`_score` over the head, chunk by chunk; nothing of a chunk outlives it but its two numbers a token."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        head: Head,
-        targets: Tensor,
-        temperature: Tensor | float,
-        rows: int,
-        entropy_grad: bool,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(hidden, weight, bias)
-        ctx.head, ctx.targets, ctx.temperature, ctx.rows, ctx.entropy_grad = (
-            head,
-            targets,
-            temperature,
-            rows,
-            entropy_grad,
-        )
-        scores = []
-        for part in _parts(hidden, rows):
-            logits = head.finish(nn.functional.linear(hidden[part], weight, bias), _of(temperature, part))
-            scores.append(_score(logits, targets[part], False))
-        lp, entropy = (torch.cat(values) for values in zip(*scores, strict=True))
-        if not entropy_grad:
-            ctx.mark_non_differentiable(entropy)
-        return lp, entropy
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias = ctx.saved_tensors
-        add = _Gradients(ctx, hidden, weight, bias)
-        for part in _parts(hidden, ctx.rows):
-            of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
-            product, heat = nn.functional.linear(hidden[part], weight, bias), _of(ctx.temperature, part)
-            add(part, _product_gradient(ctx.head, product, ctx.targets[part], heat, of_lp, of_entropy))
-        return (*add.narrow(), None, None, None, None, None)
-
-
-class _Compiled(torch.autograd.Function):
-    """`_Chunked` with the work after the matrix product compiled; it also keeps log(sum of exp) a token."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        head: Head,
-        targets: Tensor,
-        temperature: Tensor,
-        rows: int,
-        entropy_grad: bool,
-    ) -> tuple[Tensor, Tensor]:
-        work, scores = _compile(score_chunk), []
-        for part in _parts(hidden, rows):
-            product = _static_width(nn.functional.linear(hidden[part], weight, bias))
-            scores.append(work(product, targets[part], _of(temperature, part), head.scale, head.softcap))
-        lp, entropy, log_sum = (torch.cat(values) for values in zip(*scores, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, log_sum, entropy)
-        ctx.head, ctx.rows, ctx.entropy_grad = head, rows, entropy_grad
-        if not entropy_grad:
-            ctx.mark_non_differentiable(entropy)
-        return lp, entropy
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperature, log_sum, entropy = ctx.saved_tensors
-        work, add = _compile(gradient_chunk), _Gradients(ctx, hidden, weight, bias)
-        for part in _parts(hidden, ctx.rows):
-            product = _static_width(nn.functional.linear(hidden[part], weight, bias))
-            of_lp, of_entropy = grads[0][part], grads[1][part] if ctx.entropy_grad else None
-            known = targets[part], _of(temperature, part), log_sum[part], entropy[part]
-            add(part, work(product, *known, of_lp, of_entropy, ctx.head.scale, ctx.head.softcap))
-        return (*add.narrow(), None, None, None, None, None)
-
-
-class _Gradients:
-    """Of hidden states, weight and bias, from the chunks' gradients of the matrix product; summed in fp32."""
-
-    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-        self.inputs, self.of_hidden = (hidden, weight), torch.empty_like(hidden)
-        wanted = [t if need else None for t, need in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)]
-        self.of_weight, self.of_bias = (None if t is None else torch.zeros_like(t, dtype=_wide(t)) for t in wanted)
-
-    def __call__(self, part: slice, of_product: Tensor) -> None:
-        hidden, weight = self.inputs
-        self.of_hidden[part] = of_product @ weight
-        if self.of_weight is not None:
-            self.of_weight += of_product.T @ hidden[part]
-        if self.of_bias is not None:
-            self.of_bias += of_product.sum(0)
-
-    def narrow(self) -> tuple[Tensor | None, ...]:
-        parts = (self.of_weight, self.of_bias)
-        return self.of_hidden, *(None if g is None else g.to(self.of_hidden.dtype) for g in parts)
-
-
-def score_chunk(
-    product: Tensor, targets: Tensor, temperature: Tensor, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-prob, entropy, log sum exp) of a chunk's matrix product: `_score`, written to be compiled."""
-    logits = _finish(product, temperature, scale, softcap)
-    log_sum = torch.logsumexp(logits, dim=-1)
-    log_p = logits - log_sum[:, None]
-    return log_p.gather(-1, targets[:, None])[:, 0], -(log_p.exp() * log_p).sum(-1), log_sum
-
-
-def gradient_chunk(
-    product: Tensor,
-    targets: Tensor,
-    temperature: Tensor,
-    log_sum: Tensor,
-    entropy: Tensor,
-    of_lp: Tensor,
-    of_entropy: Tensor | None,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
-    """`_product_gradient`, written to be compiled: elementwise, the target found by comparison and not by scatter."""
-    logits = _finish(product, temperature, scale, softcap)
-    log_p = logits - log_sum[:, None]
-    p = log_p.exp()
-    hit = torch.arange(product.shape[1], device=product.device) == targets[:, None]
-    gradient = torch.where(hit, of_lp[:, None], 0.0) - p * of_lp[:, None]
-    if of_entropy is not None:
-        gradient = gradient - p * of_entropy[:, None] * (log_p + entropy[:, None])
-    gradient = gradient / temperature.to(gradient.dtype)[:, None]
-    if softcap is not None:  # d c tanh(x / c) = 1 - tanh^2
-        tanh = torch.tanh(product.to(gradient.dtype) * scale / softcap)
-        gradient = gradient * (1.0 - tanh * tanh)
-    return (gradient * scale).to(product.dtype)
-
-
-@functools.cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
-
-
-def _static_width(product: Tensor) -> Tensor:
-    """Tokens differ from chunk to chunk, the vocabulary never."""
-    torch._dynamo.mark_static(product, 1)
-    return product
-
-
-def _finish(product: Tensor, temperature: Tensor | float, scale: float, softcap: float | None) -> Tensor:
-    logits = product if product.dtype == torch.float64 else product.float()
-    if scale != 1.0:
-        logits = logits * scale
-    if softcap is not None:
-        logits = torch.tanh(logits / softcap) * softcap
-    if isinstance(temperature, Tensor):
-        return logits / temperature.to(logits.dtype).unsqueeze(-1)
-    return logits if temperature == 1.0 else logits / temperature
-
-
-def _parts(hidden: Tensor, rows: int) -> list[slice]:
-    return [slice(start, start + rows) for start in range(0, hidden.shape[0], rows)]
-
-
-def _of(temperature: Tensor | float, part: slice) -> Tensor | float:
+def _pick(temperature: Tensor | float, part: slice) -> Tensor | float:
     return temperature[part] if isinstance(temperature, Tensor) and len(temperature) > 1 else temperature
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def _logit_scale(config: Any) -> float:
-    """What transformers multiplies the logits by. Granite and MiniCPM3 divide by `logits_scaling`, HyperCLOVA X
-    multiplies by it; Cohere multiplies by `logit_scale`, Falcon-H1 by `lm_head_multiplier`."""
-    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
-    scale = scaling if config.model_type == "hyperclovax" else 1.0 / scaling
-    for name in ("logit_scale", "lm_head_multiplier"):
-        value = getattr(config, name, None)
-        scale *= float(value) if isinstance(value, int | float) else 1.0
-    return scale

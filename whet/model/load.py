@@ -1,8 +1,9 @@
 """From a recipe's [model] to a Hugging Face model and tokenizer on a device.
 
-A name is a folder, a peft folder (adapters and the name of their base), a hub name, or "tiny". Only safetensors are
-read and no code that comes with a model is run. What is wrong is said before any weight is loaded: `check_model`
-builds the network without weights to find out. Adapters themselves are the matter of `lora.py`.
+`check.py` and `assembly.py` call it, before a run and at its start. A name is a folder, a peft folder (adapters and the
+name of their base; see `lora.py`), a hub name, or "tiny", the small Llama with a tokenizer of characters or bytes that
+is built on the spot. Only safetensors are read, and no code that comes with a model is run. Whatever is wrong is
+reported before any weight is loaded: `check_model` builds the network without weights to find out.
 """
 
 from __future__ import annotations
@@ -38,20 +39,22 @@ from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_p
 from whet.model.memory import cache_shapes
 from whet.model.twin import refuse_unsupported
 
-# ---- tiny
-#
-# The built-in model: a small Llama with a tokenizer of characters or bytes, made from a config on the spot.
-#
-# An ordinary Hugging Face model and tokenizer, so that its checkpoints are ordinary folders and every
-# other file of whet treats it as it treats a model of seven billion.
+SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1 of the tiny model
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
+# What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code.
+HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
+LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+# What transformers raises over a folder that is not as it should be.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+UNREADABLE += (SafetensorError, StrictDataclassError)
 
 
-SPECIAL = ("<pad>", "<eos>")
-"""Ids 0 and 1."""
+# ---- the tiny model
 
 
 def char_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token a character; text outside the alphabet is an error of the task, so there is no unknown token."""
+    """One token per character. Text outside the alphabet is an error of the task, so there is no unknown token."""
     vocab = {token: i for i, token in enumerate((*SPECIAL, *dict.fromkeys(alphabet)))}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=SPECIAL[0]))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -60,7 +63,7 @@ def char_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte of UTF-8: reads and writes any text, in some four times the tokens of a trained tokenizer."""
+    """One token per byte of UTF-8: it covers any text, with about four times the tokens of a trained tokenizer."""
     vocab = {token: i for i, token in enumerate((*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
     tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -79,7 +82,7 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> LlamaForCausalLM:
-    """235k parameters at the defaults; the same weights for the same seed, whatever else drew random numbers."""
+    """A Llama with 235k parameters at the defaults; the same seed gives the same weights, whatever ran before."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -101,41 +104,23 @@ def tiny_model(
     return model
 
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
-HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
-"""What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code."""
-UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ImportError,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""What transformers raises over a folder that is not as it should be."""
-LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+# ---- names and folders
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a model's files lie."""
+    """Where the files of a model lie."""
 
-    folder: Path
-    """The full weights."""
-    base: str
-    """The same as a name that means these very weights tomorrow: an absolute path, or org/name@commit."""
-    adapter: Path | None = None
-    """The peft folder that stands on it."""
+    folder: Path  # of the full weights
+    base: str  # a name that will mean the same weights later: an absolute path, or org/name@commit
+    adapter: Path | None = None  # the peft folder on top of them
 
 
 def resolve_model(name: str) -> Path:
-    """The folder of a model: an existing one as it is, or the hub's, from the local cache or else the network.
+    """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network.
 
-    A cached snapshot is taken without asking whether the hub has a newer one, so that a run can be repeated and works
-    offline; org/name@revision asks for another.
+    A cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
+    org/name@revision names another.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -160,7 +145,7 @@ def resolve_model(name: str) -> Path:
 
 
 def locate_model(name: str) -> Place:
-    """Weights and adapters of a name, each known to be there."""
+    """The weights and adapters that a name stands for, each checked to be there."""
     folder = resolve_model(name)
     if not is_peft_folder(folder):
         _check_weights(folder)
@@ -176,8 +161,63 @@ def locate_model(name: str) -> Place:
     return Place(under, _pinned(base, under), folder)
 
 
+@contextmanager
+def _hub_sentences(name: str, repo: str) -> Iterator[None]:
+    """Turn the errors of the hub and the network into one sentence that says what to do."""
+    import httpx
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except Exception as error:  # the network, the hub and its storage fail in many ways
+        unreachable = (errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError)
+        first = (str(error).strip().splitlines() or [""])[0]
+        no_folder = f"There is no folder {name}, and as a hub name it"
+        if isinstance(error, errors.GatedRepoError):
+            why = f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then run `hf auth login`."
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            why = f"{no_folder} is not known; check the spelling, or run `hf auth login` where it is private."
+        elif isinstance(error, errors.RevisionNotFoundError):
+            why = f"{repo} has no such revision as {name.partition('@')[2] or 'main'}."
+        elif isinstance(error, unreachable):
+            why = f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached; "
+            why += f"run `hf download {repo}` where there is a network."
+        else:
+            why = f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()
+        raise WhetError(why) from error
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a snapshot holds everything that its own files name: an interrupted download leaves some out."""
+    if is_peft_folder(folder):
+        return any(folder.glob("*.safetensors"))
+    wanted = ["config.json", "tokenizer_config.json"]
+    index = folder / "model.safetensors.index.json"
+    try:
+        wanted += set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
+    except (ValueError, LookupError, AttributeError):
+        return False
+    return all((folder / file).is_file() for file in wanted) and any(folder.glob("*.safetensors"))
+
+
+def _check_weights(folder: Path) -> None:
+    if not (folder / "config.json").is_file():
+        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+
+
+def _pinned(name: str, folder: Path) -> str:
+    """`Place.base` of a name that was found in `folder`."""
+    match = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
+    return f"{match[1]}@{folder.name}" if match else str(folder.resolve())
+
+
+# ---- loading
+
+
 def check_model(settings: config.Model) -> PreTrainedModel | None:
-    """The network without weights, None for the tiny one. Raises one sentence when it cannot be had or trained here."""
+    """The network without weights, or None for the tiny one. Raises one sentence if it cannot be found or trained."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise WhetError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".')
     if settings.name == "tiny":
@@ -194,12 +234,18 @@ def check_model(settings: config.Model) -> PreTrainedModel | None:
     skeleton = build_skeleton(place.folder)
     refuse_unsupported(skeleton)
     head_of(skeleton)
-    cache_shapes(skeleton)  # refuses what its layers ask of the attention, where that is not known
+    cache_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
+    lora = settings.lora
     if place.adapter is not None:
         check_adapter(skeleton, place.adapter)
-        _check_same_adapter(settings.lora, place.adapter)
-    elif settings.lora.rank:
-        check_lora(skeleton, settings.lora)
+        stored = read_adapter(place.adapter)
+        if lora.rank and (lora.rank, lora.alpha) != (stored.get("r"), stored.get("lora_alpha")):
+            raise WhetError(
+                f"model.lora.rank = {lora.rank} and alpha = {lora.alpha:g}, but the adapter in {place.adapter} has "
+                f"{stored.get('r')} and {stored.get('lora_alpha')}; leave model.lora out to train it on."
+            )
+    elif lora.rank:
+        check_lora(skeleton, lora)
     return skeleton
 
 
@@ -223,7 +269,10 @@ def pick_device(settings: config.Model) -> torch.device:
 
 
 def load_tokenizer(settings: config.Model, alphabet: str) -> Any:
-    """A folder brings its own, a bare adapter that of its base; the tiny model reads the `alphabet`, "" is any text."""
+    """The tokenizer of the folder, or of the base of an adapter without one; of the `alphabet` for the tiny model.
+
+    An empty alphabet stands for any text.
+    """
     if settings.name != "tiny":
         folder = resolve_model(settings.name)
         if is_peft_folder(folder) and not (folder / "tokenizer_config.json").is_file():
@@ -245,16 +294,24 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
         return AutoConfig.from_pretrained(folder, **LOCAL).eos_token_id
 
 
-def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: int) -> PreTrainedModel:
-    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's."""
-    check_model(settings)
+def load_model(
+    settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
+) -> PreTrainedModel:
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's.
+
+    `checked`: what `check_model` has given for these settings, where it was called before.
+    """
+    network = checked or check_model(settings)
     dtype = DTYPES[settings.dtype]
     if settings.name == "tiny":
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
         model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
         return model.to(pick_device(settings))
     place = locate_model(settings.name)
-    _check_context(build_skeleton(place.folder), context, settings.name)
+    assert network is not None
+    limit = getattr(network.config, "max_position_embeddings", None)
+    if limit is not None and context > limit:
+        raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {settings.name}.")
     model = load_weights(place.folder, dtype)
     if place.adapter is not None:
         load_lora(model, place.adapter)
@@ -264,93 +321,26 @@ def load_model(settings: config.Model, *, vocab_size: int, context: int, seed: i
 
 
 def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A plain folder's model on the CPU, with every weight it needs."""
+    """The model of a plain folder on the CPU, with every weight it needs."""
     hf_logging.disable_progress_bar()
     with _one_sentence(folder):
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
-        # transformers' default attention leaves Gemma 2's soft-cap out without a word
+        # The default attention of transformers silently leaves out the soft-cap of Gemma 2.
         own = {"attn_implementation": "eager"} if getattr(settings, "attn_logit_softcapping", None) else {}
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **own, **LOCAL
         )
-    if lacking := sorted(info["missing_keys"]):  # transformers would go on with random numbers in their place
+    if lacking := sorted(info["missing_keys"]):  # transformers would continue with random numbers instead
         raise WhetError(f"The weights in {folder} are not whole: {lacking[0]} is not among them.")
     return model
 
 
 @contextmanager
 def _one_sentence(folder: Path) -> Iterator[None]:
+    """Turn the errors of transformers about a folder into one sentence."""
     try:
         yield
     except UNREADABLE as error:
         first, *rest = str(error).strip().splitlines() or [type(error).__name__]
         why = f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
         raise WhetError(f"The model in {folder} cannot be loaded: {why}") from error
-
-
-@contextmanager
-def _hub_sentences(name: str, repo: str) -> Iterator[None]:
-    import httpx
-    from huggingface_hub import errors
-
-    no_folder = f"There is no folder {name}, and as a hub name it"
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise WhetError(
-            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then run `hf auth login`."
-        ) from error
-    except errors.RepositoryNotFoundError as error:
-        raise WhetError(
-            f"{no_folder} is not known; check the spelling, or run `hf auth login` where it is private."
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise WhetError(f"{repo} has no such revision as {name.partition('@')[2] or 'main'}.") from error
-    except (errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError) as error:
-        raise WhetError(
-            f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached; "
-            f"run `hf download {repo}` where there is a network."
-        ) from error
-    except Exception as error:  # the network, the hub and its storage fail in many ways
-        first = (str(error).strip().splitlines() or [""])[0]
-        raise WhetError(f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()) from error
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether nothing of a snapshot was left out by an interrupted download, as far as its own files tell."""
-    if is_peft_folder(folder):
-        return any(folder.glob("*.safetensors"))
-    wanted = ["config.json", "tokenizer_config.json"]
-    index = folder / "model.safetensors.index.json"
-    try:
-        wanted += set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else []
-    except (ValueError, LookupError, AttributeError):
-        return False
-    return all((folder / file).is_file() for file in wanted) and any(folder.glob("*.safetensors"))
-
-
-def _check_weights(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
-    if not any(folder.glob("*.safetensors")):
-        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
-
-
-def _pinned(name: str, folder: Path) -> str:
-    match = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
-    return f"{match[1]}@{folder.name}" if match else str(folder.resolve())
-
-
-def _check_same_adapter(settings: config.Lora, folder: Path) -> None:
-    told = read_adapter(folder)
-    if settings.rank and (settings.rank, settings.alpha) != (told.get("r"), told.get("lora_alpha")):
-        raise WhetError(
-            f"model.lora.rank = {settings.rank} and alpha = {settings.alpha:g}, but the adapter in {folder} has "
-            f"{told.get('r')} and {told.get('lora_alpha')}; leave model.lora out to train it on."
-        )
-
-
-def _check_context(skeleton: PreTrainedModel, context: int, name: str) -> None:
-    limit = getattr(skeleton.config, "max_position_embeddings", None)
-    if limit is not None and context > limit:
-        raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {name}.")

@@ -1,9 +1,9 @@
 """LoRA: low-rank adapters on a frozen model (Hu et al. 2021), by peft inside an ordinary Hugging Face model.
 
-A layer computes W x + (alpha / rank) B A x; only A and B are trained. `load.py` adds or loads them, the learner then
-finds them as the parameters that ask for a gradient, and the rollout twin shares them like any other. The modules and
-the file format (adapter_config.json, adapter_model.safetensors) are peft's; what it offers beyond plain LoRA is
-refused. No dropout: rollouts and learner must be one network.
+A layer computes W x + (alpha / rank) B A x; only A and B are trained. `load.py` adds or loads them; the learner then
+finds them as the parameters that require a gradient, and the rollout twin shares them like any other. The modules and
+the file format (adapter_config.json, adapter_model.safetensors) are those of peft; what it offers beyond plain LoRA is
+refused. There is no dropout: rollouts and learner must be one network.
 """
 
 from __future__ import annotations
@@ -27,38 +27,22 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "default"
-_PREFIX = "base_model.model."
-"""peft writes names as its own wrapper would see them."""
+_PREFIX = "base_model.model."  # peft writes names as its own wrapper would see them
+# The values that plain LoRA has for these keys of an adapter's config; other values train or change more than A and B.
 _PLAIN = {"peft_type": ("LORA",), "bias": ("none", None), "init_lora_weights": (True, False, "gaussian", None)}
-"""What an adapter's config may say of these; anything else trains or changes more than A and B."""
-_FREE = frozenset(
-    [
-        "alpha_pattern",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "exclude_modules",
-        "fan_in_fan_out",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_alpha",
-        "lora_dropout",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "rank_pattern",
-        "revision",
-        "target_modules",
-        "task_type",
-        "use_rslora",
-    ]
-)
-"""What it may say as it likes. All else (DoRA, extra modules, variants to come) must be off."""
+# Keys that may have any value. All others (DoRA, extra modules, later variants) must be off.
+_FREE = frozenset([
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out", "inference_mode",
+    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_version",
+    "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
+])  # fmt: skip
+
+
+# ---- checks
 
 
 def check_lora(model: PreTrainedModel, settings: config.Lora) -> None:
-    """Refuses targets that are not there. The weights may be on the meta device."""
+    """Refuse targets that the model does not have. Its weights may be on the meta device."""
     need_peft()
     layers = _linear_layers(model)
     for target in _targets(model, settings):
@@ -76,17 +60,53 @@ def check_lora(model: PreTrainedModel, settings: config.Lora) -> None:
 
 
 def check_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Refuses a peft folder that is more than plain LoRA inside this model, whose weights may be on the meta device."""
+    """Refuse a peft folder that is more than plain LoRA in this model, whose weights may be on the meta device."""
     need_peft()
     targets = read_adapter(folder).get("target_modules") or []
     if any(_matches(name, targets) for name in _ends(model)):
         raise WhetError(f"The adapter in {folder} adapts the embeddings or the head, which whet does not support.")
 
 
-def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int = 0) -> None:
-    """Fresh adapters in place: A drawn from the seed alone, B zero, so that nothing changes yet; all else is frozen.
+def need_peft() -> None:
+    try:
+        import peft  # noqa: F401
+    except ImportError:
+        raise WhetError('LoRA needs peft; pip install "whet[lora]".') from None
 
-    base: the folder, or hub name ("org/name@revision"), that a saved adapter says it belongs to.
+
+def _linear_layers(model: PreTrainedModel) -> list[str]:
+    """Names of all linear layers except the head, in the order of the model."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+
+
+def _targets(model: PreTrainedModel, settings: config.Lora) -> list[str]:
+    """The targets of the recipe, or the last names of all linear layers, as serving engines expect them."""
+    return sorted(settings.targets or {name.rpartition(".")[2] for name in _linear_layers(model)})
+
+
+def _ends(model: PreTrainedModel) -> list[str]:
+    """Names of the embeddings and the head."""
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Embedding) or module is head]
+
+
+def _matches(name: str, targets: str | list[str]) -> bool:
+    """Match as peft does: a list holds whole dotted names or their ends, a string is a pattern."""
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+# ---- adapters
+
+
+def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int = 0) -> None:
+    """Add fresh adapters in place: A drawn from the seed, B zero, so that nothing changes yet; all else is frozen.
+
+    base: the folder or hub name ("org/name@revision") that a saved adapter names as its base.
     """
     check_lora(model, settings)
     from peft import LoraConfig
@@ -104,15 +124,14 @@ def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int
 
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:
-    """The adapters saved in a peft folder, put on their base model, ready to be trained on."""
+    """Put the adapters of a peft folder on their base model, ready to be trained further."""
     check_adapter(model, folder)
     from peft import LoraConfig
 
-    told = read_adapter(folder)
     try:
         plan = LoraConfig.from_pretrained(str(folder))
         plan.inference_mode, plan.lora_dropout = False, 0.0
-        _inject(model, plan, told["base_model_name_or_path"], seed=0)
+        _inject(model, plan, read_adapter(folder)["base_model_name_or_path"], seed=0)
     except (ValueError, TypeError) as error:
         sentence = str(error).strip().splitlines()[0]
         raise WhetError(f"The adapter in {folder} does not fit {type(model).__name__}: {sentence}") from error
@@ -123,14 +142,14 @@ def _inject(model: PreTrainedModel, plan: Any, base: str, seed: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model.add_adapter(plan, ADAPTER)
-    plan.base_model_name_or_path = base  # add_adapter takes its own view of it
+    plan.base_model_name_or_path = base  # add_adapter writes its own
     if isinstance(plan.target_modules, set):
         plan.target_modules = sorted(plan.target_modules)  # so that the same adapter is the same file
 
 
 @torch.no_grad()
 def load_adapter_weights(model: PreTrainedModel, folder: Path) -> None:
-    """A and B copied into the very tensors the model has; each must be there, in its shape."""
+    """Copy every A and B into the tensor that the model has; names and shapes must agree."""
     from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).is_file():
@@ -139,7 +158,7 @@ def load_adapter_weights(model: PreTrainedModel, folder: Path) -> None:
     if odd := sorted(saved.keys() ^ live.keys()):
         where = "missing there" if odd[0] in live else "unknown to this model"
         raise WhetError(f"The adapters in {folder} are those of another model: {odd[0]} is {where}.")
-    for name, tensor in live.items():
+    for name, tensor in live.items():  # all are checked before the first is written
         if tensor.shape != saved[name].shape:
             shapes = f"{name} is {tuple(saved[name].shape)} there and {tuple(tensor.shape)} in the model"
             raise WhetError(f"The adapters in {folder} are those of another model: {shapes}.")
@@ -148,7 +167,7 @@ def load_adapter_weights(model: PreTrainedModel, folder: Path) -> None:
 
 
 def save_lora(model: PreTrainedModel, folder: Path) -> None:
-    """A peft folder, as peft writes it. Not by peft, which would ask the hub about the base model at each save."""
+    """Write a peft folder, as peft does. peft itself would query the hub about the base model at each save."""
     from safetensors.torch import save_file
 
     tensors = {name: tensor.detach().contiguous() for name, tensor in adapter_tensors(model)}
@@ -157,7 +176,7 @@ def save_lora(model: PreTrainedModel, folder: Path) -> None:
 
 
 def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """Adapters folded into the weights, W + (alpha / rank) B A, in place; what is left is a plain model.
+    """Fold the adapters into the weights in place, W + (alpha / rank) B A, which leaves a plain model.
 
     In bf16 the sum is rounded to bf16: load the model in float32 to merge without loss.
     """
@@ -172,6 +191,16 @@ def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
     return model.requires_grad_(True)
 
 
+def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name in the file, live tensor) of every A and B."""
+    for name, parameter in model.named_parameters():
+        if f".{ADAPTER}.weight" in name and "lora_" in name:
+            yield _PREFIX + name.replace(f".{ADAPTER}.weight", ".weight"), parameter
+
+
+# ---- folders
+
+
 def is_lora(model: Any) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
@@ -181,63 +210,23 @@ def is_peft_folder(folder: Path) -> bool:
 
 
 def read_adapter(folder: Path) -> dict[str, Any]:
-    """adapter_config.json, refused where it is more than plain LoRA."""
+    """The content of adapter_config.json, refused where it is more than plain LoRA."""
     try:
-        told = json.loads((folder / CONFIG).read_bytes())
-        odd = [key for key, plain in _PLAIN.items() if told.get(key) not in plain]
-        odd += [key for key, value in told.items() if value and key not in _FREE and key not in _PLAIN]
-        base = told.get("base_model_name_or_path")
+        stored = json.loads((folder / CONFIG).read_bytes())
+        odd = [key for key, plain in _PLAIN.items() if stored.get(key) not in plain]
+        odd += [key for key, value in stored.items() if value and key not in _FREE and key not in _PLAIN]
+        base = stored.get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
         raise WhetError(f"{folder / CONFIG} is unreadable: {error}.") from error
     if odd:
-        raise WhetError(f"The adapter in {folder} has {odd[0]} = {told.get(odd[0])!r}; whet knows plain LoRA only.")
+        raise WhetError(f"The adapter in {folder} has {odd[0]} = {stored.get(odd[0])!r}; whet knows plain LoRA only.")
     if not isinstance(base, str) or not base:
         raise WhetError(f"{folder / CONFIG} names no base_model_name_or_path; write the base model's name there.")
-    return told
+    return stored
 
 
 def base_name(folder: Path) -> str:
-    """What a peft folder says it stands on, as `model.name` takes it."""
-    told = read_adapter(folder)
-    base, revision = told["base_model_name_or_path"], told.get("revision")
+    """The base model that a peft folder names, in the form of `model.name`."""
+    stored = read_adapter(folder)
+    base, revision = stored["base_model_name_or_path"], stored.get("revision")
     return f"{base}@{revision}" if revision and not Path(base).is_dir() else base
-
-
-def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """(name in the file, live tensor) of every A and B."""
-    for name, parameter in model.named_parameters():
-        if f".{ADAPTER}.weight" in name and "lora_" in name:
-            yield _PREFIX + name.replace(f".{ADAPTER}.weight", ".weight"), parameter
-
-
-def need_peft() -> None:
-    try:
-        import peft  # noqa: F401
-    except ImportError:
-        raise WhetError('LoRA needs peft; pip install "whet[lora]".') from None
-
-
-def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """Of every linear layer but the head, in the model's order."""
-    from transformers.pytorch_utils import Conv1D
-
-    head = model.get_output_embeddings()
-    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
-
-
-def _targets(model: PreTrainedModel, settings: config.Lora) -> list[str]:
-    """By their last name where the recipe says nothing, as serving engines expect them."""
-    return sorted(settings.targets or {name.rpartition(".")[2] for name in _linear_layers(model)})
-
-
-def _ends(model: PreTrainedModel) -> list[str]:
-    """Names of the embeddings and the head."""
-    head = model.get_output_embeddings()
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Embedding) or module is head]
-
-
-def _matches(name: str, targets: str | list[str]) -> bool:
-    """As peft does: a list holds whole dotted names or their ends, a string is a pattern."""
-    if isinstance(targets, str):
-        return re.fullmatch(targets, name) is not None
-    return any(name == target or name.endswith(f".{target}") for target in targets)

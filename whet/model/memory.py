@@ -1,59 +1,116 @@
-"""How much memory a training takes: counted from the network's shape and the recipe, before any weight is loaded.
+"""The memory that a training needs, counted from the network's shape and the recipe before any weight is loaded.
 
-`whet doctor` and the start of a run call `measure` (a network without weights -> Shape), `plan` (Shape and recipe ->
-bytes by kind), `lay_out` (what of it is there at the same time), `least` (what a run can shrink to) and `ways_to_fit`.
-Weights, masters, moments and the KV cache are exact; graphs, activations, logits and decoding are estimates whose
-formula their function states. It asks no device anything: what is free is the caller's to know.
+`whet doctor` and the start of a run call `measure` (a network without weights -> ModelShape), `plan` (shape and recipe
+-> bytes by kind), `lay_out` (the plan within the memory of a GPU), `least` (the smallest size that a run can shrink to)
+and `ways_to_fit`. Weights, masters, moments and the KV cache are exact; graphs, activations, logits and decoding are
+estimates, by the formula in their function. Nothing here queries a device: the caller passes the free memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from whet import config
+from whet.errors import WhetError
 from whet.model.head import CHUNK
+from whet.model.lora import is_peft_folder, read_adapter
 from whet.model.twin import GRAPHED, NAME, PAGE, PREFILL, KVShape, kv_shapes
 
+CONTEXT = 4096  # tokens of prompt and response together, where neither recipe nor data says it
 BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
-SPARE = 0.1
-"""Of the memory to be had, left to the allocator and whatever else runs: a plan that takes more does not fit."""
-BUFFER = 200_000
-"""Tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers a token in bfloat16."""
-RANK = 16
-"""Of the adapters that are proposed where a full training does not fit."""
+SPARE = 0.1  # share of the free memory that is left to the allocator and other programs
+BUFFER = 200_000  # tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers in bfloat16
+RANK = 16  # of the adapters that are proposed where a full training does not fit
+
+
+# ---- the shape of a network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What of a network takes memory. Sizes are in elements."""
+    """The sizes of a network that determine its memory, in elements."""
 
-    parameters: int
-    """A tied weight once."""
-    adapted: int
-    """Inputs + outputs, summed over the linear layers that LoRA would adapt: so many parameters a rank."""
+    parameters: int  # a tied weight counts once
+    adapted: int  # inputs + outputs, summed over the linear layers that LoRA would adapt: parameters per rank
     layers: int
     hidden: int
-    inner: int
-    """Width of the feed-forward layers."""
+    inner: int  # width of the feed-forward layers
     heads: int
-    query: int
-    """Of a layer's queries, all heads together."""
-    cached: int
-    """Keys and values that a token leaves in the cache, all layers together."""
+    query: int  # width of the queries of a layer, all heads together
+    cached: int  # keys and values that a token leaves in the cache, all layers together
     vocab: int
-    softcap: bool
-    """Attention scores are soft-capped, for which there is no flash kernel: they are kept."""
-    flash: bool
-    """Its attention is one that the flash kernel has: not soft-capped, heads of 8, 16, ... 256."""
+    softcap: bool  # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
+    flash: bool  # the flash kernel has this attention: not soft-capped, heads of 8, 16, ... 256
+
+
+def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
+    """The shape of a Hugging Face causal model, best on the meta device. `targets` is model.lora.targets."""
+    settings, kv, head = model.config, cache_shapes(model), model.get_output_embeddings()
+    heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
+    linear = [(f".{name}", m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    adapted = [m for name, m in linear if not targets or any(name.endswith(f".{target}") for target in targets)]
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        adapted=sum(sum(layer.weight.shape) for layer in adapted),
+        layers=len(kv),
+        hidden=settings.hidden_size,
+        inner=inner_width(settings),
+        heads=heads,
+        query=heads * kv[0].key_dim,
+        cached=sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in kv),
+        vocab=head.weight.shape[0],
+        softcap=softcap,
+        flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
+    )
+
+
+def inner_width(settings: Any) -> int:
+    """Numbers per token inside a feed-forward layer; with experts, those of all experts that a token is sent to.
+
+    >>> from types import SimpleNamespace as Settings
+    >>> inner_width(Settings(hidden_size=8)), inner_width(Settings(hidden_size=8, intermediate_size=20))
+    (32, 20)
+    >>> inner_width(Settings(intermediate_size=20, num_experts_per_tok=2, moe_intermediate_size=6, n_shared_experts=1))
+    18
+    """
+
+    def get(name: str) -> int:
+        return getattr(settings, name, None) or 0
+
+    width = get("intermediate_size") or get("ffn_dim") or 4 * get("hidden_size")
+    chosen = get("num_experts_per_tok")
+    if not chosen:
+        return width
+    own = get("moe_intermediate_size") or width
+    return own * (chosen + get("n_shared_experts")) + get("shared_expert_intermediate_size")
+
+
+def cache_shapes(model: Any) -> list[KVShape]:
+    """`kv_shapes` of a model that is not a twin; its weights may be on the meta device, and in another type."""
+    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
+    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
+    before = {name: getattr(model.config, name, None) for name in meanwhile}
+    try:
+        for name, value in meanwhile.items():
+            setattr(model.config, name, value)
+        return kv_shapes(model)
+    finally:
+        for name, value in before.items():
+            setattr(model.config, name, value)
+
+
+# ---- the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes. Rollouts and updates take turns, so of what each needs for itself only the larger counts."""
+    """Bytes by kind. Rollouts and updates take turns, so only the larger of their own needs counts."""
 
     weights: int
     masters: int
@@ -61,8 +118,7 @@ class MemoryPlan:
     reference: int
     cache: int
     graphs: int = 0
-    replays: int = 0
-    """The learner's own graphs hold the activations of a pack, and gradients, for good."""
+    replays: int = 0  # the graphs of the learner keep the activations of a pack, and gradients
     drafter: int = 0
     gradients: int
     activations: int
@@ -84,110 +140,40 @@ class MemoryPlan:
 
     @property
     def lent(self) -> int:
-        """The total where the cache's memory is lent to the learner during its step."""
+        """The total where the memory of the cache is lent to the learner during its step."""
         return self.resident - self.cache + max(self.learning, self.cache + self.decoding)
 
     def parts(self) -> list[tuple[str, int]]:
-        """Name and bytes of what is there at the peak, largest first."""
+        """Name and bytes of everything that exists at the peak, largest first."""
         left_out = {"decoding"} if self.learning >= self.decoding else {"gradients", "activations", "logits"}
         sizes = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in left_out]
         return sorted(((name, size) for name, size in sizes if size), key=lambda item: -item[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """How a plan is laid out on one card."""
-
-    plan: MemoryPlan
-    """With the cache as it will be."""
-    pages: int
-    """Of the pool, as in rollout.pages: fewer than the recipe would have, where those do not fit."""
-    release: bool
-    """The cache's memory is lent to the learner during its step."""
-    within: int | None = None
-    """Bytes it was to be laid out in; more than these where nothing helped."""
-
-    @property
-    def total(self) -> int:
-        return self.plan.lent if self.release else self.plan.total
-
-
-def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
-    """Of a Hugging Face causal model, best on the meta device. `targets` as in model.lora.targets."""
-    settings, kv = model.config, cache_shapes(model)
-    heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
-    return ModelShape(
-        parameters=sum(p.numel() for p in model.parameters()),
-        adapted=sum(sum(layer.weight.shape) for layer in _adapted(model, targets)),
-        layers=len(kv),
-        hidden=settings.hidden_size,
-        inner=inner_width(settings),
-        heads=heads,
-        query=heads * kv[0].key_dim,
-        cached=sum(shape.heads * (shape.key_dim + shape.value_dim) for shape in kv),
-        vocab=model.get_output_embeddings().weight.shape[0],
-        softcap=softcap,
-        flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
-    )
-
-
-def inner_width(settings: Any) -> int:
-    """Numbers that a token has inside a feed-forward layer; of experts, those of all that it is sent to.
-
-    >>> from types import SimpleNamespace as Settings
-    >>> inner_width(Settings(hidden_size=8)), inner_width(Settings(hidden_size=8, intermediate_size=20))
-    (32, 20)
-    >>> inner_width(Settings(intermediate_size=20, num_experts_per_tok=2, moe_intermediate_size=6, n_shared_experts=1))
-    18
-    """
-    width = (
-        getattr(settings, "intermediate_size", None) or getattr(settings, "ffn_dim", None) or 4 * settings.hidden_size
-    )
-    chosen = getattr(settings, "num_experts_per_tok", None)
-    if not chosen:
-        return width
-    own = getattr(settings, "moe_intermediate_size", None) or width
-    shared = getattr(settings, "shared_expert_intermediate_size", None) or 0
-    return own * (chosen + (getattr(settings, "n_shared_experts", None) or 0)) + shared
-
-
-def cache_shapes(model: Any) -> list[KVShape]:
-    """`kv_shapes` of a model that is no twin; its weights may be on the meta device, in another type than they will."""
-    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
-    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
-    before = {name: getattr(model.config, name, None) for name in meanwhile}
-    try:
-        for name, value in meanwhile.items():
-            setattr(model.config, name, value)
-        return kv_shapes(model)
-    finally:
-        for name, value in before.items():
-            setattr(model.config, name, value)
-
-
 def plan(shape: ModelShape, settings: config.Config, *, flash: bool) -> MemoryPlan:
     """`flash`: updates run on the flash kernel, see `whet.model.packing`.
 
-    With N parameters of which n are trained (all of them, or adapters), b bytes a weight and w the bytes of its
-    master (4; 8 for float64):
-    weights N b; masters n w for bf16, which the others do without; moments 2 n w; gradients n w, and n b more for
-    bf16, whose gradients are widened after each pack; a reference, under KL, n b.
+    With N parameters of which n are trained (all of them, or adapters), b bytes per weight and w bytes per master (4; 8
+    for float64): weights N b; masters n w for bf16 only; moments 2 n w; gradients n w, and n b more for bf16, whose
+    gradients are widened after each pack; a reference, under KL, n b.
 
-    A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes a parameter, an fp32 one 4 + 8 + 4 = 16.
+    A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes per parameter, an fp32 one 4 + 8 + 4 = 16.
     """
-    size = BYTES[settings.model.dtype]
+    size, learn = BYTES[settings.model.dtype], settings.learn
     wide, half = max(4, size), size < 4
     adapters = settings.model.lora.rank * shape.adapted
     trained = adapters or shape.parameters
     activations = activation_bytes(shape, settings, flash=flash)
+    captured = flash and half and learn.compile and not learn.checkpoint_activations
+    captured = captured and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
     return MemoryPlan(
         weights=(shape.parameters + adapters) * size,
         masters=trained * wide if half else 0,
         moments=2 * trained * wide,
-        reference=trained * size if settings.learn.kl_coef else 0,
+        reference=trained * size if learn.kl_coef else 0,
         cache=cache_bytes(cached_numbers(shape, settings), settings.rollout, size),
         graphs=graph_bytes(shape, settings.rollout, size),
-        replays=activations + 2 * trained * size if flash and half and _replayed(shape, settings.learn) else 0,
+        replays=activations + 2 * trained * size if captured else 0,
         drafter=drafter_bytes(shape, size) if "eagle" in settings.draft.drafters else 0,
         gradients=trained * (wide + size if half else wide),
         activations=activations,
@@ -196,12 +182,131 @@ def plan(shape: ModelShape, settings: config.Config, *, flash: bool) -> MemoryPl
     )
 
 
+def host_bound(parameters: int, layers: int, tokens: int) -> bool:
+    """Whether the GPU would wait for the host in the forward and backward pass of a full pack.
+
+    Work of 6 N T / 3e14 FLOP/s, the speed of a large GPU on small matrices, against 4 ms of launches per layer. 16,384
+    tokens through 135M parameters in 30 layers: 44 ms of work, 120 ms of launches. Through 1.5B in 28: 505 ms of work,
+    112 ms of launches, and graphs would hold 50 GiB of activations all the time.
+
+    >>> host_bound(135_000_000, 30, 16384), host_bound(1_540_000_000, 28, 16384)
+    (True, False)
+    """
+    return 6 * parameters * tokens / 3e14 < 4e-3 * layers
+
+
+def page_tokens(rollout: config.Rollout) -> int:
+    return rollout.page or (PAGE if rollout.graphs else rollout.context)
+
+
+def pool_pages(rollout: config.Rollout) -> int:
+    """Pages of the pool, without the one that padding is written to.
+
+    >>> pool_pages(config.Rollout(slots=4, context=300, page=128))
+    12
+    """
+    small = rollout.page or rollout.graphs
+    return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page_tokens(rollout))
+
+
+def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
+    """Tokens of the pool (and of one page for padding) x numbers that a token leaves there, in all layers.
+
+    Layers with a sliding window keep all tokens too.
+
+    >>> cache_bytes(100, config.Rollout(slots=4, context=2048, graphs=False), size=2) == (4 + 1) * 2048 * 100 * 2
+    True
+    """
+    return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
+
+
+def cached_numbers(shape: ModelShape, settings: config.Config) -> int:
+    """Numbers that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own."""
+    eagle = "eagle" in settings.draft.drafters
+    return shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
+
+
+def drafter_bytes(shape: ModelShape, size: int) -> int:
+    """One layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I parameters.
+
+    They are held in use (b bytes) and by the trainer in fp32 (weights, two moments, a gradient); and the hidden states
+    that the drafter learns from.
+    """
+    h, kv = shape.hidden, shape.cached // shape.layers
+    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
+
+
+def graph_bytes(shape: ModelShape, rollout: config.Rollout, size: int) -> int:
+    """An estimate of one pool for all graphs: 18 bytes per logit of the largest batch (measured: 226 MiB for 256 x
+    49,152, 686 MiB for 256 x 151,936), or the tensors of a layer for the most prompt tokens in a graph, if more."""
+    prompts = decoding_bytes(shape, rollout, size, min(GRAPHED, rollout.slots * rollout.context))
+    return max(18 * rollout.slots * shape.vocab, prompts) if rollout.graphs else 0
+
+
+def pack_tokens(settings: config.Config) -> int:
+    """Tokens of the largest micro-batch: a sequence longer than learn.pack_tokens stands alone."""
+    return max(settings.learn.pack_tokens, settings.rollout.context)
+
+
+def activation_bytes(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
+    """An estimate of what a pack keeps for its backward pass, for a network like Llama.
+
+    A layer keeps, per token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the result of attention
+    (flash), or five times the width of the queries where k and v are repeated for every head and padded; and four times
+    the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies). With
+    checkpoint_activations the layers keep only their input, and one layer at a time keeps all of this.
+    """
+    size = BYTES[settings.model.dtype]
+    wide = max(4, size)
+    norms = 2 * shape.hidden * (wide + 2 * size)
+    attention = (2 * shape.query + shape.cached // shape.layers if flash else 5 * shape.query) * size
+    scores = 2 * shape.heads * settings.rollout.context * wide if shape.softcap else 0
+    layer = norms + attention + scores + 4 * shape.inner * size
+    again = settings.learn.checkpoint_activations
+    return pack_tokens(settings) * (shape.layers * shape.hidden * size + layer if again else shape.layers * layer)
+
+
+def logit_bytes(vocab: int, tokens: int, size: int) -> int:
+    """An estimate: four fp32 copies of the logits of a chunk (logits, log-probs, probabilities, their product).
+
+    >>> logit_bytes(2**17, 4096, size=2) == 1024 * 2**17 * 4 * 4
+    True
+    """
+    return 4 * min(tokens, max(1, CHUNK // vocab)) * vocab * max(4, size)
+
+
+def decoding_bytes(shape: ModelShape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
+    """An estimate. Plain calls: keys and values of one layer in fp32, the scores twice, six fp32 copies of the logits
+    (noise). Graphs: the tensors of one layer for the prompts of one prefill, `wave` tokens."""
+    if rollout.graphs:
+        return wave * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
+    attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
+    return rollout.slots * max(4, size) * (attention + 6 * shape.vocab)
+
+
+# ---- fitting the plan into a GPU
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """How a plan is laid out on one GPU."""
+
+    plan: MemoryPlan  # with the cache as it will be
+    pages: int  # of the pool, as in rollout.pages: fewer than in the recipe where those do not fit
+    release: bool  # the memory of the cache is lent to the learner during its step
+    within: int | None = None  # bytes that were free for it; the plan needs more where nothing helped
+
+    @property
+    def total(self) -> int:
+        return self.plan.lent if self.release else self.plan.total
+
+
 def lay_out(shape: ModelShape, settings: config.Config, room: int, *, flash: bool) -> Room:
     """The plan within `room` bytes, by the first of these that fits (a resident cache costs no time):
 
-    all of it at once; the same without graphs of the learner's own; the cache lent to the learner, unless rollouts may
-    run on over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots cannot be
-    fewer: they are left as they are.
+    everything at once; the same without graphs of the learner; the cache lent to the learner, unless rollouts may
+    continue over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots cannot
+    become fewer and stay as they are.
     """
     whole, r = plan(shape, settings, flash=flash), settings.rollout
     lendable = not settings.runs_on
@@ -216,16 +321,15 @@ def lay_out(shape: ModelShape, settings: config.Config, room: int, *, flash: boo
     cached = cached_numbers(shape, settings)
     fitting = (room - (whole.resident - whole.cache) - beside) // (page * cached * size) - 1
     pages = max(-(-r.context // page), min(fitting, pool_pages(r)))
-    cache = cache_bytes(cached, r.model_copy(update={"pages": pages}), size)
-    fewer = replace(whole, cache=cache)
+    fewer = replace(whole, cache=cache_bytes(cached, r.model_copy(update={"pages": pages}), size))
     return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room, within=room)
 
 
 def least(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
-    """Bytes that a run cannot do with less of, whatever it makes smaller when the card is full.
+    """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so.
 
-    One sequence a pack and none of the learner's graphs; a pool of one context, lent if it may be (whole slots stay
-    as many as they are); and prompts fed one by one.
+    One sequence per pack and no graphs of the learner; a pool of one context, lent if it may be (whole slots keep their
+    number); and prompts fed one by one.
     """
     r, size = settings.rollout, BYTES[settings.model.dtype]
     running = r.slots
@@ -237,164 +341,205 @@ def least(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
     return bare.total if settings.runs_on else bare.lent
 
 
-def host_bound(parameters: int, layers: int, tokens: int) -> bool:
-    """Whether the device would wait for the host in forward and backward of a full pack: 6 N T / 3e14 FLOP/s, what a
-    large card does on small matrices, against 4 ms a layer, what launching it takes.
-
-    16,384 tokens through 135M parameters in 30 layers: 44 ms of work, 120 ms of launches. Through 1.5B in 28: 505 ms
-    of work, 112 ms of launches, and graphs would hold 50 GiB of activations for good.
-
-    >>> host_bound(135_000_000, 30, 16384), host_bound(1_540_000_000, 28, 16384)
-    (True, False)
-    """
-    return 6 * parameters * tokens / 3e14 < 4e-3 * layers
-
-
-def _replayed(shape: ModelShape, learn: config.Learn) -> bool:
-    plain = not learn.compile or learn.checkpoint_activations
-    return not plain and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
-
-
-def page_tokens(rollout: config.Rollout) -> int:
-    return rollout.page or (PAGE if rollout.graphs else rollout.context)
-
-
-def pool_pages(rollout: config.Rollout) -> int:
-    """
-    >>> pool_pages(config.Rollout(slots=4, context=300, page=128))
-    12
-    """
-    small = rollout.page or rollout.graphs
-    return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page_tokens(rollout))
-
-
-def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
-    """Tokens in the pool (and one page that padding is written to) x what a token leaves there, in all layers.
-
-    Layers with a sliding window keep all tokens too.
-
-    >>> cache_bytes(100, config.Rollout(slots=4, context=2048, graphs=False), size=2) == (4 + 1) * 2048 * 100 * 2
-    True
-    """
-    return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
-
-
-def cached_numbers(shape: ModelShape, settings: config.Config) -> int:
-    """What a token leaves in the cache; for an eagle drafter also the hidden state, and one more layer of its own."""
-    eagle = "eagle" in settings.draft.drafters
-    return shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
-
-
-def drafter_bytes(shape: ModelShape, size: int) -> int:
-    """Of one layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I: in use (b bytes), and what its trainer
-    holds in fp32: weights, two moments, a gradient; and the hidden states that it learns from."""
-    h, kv = shape.hidden, shape.cached // shape.layers
-    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
-
-
-def graph_bytes(shape: ModelShape, rollout: config.Rollout, size: int) -> int:
-    """An estimate, of one pool for all: 18 bytes a logit of the largest batch (measured: 226 MiB for 256 x 49,152, 686
-    for 151,936), or a layer's tensors for the most prompt tokens that go by a graph, if those are more."""
-    prompts = decoding_bytes(shape, rollout, size, min(GRAPHED, rollout.slots * rollout.context))
-    return max(18 * rollout.slots * shape.vocab, prompts) if rollout.graphs else 0
-
-
-def pack_tokens(settings: config.Config) -> int:
-    """Of the largest micro-batch: a sequence longer than learn.pack_tokens stands alone."""
-    return max(settings.learn.pack_tokens, settings.rollout.context)
-
-
-def activation_bytes(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
-    """An estimate: what a pack of T tokens keeps for its backward pass, for a network in the manner of Llama.
-
-    A layer keeps, a token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the attention's result
-    (flash), or five times the queries' width where k and v are repeated for every head and padded; and four times
-    the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies). With
-    checkpoint_activations the layers keep their input only, and one at a time all of this.
-    """
-    size = BYTES[settings.model.dtype]
-    wide = max(4, size)
-    norms = 2 * shape.hidden * (wide + 2 * size)
-    attention = (2 * shape.query + shape.cached // shape.layers if flash else 5 * shape.query) * size
-    scores = 2 * shape.heads * settings.rollout.context * wide if shape.softcap else 0
-    layer = norms + attention + scores + 4 * shape.inner * size
-    kept = shape.layers * layer
-    if settings.learn.checkpoint_activations:
-        kept = shape.layers * shape.hidden * size + layer
-    return pack_tokens(settings) * kept
-
-
-def logit_bytes(vocab: int, tokens: int, size: int) -> int:
-    """An estimate: four fp32 copies of the logits of a chunk (logits, log-probs, probabilities, their product).
-
-    >>> logit_bytes(2**17, 4096, size=2) == 1024 * 2**17 * 4 * 4
-    True
-    """
-    rows = min(tokens, max(1, CHUNK // vocab))
-    return 4 * rows * vocab * max(4, size)
-
-
-def decoding_bytes(shape: ModelShape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
-    """An estimate. Plain calls: one layer's keys and values in fp32, the scores twice, six fp32 copies of the logits
-    (noise). Graphs: one layer's tensors for the prompts of one prefill, `wave` tokens."""
-    if rollout.graphs:
-        return wave * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
-    wide = max(4, size)
-    attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
-    return rollout.slots * wide * (attention + 6 * shape.vocab)
-
-
 def ways_to_fit(
     shape: ModelShape, settings: config.Config, free: int, *, flash: bool, lend: bool = False
 ) -> list[tuple[str, int]]:
-    """(setting, bytes it leaves the plan at): first those that fit by themselves, gentlest first, else by effect.
+    """(setting, bytes of the plan with it): first those that suffice alone, least costly first, else by effect.
 
-    lend: the plan is laid out as on a GPU, where the cache's memory can be lent.
+    lend: the plan is laid out as on a GPU, where the memory of the cache can be lent.
     """
 
     def total(settings: config.Config) -> int:
         return (lay_out(shape, settings, free, flash=flash) if lend else plan(shape, settings, flash=flash)).total
 
     before, found = total(settings), []
-    for series in _knobs(settings):
+    for series in _changes(settings):
         tried = [(text, total(changed)) for text, changed in series]
         found += [next((way for way in tried if way[1] <= free), way) for way in tried[-1:] if way[1] < before]
     enough = [way for way in found if way[1] <= free]
     return enough or sorted(found, key=lambda way: way[1])
 
 
-Changes = Iterator[tuple[str, config.Config]]
-"""One setting, ever further: (as the recipe would say it, the recipe with it)."""
-
-
-def _knobs(settings: config.Config) -> list[Changes]:
-    """What costs the training least first."""
+def _changes(settings: config.Config) -> list[Iterator[tuple[str, config.Config]]]:
+    """Series of changes of one setting each (as the recipe writes it, the recipe with it), least costly first."""
 
     def change(section: str, name: str, value: Any, text: str) -> tuple[str, config.Config]:
         part = getattr(settings, section).model_copy(update={name: value})
         return f"{section}.{text}", settings.model_copy(update={section: part})
 
-    def halved(section: str, name: str, least: int) -> Changes:
+    def halve(section: str, name: str, least: int) -> Iterator[tuple[str, config.Config]]:
         value = getattr(getattr(settings, section), name) // 2
         while value >= least:
             yield change(section, name, value, f"{name} = {value}")
             value //= 2
 
     lora = settings.model.lora
-    once = {
-        "recompute": change("learn", "checkpoint_activations", True, "checkpoint_activations = true"),
-        "bf16": change("model", "dtype", "bfloat16", 'dtype = "bfloat16"'),
-        "adapters": change("model", "lora", lora.model_copy(update={"rank": RANK}), f"lora.rank = {RANK}"),
-    }
+    once = [
+        change("learn", "checkpoint_activations", True, "checkpoint_activations = true"),
+        change("model", "dtype", "bfloat16", 'dtype = "bfloat16"'),
+    ]
+    if not lora.rank:
+        once.append(change("model", "lora", lora.model_copy(update={"rank": RANK}), f"lora.rank = {RANK}"))
     return [
-        halved("learn", "pack_tokens", max(16, settings.rollout.context)),
-        halved("rollout", "slots", 1),
-        *(iter([way]) for name, way in once.items() if not (name == "adapters" and lora.rank)),
-        halved("rollout", "context", settings.rollout.max_tokens + 1),
+        halve("learn", "pack_tokens", max(16, settings.rollout.context)),
+        halve("rollout", "slots", 1),
+        *(iter([way]) for way in once),
+        halve("rollout", "context", settings.rollout.max_tokens + 1),
     ]
 
 
-def _adapted(model: Any, targets: tuple[str, ...]) -> list[nn.Linear]:
-    head = model.get_output_embeddings()
-    layers = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    return [m for name, m in layers if not targets or any(f".{name}".endswith(f".{target}") for target in targets)]
+# ---- in words
+
+Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
+
+WORDS = {
+    "masters": "fp32 masters",
+    "moments": "Adam moments",
+    "reference": "reference for KL",
+    "cache": "KV cache",
+    "graphs": "graphs (estimate)",
+    "replays": "graphs of updates (estimate)",
+    "activations": "activations (estimate)",
+    "logits": "logits (estimate)",
+    "decoding": "decoding (estimate)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a training takes of one device. `whet doctor`, the dry run and the start of a run all read this one."""
+
+    shape: ModelShape
+    settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
+    device: torch.device
+    flash: bool  # whether updates run on the flash kernel
+
+    def path(self) -> str:
+        """How updates attend, and why not faster."""
+        if self.flash:
+            return "fast path: updates run on flash attention over packed sequences"
+        dtype = self.settings.model.dtype
+        if self.device.type == "cpu":
+            why = "on a CPU, good for small models and for trying things out"
+        elif self.shape.softcap:
+            why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
+        elif not self.shape.flash:
+            why = "its heads have a size that the flash kernel does not take, so sequences are padded"
+        elif dtype != "bfloat16":
+            why = f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'
+        else:
+            why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
+        return f"slow path: {why}"
+
+    def findings(self, free: int | None) -> list[Finding]:
+        """The memory, and whether it fits into `free` bytes; None where that is not known."""
+        gpu = self.device.type == "cuda"
+        if gpu and free is not None:
+            room = lay_out(self.shape, self.settings, int(free * (1 - SPARE)), flash=self.flash)
+        else:
+            whole = plan(self.shape, self.settings, flash=self.flash)
+            room = Room(plan=whole, pages=self.settings.rollout.pages, release=False)
+        lines: list[Finding] = [("memory", line, True) for line in self.memory_lines(room)]
+        if free is None:
+            return [*lines, ("fits", "unknown: this system does not say how much memory is free", True)]
+        if room.total <= int(free * (1 - SPARE)):
+            return [*lines, ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True)]
+        return [*lines, ("fits", f"no: {self._lacking(room.total, int(free * (1 - SPARE)))}", False)]
+
+    def room(self, free: int) -> Room:
+        """The layout within `free` bytes. Refused where the least that a run can shrink to is more."""
+        within = int(free * (1 - SPARE))
+        laid = lay_out(self.shape, self.settings, within, flash=self.flash)
+        if least(self.shape, self.settings, flash=self.flash) > free:
+            raise WhetError(f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}.")
+        return laid
+
+    def memory_lines(self, room: Room) -> list[str]:
+        """How memory is divided at the peak, and what is done where it would not suffice."""
+        r = self.settings.rollout
+        parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
+        work = f"{r.slots} rollouts of {r.context} tokens and packs of {self.settings.learn.pack_tokens}"
+        lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
+        if room.release:
+            cache = bytes_text(room.plan.cache)
+            lines.append(
+                f"the KV cache ({cache}) is released for each update and taken back after it, since it does not fit "
+                "beside what an update needs"
+            )
+        if room.pages != r.pages:
+            lines.append(
+                f"the KV pool is {room.pages} pages, as many as fit; when they are full, the youngest rollouts wait"
+            )
+        if room.within is not None and room.total > room.within:
+            lines.append(
+                f"memory is tight: that is {_excess(room.total, room.within)}. Packs and waves of prompts are made "
+                "smaller when the GPU is full, which takes time; whet doctor MODEL --recipe RECIPE names settings "
+                "that fit"
+            )
+        return lines
+
+    def _lacking(self, wanted: int, within: int) -> str:
+        """How much is missing, and the settings that would help."""
+        lacking, lend = _excess(wanted, within), self.device.type == "cuda"
+        ways = ways_to_fit(self.shape, self.settings, within, flash=self.flash, lend=lend)
+        if ways and ways[0][1] <= within:
+            return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
+        if not ways:
+            return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
+        helpful = ", ".join(f"{text} (to {bytes_text(left)})" for text, left in ways[:4])
+        return f"{lacking}; no one setting is enough, these help most: {helpful}"
+
+
+def size_up(network: Any, settings: config.Config, device: torch.device, *, graphs: bool) -> Footprint:
+    """What training this network, which has no weights, takes of a device; `graphs`: whether graphs can run there."""
+    model, r = settings.model, settings.rollout
+    if is_peft_folder(folder := Path(model.name).expanduser()):
+        found = read_adapter(folder)
+        targets = found["target_modules"]
+        lora = {"rank": found["r"], "targets": () if isinstance(targets, str) else tuple(targets)}
+        model = model.model_copy(update={"lora": model.lora.model_copy(update=lora)})
+    positions = getattr(network.config, "max_position_embeddings", None) or CONTEXT
+    context = r.context or min(CONTEXT, positions)
+    if context > positions:
+        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {model.name}.")
+    shape, flash = measure(network, model.lora.targets), False
+    if shape.flash and device.type == "cuda" and model.dtype == "bfloat16":
+        flash = torch.cuda.get_device_capability(device) >= (8, 0)  # as `whet.model.packing` decides for each layer
+    rollout = r.model_copy(update={"context": context, "graphs": r.graphs and graphs})
+    settings = settings.model_copy(update={"model": model, "rollout": rollout})
+    return Footprint(shape=shape, settings=settings, device=device, flash=flash)
+
+
+def bytes_text(number: float) -> str:
+    """
+    >>> bytes_text(3 * 2**30), bytes_text(0.5 * 2**20)
+    ('3.0 GiB', '0.5 MiB')
+    """
+    return f"{number / 2**30:.1f} GiB" if number >= 2**30 else f"{number / 2**20:.1f} MiB"
+
+
+def _excess(wanted: int, within: int) -> str:
+    return f"{bytes_text(wanted - within)} more than the {bytes_text(within)} to be had (a tenth is left free)"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Free bytes of a GPU, or of the main memory of this machine or container; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    available = _field("/proc/meminfo", "MemAvailable:")
+    free = None if available is None else 1024 * available
+    limit, used = _field("/sys/fs/cgroup/memory.max"), _field("/sys/fs/cgroup/memory.current")
+    if limit is None or used is None:
+        return free
+    cached = _field("/sys/fs/cgroup/memory.stat", "inactive_file") or 0  # file pages, which the system gives up first
+    left = max(0, limit - used + cached)
+    return left if free is None else min(free, left)
+
+
+def _field(path: str, name: str = "") -> int | None:
+    """The number in a file of the system, or after `name` in it; None for "max", which stands for no limit."""
+    try:
+        words = Path(path).read_text().split()
+        return int(words[words.index(name) + 1 if name else 0])
+    except (OSError, ValueError, IndexError):
+        return None

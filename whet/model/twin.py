@@ -1,20 +1,21 @@
-"""The rollout twin: a second Hugging Face module that holds the trainer's very Parameters and buffers.
+"""The rollout twin: a second Hugging Face module that holds the very Parameters and buffers of the trainer's model.
 
-The trainer keeps its own attention; the twin uses ours (`whet.model.twin`). An in-place update
-of a weight is seen by both at once, so no weights are ever copied between them. `rollout_twin` is called by
-the engine; `sharing_copy`, the trick behind it, also by the learner for its reference. Adapters are modules and
-Parameters like any other. A model whose attention ours cannot reproduce is refused here, with one sentence, before
-anything is generated: by what it declares, then by comparing both on a few tokens.
+The trainer keeps its own attention; the twin attends over KV pages, by an attention of ours that is registered with
+transformers under the name "whet". An in-place update of a weight is seen by both at once, so weights are never copied
+between them. The engine calls `rollout_twin`; the learner calls `sharing_copy` for its reference. Every forward of the
+twin receives one object, `ctx`, that holds the pages and says where each new token goes (`rollout/pages.py` makes it).
+The plain PyTorch attention here is the CPU path and the reference for the kernels. A model whose attention cannot be
+reproduced is refused with one sentence before anything is generated: by what it declares, then by comparing both
+networks on a few tokens.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,41 +24,39 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from whet.errors import WhetError
 
-# ---- attention
-#
-# Attention over KV pages: what the rollout twin uses in place of the trainer's attention.
-#
-# Registered with transformers under the name "whet"; the model hands it one object, `ctx`, that holds
-# the pages and says where each new token goes. The plain PyTorch code here is the CPU path and the
-# reference for faster kernels. It builds no mask tensor outside its own scores, keeps no state of its
-# own, and decides nothing: pages are owned by `whet.rollout.pages`.
-
+# Shapes: T new tokens of one forward, B rows with q new tokens each, H query heads, K heads of keys and values,
+#         d size of a head, P pages of S tokens.
 
 NAME = "whet"
-PAGE = 64
-"""Tokens a page where kernels read it: one tile of keys."""
+PAGE = 64  # tokens per page where kernels read it: one tile of keys
+# Prompt tokens that one step feeds at most, half of it where they are padded. It bounds the memory of the step, and its
+# time, for which running rows wait. More prompt tokens are fed over several steps.
 PREFILL = 16_384
-"""Known tokens that one step feeds at most, half of it where they are padded: bounds its memory, and its time, for
-which running rows wait. A flight with more is fed over several steps."""
-GRAPHED = 2048
-"""Of them, so many at most go by a captured graph: more keep the device busy for as long as the host needs."""
+GRAPHED = 2048  # of them, at most so many go through a captured graph: more keep the device busy without one
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+# ---- attention over pages
+
+
+class How(NamedTuple):
+    """How a layer forms its attention scores."""
+
+    scaling: float
+    window: int | None = None  # keys that a query sees, itself included
+    softcap: float | None = None  # scores become c tanh(scores / c)
 
 
 class AttentionContext(Protocol):
-    """What travels through the model's forward to every layer's attention, as `ctx`."""
+    """The object that the model's forward passes on to the attention of every layer, as `ctx`."""
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
-        """query [1, heads, T, d], key and value [1, kv heads, T, d] of the T new tokens; returns [1, T, heads, d]."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
+        """query [1, H, T, d], key and value [1, K, T, d] of the T new tokens; returns [1, T, H, d].
+
+        `extra` holds further arguments of the layer's attention call.
+        """
 
 
 def attention_forward(
@@ -74,10 +73,10 @@ def attention_forward(
     softcap: float | None = None,
     **extra: Any,
 ) -> tuple[Tensor, None]:
-    """The signature transformers calls. No mask arrives (the name has no mask function) and dropout is never on."""
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on."""
+    how = How(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    return ctx.attend(layer, query, key, value, scaling, sliding_window, softcap, extra), None
+    return ctx.attend(layer, query, key, value, how, extra), None
 
 
 AttentionInterface.register(NAME, attention_forward)
@@ -87,26 +86,20 @@ AttentionInterface.register(NAME, attention_forward)
 class Block:
     """Rows of the cache that get q new tokens each: decoding rows (q = 1), or prompts padded on the left to one length.
 
-    Example: page size 4, a row with 5 cached tokens whose pages are 7 and 2 decodes one token: position 5,
-    written to page 2 at offset 1, attends over keys 0..5.
+    Example: with pages of 4 tokens, a row with 5 cached tokens on pages 7 and 2 decodes one token: position 5, written
+    to page 2 at offset 1, attends over keys 0..5.
     """
 
-    position: Tensor
-    """[B, q]: place in the sequence; 0 for padding, which then attends to something finite nobody reads."""
-    longest: int
-    """Keys of the longest row, the new ones included."""
-    rows: slice
-    """Which rows of the cache. With whole-slot pages row i is page i, so keys are read by slice, never gathered."""
-    table: Tensor | None = None
-    """Small pages: [B, n], the pages of each row in order; entries beyond a row's length are any page."""
-    level: bool = False
-    """Every query sees every key: one new token each and all rows equally long."""
+    position: Tensor  # [B, q]: place in the sequence; 0 for padding, which then attends to finite values
+    longest: int  # keys of the longest row, the new ones included
+    rows: slice  # of the cache; with pages of a whole slot row i is page i, so keys are read by slice, never gathered
+    table: Tensor | None = None  # small pages: [B, n], the pages of each row in order; beyond its length any page
+    level: bool = False  # every query sees every key: one new token each, and all rows equally long
     _hidden: dict[int, Tensor] = field(default_factory=dict)
 
-    def attend(
-        self, query: Tensor, keys: Tensor, values: Tensor, scaling: float, window: int | None, softcap: float | None
-    ) -> Tensor:
-        """query [B * q, heads, d] against all pages of a layer; returns the like."""
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, how: How) -> Tensor:
+        """query [B * q, H, d] against the pages [P, K, S, d] of a layer; returns [B * q, H, d]."""
+        scaling, window, softcap = how
         (batch, new), kv_heads = self.position.shape, keys.shape[1]
         heads, dim = query.shape[1:]
         dtype = query.dtype
@@ -125,7 +118,7 @@ class Block:
         return out.reshape(batch * new, heads, -1).to(dtype)
 
     def _read(self, pages: Tensor) -> Tensor:
-        """[B * kv heads, longest, d]."""
+        """[B * K, longest, d]: the cached keys or values of the rows."""
         if self.table is None:
             heads = pages.shape[1]
             return pages.flatten(0, 1)[self.rows.start * heads : self.rows.stop * heads, : self.longest]
@@ -133,7 +126,7 @@ class Block:
         return gathered.reshape(gathered.shape[0] * gathered.shape[1], -1, gathered.shape[-1])[:, : self.longest]
 
     def _hidden_keys(self, window: int | None) -> Tensor:
-        """[B, 1, q, longest], true where a key lies after the query or before its window; made once a forward."""
+        """[B, 1, q, longest], true where a key lies after the query or before its window; made once per forward."""
         kind = window or 0
         if kind not in self._hidden:
             key = torch.arange(self.longest, device=self.position.device)
@@ -147,43 +140,30 @@ class Block:
 
 @dataclass(slots=True)
 class PageContext:
-    """One forward over T new tokens, the blocks' tokens one after the other, and the cache they are written to."""
+    """One forward over T new tokens, block after block, and the cache that they are written to."""
 
-    keys: Sequence[Tensor]
-    """One a layer, [pages, kv heads, page size, d]. The last page is nobody's: padding is written there."""
+    keys: Sequence[Tensor]  # per layer [P, K, S, d]; the last page belongs to no row: padding is written there
     values: Sequence[Tensor]
-    page: Tensor
-    """[T]: the page each token's K and V are written to, `offset` within it."""
-    offset: Tensor
-    position: Tensor
-    """[T]."""
+    page: Tensor  # [T]: the page that the key and value of each token are written to
+    offset: Tensor  # [T]: the place within that page
+    position: Tensor  # [T]
     blocks: Sequence[Block]
     _entries: dict[tuple[int, int], Tensor] = field(default_factory=dict)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values = self.keys[layer], self.values[layer]
         entry = self._entry(keys.shape[1], keys.shape[2])
         keys.view(-1, keys.shape[3])[entry] = key[0].transpose(0, 1).flatten(0, 1)
         values.view(-1, values.shape[3])[entry] = value[0].transpose(0, 1).flatten(0, 1)
         query = query[0].transpose(0, 1)
         if len(self.blocks) == 1:
-            return self.blocks[0].attend(query, keys, values, scaling, window, softcap)[None]
+            return self.blocks[0].attend(query, keys, values, how)[None]
         parts = query.split([block.position.numel() for block in self.blocks])
-        out = [b.attend(q, keys, values, scaling, window, softcap) for b, q in zip(self.blocks, parts, strict=True)]
+        out = [block.attend(q, keys, values, how) for block, q in zip(self.blocks, parts, strict=True)]
         return torch.cat(out)[None]
 
     def _entry(self, heads: int, size: int) -> Tensor:
-        """[T * kv heads]: where each token's heads lie in the pages seen as a list of vectors; once a forward."""
+        """[T * K]: where the heads of each token lie, with the pages seen as one list of vectors; once per forward."""
         if (heads, size) not in self._entries:
             head = torch.arange(heads, device=self.page.device)
             entry = (self.page[:, None] * heads + head) * size + self.offset[:, None]
@@ -191,14 +171,12 @@ class PageContext:
         return self._entries[heads, size]
 
 
-ModelT = TypeVar("ModelT", bound=nn.Module)
-
-LAYER_TYPES = {"full_attention", "sliding_attention"}
+# ---- the twin
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one layer writes into the cache for each token."""
+    """The sizes of what one layer writes into the cache for each token."""
 
     heads: int
     key_dim: int
@@ -215,29 +193,45 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     twin = sharing_copy(model, model.parameters())
     twin.config._attn_implementation = NAME
     twin.eval()
-    _refuse_different(model, twin, name)
+    # A model need not declare everything it does in its attention, so both run on three tokens and are compared.
+    probe = Probe()
+    ours = _logits(twin, ctx=probe)
+    _refuse_asked(probe, model)
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        theirs = _logits(model.eval())
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    half = theirs.dtype in (torch.bfloat16, torch.float16)
+    allowed = (0.05 if half else 1e-3) * (1.0 + theirs.abs().max().item())
+    gap = (ours - theirs).abs().max().item()
+    if gap > allowed:
+        raise WhetError(
+            f"{name} gives other logits with whet's attention (off by {gap:.3g}), so its rollouts would be wrong."
+        )
     return twin
 
 
 def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
-    """New modules and config around the buffers and the `shared` tensors of `model`; all else is copied.
+    """New modules and config around the buffers and the `shared` tensors of `model`; everything else is copied.
 
-    A deep copy that is told what it has copied already: tied weights stay one object, and what is shared takes no
-    memory twice.
+    It is a deep copy whose memo already holds the shared tensors, so tied weights stay one object and shared tensors
+    take no memory twice.
     """
     return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*shared, *model.buffers())})
 
 
 def kv_shapes(twin: PreTrainedModel) -> list[KVShape]:
-    """Heads and sizes of every layer's K and V, as they reach the attention."""
+    """Heads and sizes of the keys and values of every layer, as they reach the attention."""
     probe = Probe()
-    _run(twin, ctx=probe)
+    _logits(twin, ctx=probe)
     _refuse_asked(probe, twin)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """By what the model declares; its weights may be on the meta device."""
+    """Refuse a model by what it declares; its weights may be on the meta device."""
     name, config = type(model).__name__, model.config
     if not model._supports_attention_backend:
         raise WhetError(
@@ -264,54 +258,28 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
 
 @dataclass(slots=True)
 class Probe:
-    """A context without a cache: plain causal attention, and a note of what each layer asked for."""
+    """A context without a cache: plain causal attention that records the arguments of each layer."""
 
     shapes: dict[int, KVShape] = field(default_factory=dict)
     windows: dict[int, int | None] = field(default_factory=dict)
     extras: set[str] = field(default_factory=set)
 
-    def attend(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float,
-        window: int | None,
-        softcap: float | None,
-        extra: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         self.shapes[layer] = KVShape(key.shape[1], key.shape[-1], value.shape[-1], key.dtype)
-        self.windows[layer] = window
+        self.windows[layer] = how.window
         self.extras |= {k for k in ("s_aux", "position_bias") if extra.get(k) is not None}
         ratio = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
-        scores = query @ key.transpose(2, 3) * scaling
-        if softcap is not None:
-            scores = torch.tanh(scores / softcap) * softcap
+        scores = query @ key.transpose(2, 3) * how.scaling
+        if how.softcap is not None:
+            scores = torch.tanh(scores / how.softcap) * how.softcap
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         weights = F.softmax(scores.masked_fill(hidden, -torch.inf), -1)
         return (weights @ value).transpose(1, 2)
 
 
-def _refuse_different(model: PreTrainedModel, twin: PreTrainedModel, name: str) -> None:
-    """What a model does in its attention it need not declare, so both are run on three tokens and compared."""
-    probe = Probe()
-    got = _run(twin, ctx=probe)
-    _refuse_asked(probe, model)
-    with _eval_mode(model):
-        want = _run(model)
-    half = want.dtype in (torch.bfloat16, torch.float16)
-    allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
-    gap = (got - want).abs().max().item()
-    if gap > allowed:
-        raise WhetError(
-            f"{name} gives other logits with whet's attention (off by {gap:.3g}), so its rollouts would be wrong."
-        )
-
-
 def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
-    """By what its layers ask of the attention; its weights may be on the meta device."""
+    """Refuse a model by the arguments of its attention calls; its weights may be on the meta device."""
     name, config = type(model).__name__, model.config
     if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
         raise WhetError(f"{name} does not run all of its attention layers through transformers' attention interface.")
@@ -326,19 +294,8 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _run(model: PreTrainedModel, **kwargs: Any) -> Tensor:
-    ids = torch.arange(3, device=model.device)[None] % model.config.vocab_size
+def _logits(model: PreTrainedModel, **kwargs: Any) -> Tensor:
     position = torch.arange(3, device=model.device)[None]
+    ids = position % model.config.vocab_size
     logits: Tensor = model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits
     return logits
-
-
-@contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

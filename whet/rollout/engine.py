@@ -1,18 +1,18 @@
 """The local rollout engine: continuous batching over the rollout twin, exact for a given key.
 
-`submit` queues, `step` admits what fits, prefills it, and decodes a token for every running row, or several where they
-were drafted; `collect` and `generate` step until they have what they promise. It implements `whet.rollout.base.Engine`.
-It knows nothing of prompts but their token ids, of text but stop strings, and of training but a version number: weights
-change in place under it.
+It implements `whet.rollout.base.Engine` for the loop and the evaluation. `submit` queues requests; `step` schedules
+(`scheduler.py`), runs (`runner.py`), records (`rows.py`) and retires; `collect` and `generate` step until they have
+what they promise. The engine sees prompts as token ids, text only for stop strings, and training only as a version
+number: the weights change in place under it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,145 +24,16 @@ from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.fast.graphs import GraphRunner
-from whet.fast.lanes import Lanes
-from whet.fast.network import graphs_lack, network_of
 from whet.model.noise import row_key
-from whet.model.twin import PAGE, kv_shapes, rollout_twin
+from whet.model.twin import kv_shapes, rollout_twin
 from whet.rollout.guesser import Guesser, extra_shapes
-from whet.rollout.pages import PagedCache, make_cache, pool_lines
-from whet.rollout.rows import Flight, Rows, empty_trace, request_from_json
-from whet.rollout.runner import Drawn, EagerRunner, Runner
+from whet.rollout.pages import make_cache
+from whet.rollout.rows import MATRICES, Flight, Rows, empty_trace
+from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json
+from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
-# ---- snapshot
-#
-# An engine's state in a checkpoint: what it was asked for and has not handed out, as JSON and a few flat arrays.
-#
-# Called by `LocalEngine.state_dict` and `load_state_dict`. Running flights are saved as waiting ones: a resumed engine
-# prefills them again and goes on.
-
-
-def snapshot(engine: LocalEngine) -> dict[str, Any]:
-    rows = engine.rows
-    running = sorted(range(rows.size), key=lambda row: rows.flights[row].arrival)
-    flights = [(rows.flights[row], rows.trace(row)) for row in running]
-    flights += [(f, f.trace) for f in engine.scheduler.waiting]
-    assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
-    traces = [trace for _, trace in flights] + [r.trace for r in engine.done if r.trace is not None]
-    return {
-        "version": engine.version,
-        "arrivals": engine.arrivals,
-        "begun": np.array(sorted(engine.scheduler.begun), np.int64),
-        "flights": [{**f.to_json(), "tokens": trace.ids.size} for f, trace in flights],
-        "done": [{**rollout_to_json(r), "tokens": r.length} for r in engine.done],
-        "ids": np.concatenate([np.zeros(0, np.int32), *(t.ids for t in traces)]),
-        "log_probs": np.concatenate([np.zeros(0, engine.dtype), *(t.log_probs for t in traces)]),
-        "versions": np.concatenate([np.zeros(0, np.int32), *(t.versions for t in traces)]),
-        **engine.lengths.state_dict(),
-        "draft": engine.speculation.state_dict() if engine.speculation is not None else None,
-    }
-
-
-def restore(engine: LocalEngine, state: Mapping[str, Any]) -> None:
-    assert engine.idle, "state is loaded into an engine that has not begun"
-    engine.version, engine.arrivals = int(state["version"]), int(state["arrivals"])
-    engine.scheduler.begun = set(state["begun"].tolist())
-    engine.lengths.load_state_dict(state)
-    if engine.speculation is not None and state["draft"] is not None:
-        engine.speculation.load_state_dict(state["draft"])
-    at = 0
-
-    def trace(n: int) -> Trace:
-        nonlocal at
-        part, at = slice(at, at + n), at + n
-        return Trace(ids=state["ids"][part], log_probs=state["log_probs"][part], versions=state["versions"][part])
-
-    for data in state["flights"]:
-        flight = engine.flight(request_from_json(data), data["index"], data["arrival"])
-        flight.trace = trace(data["tokens"])
-        engine.scheduler.waiting.append(flight)
-    for data in state["done"]:
-        fields = {k: v for k, v in data.items() if k != "tokens"}
-        engine.done.append(rollout_from_json({**fields, "trace": trace(data["tokens"])}))
-
-
-# ---- waves
-#
-# A step with new flights: a wave gets its rows and is fed, or is as if it had never been where memory is short.
-#
-# Called by `LocalEngine.step`; the scheduler says who is in a wave, a runner computes it. A forward over thousands of
-# prompt tokens is the most that an engine asks of a card at once. When the card is full the wave's flights wait again,
-# waves are smaller from then on, and the next step goes on: tokens depend on a flight's key alone, so they are the
-# same. Where a wave is as small as can be, it waits for a row to end; only where none runs there is no way on.
-
-
-def feed(engine: LocalEngine, running: int, wave: Wave) -> Drawn | None:
-    """What the rows that run and those of the wave draw. None where that did not fit in memory: nobody drew a token."""
-    first, fed = engine.rows.size, engine.rows.fed
-    try:
-        return engine.runner.advance(running, wave.chunks, admit(engine, running, wave))
-    except torch.OutOfMemoryError:
-        pass
-    # Here, after the handler, the traceback no longer keeps the failed forward alive.
-    take_out(engine, running, wave, first, fed)
-    if engine.device.type == "cuda":
-        torch.cuda.empty_cache()
-    _shrink(engine, running, wave)
-    return None
-
-
-def admit(engine: LocalEngine, running: int, wave: Wave) -> list[int]:
-    """Rows for a wave: first those to feed, then their forks; and for each fork the row it copies."""
-    rows = engine.rows
-    first = rows.size
-    for chunk in wave.chunks:
-        if chunk.start == 0:
-            engine.cache.open(rows.add(chunk.flight), chunk.flight.known)
-    source = [running + leader for _, leader in wave.forks]
-    for leader, (flight, _) in zip(source, wave.forks, strict=True):
-        rows.shared[[leader, rows.add(flight)]] = flight.known
-    if engine.lanes is not None and first < rows.size:
-        rows.lane[first : rows.size] = engine.lanes.enter(rows.flights[first:])
-    rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
-    return source
-
-
-def take_out(engine: LocalEngine, running: int, wave: Wave, first: int, fed: int) -> None:
-    """Undoes `admit`, where rows from `first` on were new and the one before them had `fed` tokens."""
-    rows = engine.rows
-    for row in reversed(range(first, rows.size)):
-        engine.evict(row)
-    rows.feed(fed)
-    rows.shared[running:first] = 0  # of a row that is half fed: nobody forks from it yet
-    engine.scheduler.put_back(wave)
-    # The rows that run may have been a step further on the device, and a drafter have read that: they take it again.
-    engine.runner.forget()
-    rows.paired[:running] = np.minimum(rows.paired[:running], rows.length[:running])
-
-
-def _shrink(engine: LocalEngine, running: int, wave: Wave) -> None:
-    scheduler, rows = engine.scheduler, engine.rows
-    if not scheduler.shrink(wave):
-        if not running:
-            raise WhetError(
-                f"Not even a prompt of {wave.tokens} tokens can be fed in the memory that is left beside the model and "
-                "its KV cache; lower rollout.pages or rollout.slots, or free memory that others hold."
-            )
-        if rows.fed:  # it would be fed again at once, and nobody get any further
-            scheduler.give_back([engine.evict(rows.size - 1)])
-        scheduler.full = True
-    if scheduler.ooms == 1:
-        warnings.warn(
-            f"There was no memory to feed prompts of {wave.tokens} tokens at once: fewer are fed from now on, fewer "
-            "still each time rollout/oom goes up. Rollouts are the same, but begin later.",
-            stacklevel=2,
-        )
-
-
-EARLY = 8
-"""Turns after which judges are looked after though nothing has finished: that takes the host some time."""
+EARLY = 8  # steps after which `early` is called though nothing has finished
 
 
 class LocalEngine:
@@ -182,14 +53,13 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
-        graphs: bool = False,
+        runners: RunnerFactory | None = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """graphs: steps are captured graphs over kernels on a GPU (`graphs.py`), not calls of the twin's modules, where
-        the kernels can serve the model.
+        """encode: prompt id to token ids. runners: a faster form of a step, used where it can serve the model.
         releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
         reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
@@ -202,30 +72,20 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
+        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # of recorded log-probs
         shapes = kv_shapes(self.twin)
-        self.lack = graphs_lack(shapes, self.device) if graphs else None
-        """Why there are no graphs though they were asked for."""
-        graphs = graphs and self.lack is None
+        # Why the runners that were handed in are not used; None where they are, or where there are none.
+        self.lack = runners.lack(shapes, self.device) if runners is not None else None
+        runners = runners if self.lack is None else None
         extra = extra_shapes(eagle) if eagle is not None else []
-        self.cache = make_cache(
-            [*shapes, *extra], slots, context, page or (PAGE if graphs else 0), pages, self.device, releasable
-        )
-        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
-        """Of recorded log-probs."""
+        page = page or (runners.page if runners is not None else 0)
+        self.cache = make_cache([*shapes, *extra], slots, context, page, pages, self.device, releasable)
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
         self.buffer = buffer
-        self.lanes: Lanes | None = None
-        """Texts on the device, where drafts are made there."""
-        if graphs:
-            assert isinstance(self.cache, PagedCache), "graphs read pages"
-            keys, values = self.cache.keys[: len(shapes)], self.cache.values[: len(shapes)]
-            network = network_of(self.twin, keys, values)
-            self.lanes = Lanes(slots, context, self.device) if speculation is not None else None
-            self.runner: Runner = GraphRunner(network, self.cache, self.rows, self.guesser, self.lanes, speculation)
-        else:
-            self.runner = EagerRunner(self.twin, self.cache, self.rows, self.guesser)
-        self.scheduler = Scheduler(packed=graphs, batch=max(1, slots // 16) if graphs else 1)
+        given = (self.twin, self.cache, self.rows, self.guesser)
+        self.runner: Runner = EagerRunner(*given) if runners is None else runners.make(*given, speculation)
+        self.scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
         self.lengths = Lengths()
         self.speculation = speculation
         if speculation is not None:
@@ -233,10 +93,8 @@ class LocalEngine:
                 speculation.join(self.guesser)
             speculation.elsewhere = self.runner.own
             speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
-        self.done: list[Rollout] = []
-        """Finished, waiting to be collected."""
-        self._tickets: dict[int, dict[int, Rollout]] = {}
-        """Per `generate` call under way, what has finished of it, by arrival."""
+        self.done: list[Rollout] = []  # finished, waiting to be collected
+        self._tickets: dict[int, dict[int, Rollout]] = {}  # per `generate` call under way, finished ones by arrival
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
@@ -244,12 +102,11 @@ class LocalEngine:
     # ---- what callers use
 
     def begin(self) -> None:
-        """On a GPU: compiles and captures what every run wants, before the first request has to wait for it."""
-        if isinstance(self.runner, GraphRunner):
-            self.runner.begin(self.speculation.served if self.speculation is not None else ())
+        """On a GPU, compile and capture what every run needs before the first request has to wait for it."""
+        self.runner.begin(self.speculation.served if self.speculation is not None else ())
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Those that are expected to be long go first, so that none is left over at the end; equal ones keep order."""
+        """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
         running = int(self.rows.count[: self.rows.size].sum())
         self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
 
@@ -283,16 +140,19 @@ class LocalEngine:
         return not self._busy and not self.done
 
     @property
+    def _busy(self) -> bool:
+        return bool(self.rows.size or self.scheduler.waiting)
+
+    @property
     def free(self) -> int | None:
         if self.mode == "barrier":
             return None
         return max(0, self.slots - self.rows.size - len(self.scheduler.waiting))
 
     def update(self, version: int) -> None:
-        if self.on_update == "recompute":
+        if self.on_update != "keep":
             self._evict_all()
-        elif self.on_update == "cut":
-            self._evict_all()
+        if self.on_update == "cut":
             cut = self.scheduler.cut()
             for flight in cut:
                 self.lengths.cut(flight.trace.ids.size)
@@ -307,7 +167,7 @@ class LocalEngine:
         self.version = version
 
     def release(self) -> None:
-        """Before the learner's step: lends it the cache's memory, unless rollouts run on that need what is in it."""
+        """Lend the cache's memory to the learner's step, unless running rollouts still need what is in it."""
         if not self.cache.arena.releasable:
             return
         if self.on_update != "keep":
@@ -319,9 +179,9 @@ class LocalEngine:
         self.cache.arena.take_back()
 
     def notes(self) -> list[str]:
-        """What the user should hear of it before it starts."""
+        """What the user should know about the engine before it starts."""
         slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
-        return [*pool_lines(self.cache), *([f"{slow} {self.lack}."] if self.lack else [])]
+        return [*self.cache.notes(), *([f"{slow} {self.lack}."] if self.lack else [])]
 
     def stats(self) -> dict[str, float]:
         names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
@@ -330,7 +190,7 @@ class LocalEngine:
         out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
         out["rollout/oom"] = float(self.scheduler.ooms)
         out["rollout/seconds"] = self._seconds
-        # of the time, where a quarter of the slots or less were in use
+        # Share of the time in which a quarter of the slots or less was in use.
         out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
         out |= self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
         self._stats.clear()
@@ -338,36 +198,75 @@ class LocalEngine:
         return out
 
     def state_dict(self) -> dict[str, Any]:
-        return snapshot(self)
+        """What was asked for and not handed out. Running flights are saved as waiting ones: a resumed engine prefills
+        them again and goes on."""
+        rows = self.rows
+        running = sorted(range(rows.size), key=lambda row: rows.flights[row].arrival)
+        flights = [(rows.flights[row], rows.trace(row)) for row in running]
+        flights += [(f, f.trace) for f in self.scheduler.waiting]
+        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
+        empty = empty_trace(self.dtype)
+        return {
+            "version": self.version,
+            "arrivals": self.arrivals,
+            "begun": np.array(sorted(self.scheduler.begun), np.int64),
+            "flights": [
+                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
+                for f, trace in flights
+            ],
+            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
+            **{name: np.concatenate([getattr(t, name) for t in (empty, *traces)]) for name in MATRICES},
+            **self.lengths.state_dict(),
+            "draft": self.speculation.state_dict() if self.speculation is not None else None,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        restore(self, state)
+        assert self.idle, "state is loaded into an engine that has not begun"
+        self.version, self.arrivals = int(state["version"]), int(state["arrivals"])
+        self.scheduler.begun = set(state["begun"].tolist())
+        self.lengths.load_state_dict(state)
+        if self.speculation is not None and state["draft"] is not None:
+            self.speculation.load_state_dict(state["draft"])
+        at = 0
+
+        def next_trace(n: int) -> Trace:
+            nonlocal at
+            part, at = slice(at, at + n), at + n
+            return Trace(**{name: state[name][part] for name in MATRICES})
+
+        for data in state["flights"]:
+            fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
+            request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
+            flight = self.flight(request, data["index"], data["arrival"])
+            flight.trace = next_trace(data["tokens"])
+            self.scheduler.waiting.append(flight)
+        for data in state["done"]:
+            fields = {k: v for k, v in data.items() if k != "tokens"}
+            self.done.append(rollout_from_json({**fields, "trace": next_trace(data["tokens"])}))
 
     # ---- one step
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what fits, then one more token for every row that is fed: the running ones and the new ones."""
+        """Schedule, run, record, retire: draw tokens for every row that is fed, the running ones and the new ones."""
         begin = time.perf_counter()
         rows = self.rows
-        self._make_room()
+        wave = self._schedule()
         running = rows.ready
-        half = (rows.flights[-1], rows.fed) if rows.fed else None
-        room = CacheRoom(self.cache, rows, self.lengths)
-        wave = self.scheduler.next_wave(self.slots - rows.size, room, half, running > 0)
         if wave.chunks:
-            if (first := feed(self, running, wave)) is not None:
-                self._record(first, running)
+            if (drawn := self._feed(running, wave)) is not None:
+                self._record(drawn, running)
                 self._stats["prefill_tokens"] += wave.tokens
         elif running:
             arm = self._choose(running)
-            begin += self.runner.prepare(running, arm)
-            if arm == OFF or arm.drafter in self.runner.own or not self._speculate(arm, running):
-                own = arm if arm.drafter in self.runner.own else OFF
-                drawn = self.runner.advance(running, (), (), own, ahead=own == arm)
-                drafted = self._record(drawn, running)
-                if self.speculation is not None:
-                    self._tell(drawn, running, time.perf_counter() - begin, *drafted)
+            begin += self.runner.prepare(running, arm)  # what is done once is not part of the step's time
+            drawn = self._decode(running, arm)
+            drafted = self._record(drawn, running)
+            if self.speculation is not None:
+                steps, seconds = len(drawn.counted), time.perf_counter() - begin
+                alone = steps == 1 and self.runner.ahead  # a step before a burst, which was waited for at once
+                self.speculation.on_step(drawn.arm, rows, running, seconds, steps, *drafted, typical=not alone)
         self._retire(rows.finished(self.decode))
         if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
             begin += self._go_ahead()
@@ -375,18 +274,34 @@ class LocalEngine:
         self._seconds += spent
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
 
-    def _go_ahead(self) -> float:
-        """After a wave nothing is under way, and the caller has rollouts to judge and prompts to choose: the device is
-        given something to do meanwhile. Seconds that took once and for all."""
-        running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
-        if not running or self.rows.fed or drafters.keys() - self.runner.own:  # who drafts on the host waits for tokens
-            return 0.0
-        once = self.runner.prepare(running, arm := self._choose(running))
-        self.runner.go_ahead(running, arm)
-        return once
+    def _schedule(self) -> Wave:
+        """Preempt the youngest rows until every row has a page for its next token, then choose what to admit."""
+        rows = self.rows
+        while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:  # one row alone always fits
+            youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
+            self.scheduler.give_back([self._evict(youngest)])
+            self.scheduler.full = True
+            self._stats["preempted"] += 1
+        self.cache.grow(rows.length[: rows.ready])
+        half = (rows.flights[-1], rows.fed) if rows.fed else None
+        room = CacheRoom(self.cache, rows, self.lengths)
+        return self.scheduler.next_wave(self.slots - rows.size, room, half, rows.ready > 0)
+
+    def _decode(self, running: int, arm: Arm) -> Drawn:
+        """Draw with drafts that the host or the runner makes, or plainly where the host's drafts cannot be fed."""
+        runner, rows = self.runner, self.rows
+        if arm != OFF and arm.drafter not in runner.own and not runner.ahead:
+            assert self.speculation is not None
+            most = self._wanted(arm, running)
+            reach = rows.length[:running] + most
+            if self.cache.lacking(reach) <= self.cache.free:
+                self.cache.grow(reach)
+                return dataclasses.replace(runner.verify(self.speculation.draft(arm, rows, most)), arm=arm)
+        own = arm if arm.drafter in runner.own else OFF
+        return runner.advance(running, (), (), own, ahead=own == arm)
 
     def _choose(self, running: int) -> Arm:
-        """How to speculate next: rows' wishes are looked at on the way."""
+        """How to speculate next, after a look at how many drafts each row wants."""
         rows, speculation = self.rows, self.speculation
         if speculation is None or rows.picky[:running].any():
             return OFF
@@ -395,31 +310,15 @@ class LocalEngine:
             self.runner.budgeted()
         return speculation.choose(rows, running)
 
-    def _speculate(self, arm: Arm, running: int) -> bool:
-        """A step with drafts that the host makes; False where it must be a plain one."""
-        rows, speculation = self.rows, self.speculation
-        assert speculation is not None
-        if self.runner.ahead:
-            return False
-        begin = time.perf_counter()
-        most = self._wanted(arm, running)
-        if self.cache.lacking(rows.length[:running] + most) > self.cache.free:
-            return False
-        self.cache.grow(rows.length[:running] + most)
-        drawn = replace(self.runner.verify(speculation.draft(arm, rows, most)), arm=arm)
-        drafted = self._record(drawn, running)
-        self._tell(drawn, running, time.perf_counter() - begin, *drafted)
-        return True
-
     def _wanted(self, arm: Arm, running: int, ahead: np.ndarray | int = 0) -> np.ndarray:
-        """Drafts of each row at most, so many tokens ahead of its newest. The last token of a rollout is never guessed:
-        the target's own draw brings it."""
+        """Drafts for each row at most, `ahead` tokens after its newest. The last token of a rollout is never guessed,
+        since the target's own draw brings it."""
         rows = self.rows
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
 
     def _record(self, drawn: Drawn, running: int) -> list[np.ndarray]:
-        """Writes down what was drawn. For each step of a row that drafts were made for: how many came true, of how many
+        """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many
         wanted."""
         rows, steps = self.rows, len(drawn.counted)
         self._stats["steps"] += steps
@@ -439,12 +338,6 @@ class LocalEngine:
         rows.accepted[:running] += kept[:running] - lived.sum(0)
         return [real[lived] - 1, wanted[lived]]
 
-    def _tell(self, drawn: Drawn, running: int, seconds: float, *drafted: np.ndarray) -> None:
-        assert self.speculation is not None
-        steps = len(drawn.counted)
-        alone = steps == 1 and self.runner.ahead  # before a burst, and waited for at once
-        self.speculation.on_step(drawn.arm, self.rows, running, seconds, steps, *drafted, typical=not alone)
-
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:
             return
@@ -452,10 +345,9 @@ class LocalEngine:
         self.scheduler.full = False
         if self.buffer is not None and self.guesser is not None:
             self.guesser.remember([row for row, _ in ended], self.buffer, self.version)
-        finishes = {id(self.rows.flights[row]): finish for row, finish in ended}
-        flights = [self.evict(row) for row, _ in reversed(ended)]  # from the end, so that no ended row moves
-        for flight in sorted(flights, key=lambda f: f.arrival):
-            rollout = flight.rollout(finishes[id(flight)], self.version)
+        retired = [(self._evict(row), finish) for row, finish in reversed(ended)]  # from the end: no ended row moves
+        for flight, finish in sorted(retired, key=lambda pair: pair[0].arrival):
+            rollout = flight.rollout(finish, self.version)
             self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
             if self.speculation is not None:
                 self.speculation.ended(flight, flight.trace.ids)
@@ -464,44 +356,100 @@ class LocalEngine:
             else:
                 self._tickets[flight.ticket][flight.arrival] = rollout
 
-    def _make_room(self) -> None:
-        """Preempt the youngest until every row has a page for its next token. One row alone always fits."""
-        rows = self.rows
-        while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:
-            youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
-            self.scheduler.give_back([self.evict(youngest)])
-            self.scheduler.full = True
-            self._stats["preempted"] += 1
-        self.cache.grow(rows.length[: rows.ready])
+    def _go_ahead(self) -> float:
+        """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is
+        under way. Returns the seconds of what was done once."""
+        running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
+        if not running or self.rows.fed or drafters.keys() - self.runner.own:  # drafts on the host wait for tokens
+            return 0.0
+        once = self.runner.prepare(running, arm := self._choose(running))
+        self.runner.go_ahead(running, arm)
+        return once
 
-    def evict(self, row: int) -> Flight:
-        """The flight leaves its row and takes its tokens along."""
+    # ---- new flights, and rows that leave
+
+    def _feed(self, running: int, wave: Wave) -> Drawn | None:
+        """Draw for the running rows and the wave. None where that did not fit in memory and no row drew a token.
+
+        A forward over thousands of prompt tokens is the largest that an engine runs. When the GPU is full the wave's
+        flights wait again, later waves are smaller, and the next step goes on: tokens depend on a flight's key alone,
+        so they are the same.
+        """
+        rows = self.rows
+        first, fed = rows.size, rows.fed
+        try:
+            return self.runner.advance(running, wave.chunks, self._admit(running, wave))
+        except torch.OutOfMemoryError:
+            pass
+        # Here, after the handler, the traceback no longer keeps the failed forward alive.
+        for row in reversed(range(first, rows.size)):
+            self._evict(row)
+        rows.feed(fed)
+        rows.shared[running:first] = 0  # of a half-fed row: no row forks from it yet
+        self.scheduler.put_back(wave)
+        # The running rows may be a step further on the device, and a drafter may have read that: they repeat it.
+        self.runner.forget()
+        rows.paired[:running] = np.minimum(rows.paired[:running], rows.length[:running])
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._shrink(running, wave)
+        return None
+
+    def _admit(self, running: int, wave: Wave) -> list[int]:
+        """Give the wave its rows, first those to feed, then their forks. Returns the row that each fork copies."""
+        rows = self.rows
+        first = rows.size
+        for chunk in wave.chunks:
+            if chunk.start == 0:
+                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
+        source = [running + leader for _, leader in wave.forks]
+        for leader, (flight, _) in zip(source, wave.forks, strict=True):
+            rows.shared[[leader, rows.add(flight)]] = flight.known
+        self.runner.enter(first)
+        rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
+        return source
+
+    def _shrink(self, running: int, wave: Wave) -> None:
+        """Make later waves smaller; a wave that cannot be smaller waits for a row to end."""
+        scheduler, rows = self.scheduler, self.rows
+        if not scheduler.shrink(wave):
+            if not running:
+                raise WhetError(
+                    f"Not even a prompt of {wave.tokens} tokens can be fed in the memory that is left beside the model "
+                    "and its KV cache; lower rollout.pages or rollout.slots, or free memory that others hold."
+                )
+            if rows.fed:  # else it would be fed again at once, and no row would get any further
+                scheduler.give_back([self._evict(rows.size - 1)])
+            scheduler.full = True
+        if scheduler.ooms == 1:
+            warnings.warn(
+                f"There was no memory to feed prompts of {wave.tokens} tokens at once: fewer are fed from now on, "
+                "fewer still each time rollout/oom goes up. Rollouts are the same, but begin later.",
+                stacklevel=2,
+            )
+
+    def _evict(self, row: int) -> Flight:
+        """Take a flight out of its row, with its tokens."""
         flight = self.rows.flights[row]
         flight.trace = self.rows.trace(row)
         flight.drafted, flight.accepted = int(self.rows.drafted[row]), int(self.rows.accepted[row])
-        if self.lanes is not None:
-            self.lanes.leave(flight)
+        self.runner.leave(flight)
         self.cache.close(row)
         for source, target in self.rows.remove(row):
             self.cache.move(source, target, int(self.rows.length[target]))
         return flight
 
     def _evict_all(self) -> None:
-        self.scheduler.give_back([self.evict(row) for row in reversed(range(self.rows.size))])
+        self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
         self.scheduler.full = False
 
-    @property
-    def _busy(self) -> bool:
-        return bool(self.rows.size or self.scheduler.waiting)
-
     def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
-        """All of them or, when one is refused, none."""
+        """Make all flights or, when one is refused, none."""
         flights: list[Flight] = []
         for request in requests:
-            first = self.flight(request, request.first_index, 0)
-            for i in range(request.n):
-                arrival = self.arrivals + len(flights)
-                flights.append(self.flight(request, request.first_index + i, arrival, first.prompt))
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            for index in range(request.first_index, request.first_index + request.n):
+                flights.append(self.flight(request, index, self.arrivals + len(flights), prompt))
                 flights[-1].ticket = ticket
         self.arrivals += len(flights)
         return flights

@@ -1,11 +1,12 @@
-"""The EAGLE drafter in the engine: the target's hidden states kept in pages, and drafts made over them.
+"""The EAGLE drafter in the engine: the target's hidden states are kept in pages, and drafts are made over them.
 
-Two more layers of the cache hold what a drafter needs, under the rows' own table: the target's last hidden state of
-every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need no
-word here, and turning speculation on in mid-rollout is one pass of one layer (`_catch_up`). Implements `Drafter`; its
-rows are the engine's, in order. With graphs `round` is a part of the captured step, and the host proposes nothing.
-`rows.paired` counts what the drafter has read of each. The pair at a prompt's last token is each rollout's own but may
-lie in a page they share: a guess may suffer from that, never a token.
+The engine makes a `Guesser` where it is given an `EagleHead`; it implements `Drafter`, and its rows are the engine's,
+in order. Two more layers of the cache hold what it needs, under the rows' own table: the target's last hidden state of
+every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need
+nothing here, and speculation can begin in the middle of a rollout with one pass of one layer (`catch_up`). In captured
+graphs `round` is a part of the step, and the host proposes nothing. `rows.paired` counts the tokens of each row that
+the drafter has read. The pair at a prompt's last token belongs to each rollout but may lie in a page that they share:
+that can make a guess worse, never a token wrong.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from torch import Tensor
 from whet.draft.base import RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
-from whet.fast.kernels.layer import write_kv
-from whet.fast.lanes import sent
+from whet.model.ops import to_device
 from whet.model.twin import KVShape
 from whet.rollout.pages import PagedCache, SlotCache
 from whet.rollout.rows import Rows
 
-AT_ONCE = 2**13
-"""Hidden states that are read together: beside those that are kept they are there for a moment."""
+# Shapes: B rows, T tokens just fed, Q newest tokens of a row, hidden size `width`.
+# `states`, the hidden states in pages: [pages + 1, 1, page, width].
+
+AT_ONCE = 2**13  # hidden states that are gathered together, beside those that are kept
 
 
 def extra_shapes(head: EagleHead) -> list[KVShape]:
-    """What the cache needs beside the target's layers; values of hidden states are there for form alone."""
+    """What the cache needs beside the target's layers; the values of hidden states are unused."""
     shape = head.shape
     hidden = KVShape(1, shape.hidden, 1, head.target.embedding.dtype)
     return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
@@ -43,23 +45,22 @@ class Guesser:
         self.head, self.cache, self.rows = head, cache, rows
         self.device = rows.device
         self.states, self.dummies = cache.keys[-2], cache.values[-2]
-        """[pages, 1, page, width]."""
         self.page = self.states.shape[2]
         width = cache.table.shape[1] if isinstance(cache, PagedCache) else 1
         head.attach(cache.keys[-1], cache.values[-1], (width + 1) * self.page)
         self._own = np.arange(len(rows.token), dtype=np.int32).reshape(-1, 1)
 
-    # ---- what the runner calls
+    # ---- what a runner calls
 
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
-        """The hidden states [T, width] of tokens just fed, by the rows of `table`; within a captured graph, too."""
+        """Store the hidden states [T, width] of tokens just fed, by the rows of `table`; works in a captured graph."""
         hidden = hidden.to(self.states.dtype)[:, None]
-        write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
+        self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
 
     def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
-        """Drafts int32 [B, depth] of rows that have read all but their last pairs, of which ids [B, Q] are the tokens.
+        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q].
 
-        The last Q pairs are read again whether new or not: one shape for all. On the device alone.
+        The last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone.
         """
         batch, new = ids.shape
         place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
@@ -74,9 +75,21 @@ class Guesser:
         return self.head.draft(feature.view(batch, new, -1)[:, -1], length, row, table, depth)
 
     def catch_up(self, running: int, depth: int) -> None:
-        """Before a round so deep: what it would not read by itself is read now."""
-        if (self.rows.length[:running] - self.rows.paired[:running]).max() > depth + 1:
-            self._catch_up(running)
+        """Read in one pass all pairs that the next round of this depth would not read by itself."""
+        rows = self.rows
+        old, new = rows.paired[:running], rows.length[:running]
+        count = new - old
+        if count.max() <= depth + 1:
+            return
+        texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
+        ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
+        row, position = _ranges(np.arange(running), old, count)
+        starts = np.concatenate(([0], np.cumsum(count)))
+        where, token, place, at, table, length, start = to_device(
+            self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
+        )
+        self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
+        rows.paired[:running] = new
 
     # ---- a drafter
 
@@ -87,9 +100,12 @@ class Guesser:
         if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
         self.catch_up(running, deepest)
-        tokens = self._guess(np.stack([_last_tokens(view, deepest + 1) for view in rows]), deepest)
-        self.rows.paired[:running] = self.rows.length[:running]
-        return tokens, most.astype(np.int32)
+        ids = np.stack([_last_tokens(view, deepest + 1) for view in rows])
+        length = self.rows.length[:running]
+        given = to_device(self.device, ids, length, np.arange(running), self.table[:running])
+        drafts: np.ndarray = self.round(*given, deepest).cpu().numpy()
+        self.rows.paired[:running] = length
+        return drafts, most.astype(np.int32)
 
     def finish(self, row: RowView) -> None: ...
 
@@ -98,32 +114,10 @@ class Guesser:
 
     def forget(self) -> None: ...
 
-    # ---- over all rows, as plain calls
-
-    def _guess(self, ids: np.ndarray, depth: int) -> np.ndarray:
-        running = len(ids)
-        length, row, table = self.rows.length[:running], np.arange(running), self.table[:running]
-        last, state_length, at, pages = sent(self.device, ids, length, row, table)
-        drafts: np.ndarray = self.round(last, state_length, at, pages, depth).cpu().numpy()
-        return drafts
-
-    def _catch_up(self, running: int) -> None:
-        """All pairs of all rows that the drafter has not read, in one pass."""
-        rows = self.rows
-        old, new = rows.paired[:running], rows.length[:running]
-        count = new - old
-        texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
-        ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
-        row, position = _ranges(np.arange(running), old, count)
-        starts = np.concatenate(([0], np.cumsum(count)))
-        where, token, place, at, table, length, start = sent(
-            self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
-        )
-        self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
-        rows.paired[:running] = new
+    # ---- hidden states of finished rows
 
     def remember(self, ended: Sequence[int], buffer: DataBuffer, version: int) -> None:
-        """What the target thought while it wrote these rows: a drafter learns from it."""
+        """Put the hidden states of ended rows into the buffer that the drafter learns from."""
         rows = self.rows
         trained = [row for row in ended if rows.flights[row].request.phase != "eval"]
         wanted = [row for row in trained if buffer.wants(version, int(rows.length[row]))]
@@ -133,12 +127,20 @@ class Guesser:
             buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
-        """The hidden states [cached tokens, width] of each row, the first `most`. Those of several rows are parts of
-        one tensor, which is nobody else's. It takes its turn behind the steps under way, and waits for none."""
+        """The hidden states [cached tokens, width] of each row, the first `most`.
+
+        Several rows share one new tensor, AT_ONCE tokens or a row that has more. It is queued behind the steps under
+        way and waits for none.
+        """
         length = np.minimum(self.rows.length, most)
-        for part in _parts(rows, length):
-            (where,) = sent(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
+        part: list[int] = []
+        for i, row in enumerate(rows):
+            part.append(row)
+            if i + 1 < len(rows) and length[[*part, rows[i + 1]]].sum() <= AT_ONCE:
+                continue
+            (where,) = to_device(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
             yield from self._gather(where).split(length[part].tolist())
+            part = []
 
     @property
     def table(self) -> np.ndarray:
@@ -146,7 +148,7 @@ class Guesser:
         return self.cache.table if isinstance(self.cache, PagedCache) else self._own
 
     def _places(self, row: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Where in all pages the tokens at these positions lie."""
+        """Index in all pages of the tokens at these positions."""
         page, offset = np.divmod(position, self.page)
         return self.table[row, page] * self.page + offset
 
@@ -164,26 +166,7 @@ def _ranges(rows: np.ndarray, first: np.ndarray | int, count: np.ndarray) -> tup
     return np.repeat(rows, count), np.repeat(begin, count) + np.arange(count.sum())
 
 
-def _parts(rows: Sequence[int], length: np.ndarray) -> Iterator[list[int]]:
-    """The rows in turn, as many together as have AT_ONCE tokens, or one that has more."""
-    part: list[int] = []
-    tokens = 0
-    for row in rows:
-        tokens += int(length[row])
-        if part and tokens > AT_ONCE:
-            yield part
-            part, tokens = [], int(length[row])
-        part.append(row)
-    if part:
-        yield part
-
-
 def _last_tokens(view: RowView, count: int) -> np.ndarray:
-    """The newest `count` tokens, prompt included, 0 before the first."""
-    out = np.zeros(count, np.int32)
-    own = view.ids[-count:]
-    out[count - own.size :] = own
-    if missing := count - own.size:
-        prompt = view.prompt[-missing:]
-        out[missing - prompt.size : missing] = prompt
-    return out
+    """The newest `count` tokens, prompt included, with zeros before the first."""
+    known = np.concatenate((view.prompt[-count:], view.ids[-count:]))[-count:]
+    return np.pad(known.astype(np.int32), (count - known.size, 0))

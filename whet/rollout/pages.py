@@ -1,9 +1,9 @@
-"""Where K and V lie: the page pool with reference counts, and the two forms of the cache over it.
+"""The KV cache: which pages a row has, and the memory behind them.
 
-`SlotCache`: a page is a whole row of `context` tokens and row i owns page i, read by slice: the fast form on a CPU.
-`PagedCache`: pages of a few tokens, a block table, and prompt pages shared by the rollouts of a prompt.
-Both keep rows 0..B-1 dense (the engine moves the last row into a hole) and make the `PageContext` of a forward.
-They know tokens by number only, and never look at what is in a page.
+The engine opens, forks, grows, moves and closes rows; the runner takes the `PageContext` of a forward. Two forms:
+`SlotCache`, where a page is a whole row of `context` tokens and row i owns page i, read by slice: the fast form on a
+CPU. `PagedCache`, with pages of a few tokens, a block table, and prompt pages shared by the rollouts of a prompt.
+Both keep rows 0..B-1 dense: the engine moves the last row into a hole. The contents of pages are never looked at.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import ctypes
 import math
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,204 +24,8 @@ from whet.errors import WhetError
 from whet.model.packing import ranges
 from whet.model.twin import Block, KVShape, PageContext
 
-# ---- arena
-#
-# Where K and V lie on the device: plain tensors, or a range of addresses whose memory can be lent to the learner.
-#
-# On one card the cache idles while the learner works, and the other way round. A CUDA graph keeps addresses, so the
-# cache may not move; but the driver tells addresses from memory (`cuMemAddressReserve` against `cuMemCreate`):
-# `release` unmaps the memory and gives it back to the card, `take_back` maps fresh memory to the same addresses, and
-# tensors and graphs over them stay valid. `pages.py` decides what lies where, the engine when; here nothing is known
-# of either. Not on CUDA, or where all fits at once, it is plain zeros, and both calls do nothing.
-
-
-ALIGN = 512
-"""Bytes that tensors begin at multiples of, as torch's own do."""
-PINNED, DEVICE, READ_WRITE, NO_MEMORY = 1, 1, 3, 2
-"""Of cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, .._PROT_READWRITE, .._OUT_OF_MEMORY."""
-
-Piece = tuple[tuple[int, ...], torch.dtype]
-"""Shape and type of a tensor."""
-
-
-class Arena:
-    """Tensors of zeros, one for each piece.
-
-    >>> arena = Arena([((2, 3), torch.float32), ((4,), torch.bfloat16)], torch.device("cpu"))
-    >>> [tuple(t.shape) for t in arena.tensors], arena.resident
-    ([(2, 3), (4,)], True)
-    """
-
-    def __init__(self, pieces: Sequence[Piece], device: torch.device, *, releasable: bool = False) -> None:
-        """releasable: on CUDA, by the driver's own calls. torch.OutOfMemoryError where the card is full."""
-        self._range: Range | None = None
-        if not releasable or device.type != "cuda":
-            self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in pieces]
-            return
-        places, size = layout(pieces)
-        self._range = Range(size, device)
-        self._bytes = self._range.tensor()
-        self._bytes.zero_()
-        self.tensors = [
-            self._bytes[place].view(dtype).view(shape) for place, (shape, dtype) in zip(places, pieces, strict=True)
-        ]
-
-    @property
-    def releasable(self) -> bool:
-        return self._range is not None
-
-    @property
-    def resident(self) -> bool:
-        """Whether the tensors may be touched."""
-        return self._range is None or self._range.mapped
-
-    def release(self) -> None:
-        """What is in the tensors is lost; to touch them before `take_back` is an illegal access."""
-        if self._range is not None:
-            self._range.unmap()
-
-    def take_back(self) -> None:
-        """Zeros again. Fresh memory holds whatever was there, and a masked key still meets its value: 0 times a stray
-        nan is nan. A pass over the memory at full bandwidth is cheap beside mapping it."""
-        if self._range is None or self._range.mapped:
-            return
-        try:
-            self._range.map()
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # what the learner has freed is still with torch's allocator
-            self._map_or_tell(self._range)
-        self._bytes.zero_()
-
-    def _map_or_tell(self, memory: Range) -> None:
-        try:
-            memory.map()
-        except torch.OutOfMemoryError as error:
-            raise WhetError(
-                f"The KV cache lent its {memory.size / 2**30:.1f} GiB to the learner, and the card has no room to take "
-                "it back; if nothing else runs on the card, lower rollout.pages, rollout.slots or learn.pack_tokens."
-            ) from error
-
-
-def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
-    """Bytes from..to of each piece, one after the other, and of all.
-
-    >>> layout([((3,), torch.float32), ((2, 2), torch.bfloat16)])
-    ([slice(0, 12, None), slice(512, 520, None)], 520)
-    """
-    places: list[slice] = []
-    end = 0
-    for shape, dtype in pieces:
-        begin = -(-end // ALIGN) * ALIGN
-        end = begin + math.prod(shape) * dtype.itemsize
-        places.append(slice(begin, end))
-    return places, end
-
-
-class Location(ctypes.Structure):
-    """CUmemLocation."""
-
-    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
-
-
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("handle_types", ctypes.c_int),
-        ("location", Location),
-        ("metadata", ctypes.c_void_p),
-        ("flags", ctypes.c_ubyte * 8),
-    )
-
-
-class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
-    _fields_ = (("location", Location), ("flags", ctypes.c_int))
-
-
-class Range:
-    """Addresses for `size` bytes on a CUDA device, with memory behind them while `mapped`."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        torch.cuda.init()
-        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self.wanted = size
-        self.mapped = False
-        self._address, self._handle = ctypes.c_uint64(), ctypes.c_uint64()
-        self._driver = _driver()
-        torch.cuda.synchronize(self.device)  # makes torch's context this thread's: the calls below work in it
-        self._where = Location(DEVICE, self.device.index)
-        self._properties = Properties(type=PINNED, location=self._where)
-        unit = ctypes.c_size_t()
-        self._call("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(self._properties), ctypes.c_int(0))
-        self.size = max(1, -(-size // unit.value)) * unit.value
-        zero = ctypes.c_uint64(0)
-        self._call("cuMemAddressReserve", ctypes.byref(self._address), self._bytes, ctypes.c_size_t(0), zero, zero)
-        self.map()
-
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {"shape": (self.wanted,), "typestr": "|u1", "data": (self._address.value, False), "version": 2}
-
-    def tensor(self) -> Tensor:
-        """All of it as bytes; views of it keep the addresses alive. Made while mapped: torch asks whose they are."""
-        return torch.as_tensor(self, device=self.device)
-
-    def map(self) -> None:
-        zero, access = ctypes.c_uint64(0), Access(self._where, READ_WRITE)
-        self._call("cuMemCreate", ctypes.byref(self._handle), self._bytes, ctypes.byref(self._properties), zero)
-        try:
-            self._call("cuMemMap", self._address, self._bytes, ctypes.c_size_t(0), self._handle, zero)
-            self._call("cuMemSetAccess", self._address, self._bytes, ctypes.byref(access), ctypes.c_size_t(1))
-        except BaseException:
-            self._forget()
-            raise
-        self.mapped = True
-
-    def unmap(self) -> None:
-        """After all work that may touch it; the driver would not wait."""
-        if not self.mapped:
-            return
-        torch.cuda.synchronize(self.device)
-        self.mapped = False
-        self._call("cuMemUnmap", self._address, self._bytes)
-        self._call("cuMemRelease", self._handle)
-
-    @property
-    def _bytes(self) -> ctypes.c_size_t:
-        return ctypes.c_size_t(self.size)
-
-    def _forget(self) -> None:
-        """A mapping that failed half-way: the memory goes back, whatever state it is in."""
-        with suppress(WhetError, torch.OutOfMemoryError):
-            self._call("cuMemUnmap", self._address, self._bytes)
-        with suppress(WhetError, torch.OutOfMemoryError):
-            self._call("cuMemRelease", self._handle)
-
-    def __del__(self) -> None:
-        with suppress(Exception):  # at the end of the process the driver may be gone before us
-            self.unmap()
-            self._call("cuMemAddressFree", self._address, self._bytes)
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        with torch.cuda.device(self.device):
-            code = getattr(self._driver, name)(*arguments)
-        if code == NO_MEMORY:
-            raise torch.OutOfMemoryError(f"The card has no {self.size / 2**30:.1f} GiB left for the KV cache ({name}).")
-        if code:
-            text = ctypes.c_char_p()
-            self._driver.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
-            why = (text.value or b"unknown").decode(errors="replace")
-            raise WhetError(f"The CUDA driver refused {name} for the KV cache: error {code}, {why}.")
-
-
-def _driver() -> Any:
-    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
-        with suppress(OSError):
-            return ctypes.CDLL(name)
-    raise WhetError("The CUDA driver's library, libcuda.so.1, cannot be loaded; without it memory cannot be shared.")
+# Shapes: B rows, q new tokens per row, T = sum of B * q over the blocks of a forward.
+# Keys and values of a layer: [pages + 1, kv heads, page, head size]; the last page takes what padding writes.
 
 
 class PagePool:
@@ -263,69 +66,59 @@ class PagePool:
                 self._free.append(page)
 
 
-class Cache(Protocol):
-    arena: Arena
-    """Of the tensors: what lends their memory to the learner."""
-
-    @property
-    def free(self) -> int:
-        """Pages to be had."""
-
-    def need(self, tokens: int, forked: bool) -> int:
-        """Pages a row of so many tokens takes, alone or forked from another."""
-
-    def open(self, row: int, tokens: int) -> None:
-        """A new row that will be filled with `tokens` tokens."""
-
-    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
-        """New rows `target` with the first `tokens` tokens of the rows `source`."""
-
-    def lacking(self, length: np.ndarray) -> int:
-        """Pages missing to give each row 0..B-1 of these lengths room for one more token; a length of -1 wants none."""
-
-    def grow(self, length: np.ndarray) -> None:
-        """Give them that room."""
-
-    def move(self, source: int, target: int, tokens: int) -> None: ...
-
-    def close(self, row: int) -> None: ...
-
-    def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
-        """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
-
-
-class PageStore(ABC):
-    """The tensors of all layers, and how a forward finds its way in them."""
+class Cache:
+    """Keys and values of all layers. Where every row has memory of its own, no page is ever missing."""
 
     def __init__(
         self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device, releasable: bool = False
     ) -> None:
-        def piece(shape: KVShape, dim: int) -> Piece:
-            return (pages + 1, shape.heads, page, dim), shape.dtype
-
-        pieces = [piece(s, s.key_dim) for s in shapes] + [piece(s, s.value_dim) for s in shapes]
+        dims = [(s, s.key_dim) for s in shapes] + [(s, s.value_dim) for s in shapes]
         # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
-        self.arena = Arena(pieces, device, releasable=releasable)
+        self.arena = Arena(
+            [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims], device, releasable=releasable
+        )
         self.keys, self.values = self.arena.tensors[: len(shapes)], self.arena.tensors[len(shapes) :]
-        self.trash = pages
-        """The page that padding is written to."""
+        self.trash = pages  # the page that padding is written to
         self.device = device
 
+    @property
+    def free(self) -> int:
+        """Pages that are not in use."""
+        return sys.maxsize
+
+    def open(self, row: int, tokens: int) -> None:
+        """Begin a row that will be filled with `tokens` tokens."""
+
+    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
+        """Begin rows `target` with the first `tokens` tokens of the rows `source`."""
+        raise NotImplementedError
+
+    def lacking(self, length: np.ndarray) -> int:
+        """Pages missing to give rows 0..B-1 of these lengths room for one more token; a length of -1 wants none."""
+        return 0
+
+    def grow(self, length: np.ndarray) -> None:
+        """Give rows 0..B-1 that room."""
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        raise NotImplementedError
+
+    def close(self, row: int) -> None: ...
+
+    def notes(self) -> list[str]:
+        """What the user should know about the cache."""
+        return []
+
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
+        """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
         where = np.concatenate([self._place(rows, position) for rows, position in blocks], 1)
         page, offset, flat = torch.from_numpy(where).to(self.device)
         out, at = [], 0
         for rows, position in blocks:
             first, last = int(position.min()), int(position.max())
-            out.append(
-                Block(
-                    flat[at : at + position.size].view(position.shape),
-                    last + 1,
-                    rows=rows,
-                    table=self._table(rows, last),
-                    level=first == last and position.shape[1] == 1,
-                )
-            )
+            places = flat[at : at + position.size].view(position.shape)
+            level = first == last and position.shape[1] == 1
+            out.append(Block(places, last + 1, rows=rows, table=self._table(rows, last), level=level))
             at += position.size
         return PageContext(self.keys, self.values, page, offset, flat, out)
 
@@ -338,55 +131,31 @@ class PageStore(ABC):
             place[:, position < 0] = [[self.trash], [0], [0]]
         return place.reshape(3, -1)
 
-    @abstractmethod
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Page and offset of each token."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _table(self, rows: slice, last: int) -> Tensor | None:
         """The block table of these rows up to position `last`, where pages are not whole slots."""
+        return None
 
 
-class SlotCache(PageStore):
-    def __init__(
-        self, shapes: Sequence[KVShape], slots: int, context: int, device: torch.device, releasable: bool = False
-    ) -> None:
-        super().__init__(shapes, slots, context, device, releasable)
-
-    @property
-    def free(self) -> int:
-        return sys.maxsize
-
-    def need(self, tokens: int, forked: bool) -> int:
-        return 0
-
-    def open(self, row: int, tokens: int) -> None: ...
-
+class SlotCache(Cache):
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         longest = max(tokens)
         index = torch.tensor([source, target], device=self.device)
         for pages in (*self.keys, *self.values):
             pages[index[1], :, :longest] = pages[index[0], :, :longest]
 
-    def lacking(self, length: np.ndarray) -> int:
-        return 0
-
-    def grow(self, length: np.ndarray) -> None: ...
-
     def move(self, source: int, target: int, tokens: int) -> None:
         for pages in (*self.keys, *self.values):
             pages[target, :, :tokens] = pages[source, :, :tokens]
 
-    def close(self, row: int) -> None: ...
-
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.arange(rows.start, rows.stop)[:, None], position
 
-    def _table(self, rows: slice, last: int) -> None:
-        return None
 
-
-class PagedCache(PageStore):
+class PagedCache(Cache):
     def __init__(
         self,
         shapes: Sequence[KVShape],
@@ -398,22 +167,20 @@ class PagedCache(PageStore):
         releasable: bool = False,
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
-        self.page = page
-        self.wanted = pages
-        """Pages asked for, where the card had no room for so many."""
+        self.page = page  # tokens
+        self.wanted = pages  # pages asked for, where the GPU had no room for so many
         self.pool = PagePool(pages)
+        # Entries beyond a row's pages name the trash page: what a draft writes too far is lost there.
         self.table = np.full((slots, -(-context // page)), self.trash, np.int32)
-        """Entries beyond what a row holds name the page that is nobody's: what a draft writes too far is lost there."""
-        self.edits = 0
-        """Times the table changed."""
-        self.held = np.zeros(slots, np.int64)
-        """Pages of each row."""
+        self.edits = 0  # times the table changed
+        self.held = np.zeros(slots, np.int64)  # pages of each row
 
     @property
     def free(self) -> int:
         return self.pool.free
 
     def need(self, tokens: int, forked: bool) -> int:
+        """Pages that a row of so many tokens takes, alone or forked from another."""
         return int(tokens % self.page > 0) if forked else -(-tokens // self.page)
 
     def open(self, row: int, tokens: int) -> None:
@@ -464,6 +231,14 @@ class PagedCache(PageStore):
         self.table[row] = self.trash
         self.held[row] = 0
 
+    def notes(self) -> list[str]:
+        if self.trash == self.wanted:
+            return []
+        return [
+            f"The GPU has no room for {self.wanted} KV pages: the pool has {self.trash}; when they are full, "
+            "the youngest rollouts wait."
+        ]
+
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
         return np.take_along_axis(self.table[rows], page, 1), offset
@@ -472,7 +247,7 @@ class PagedCache(PageStore):
         return torch.from_numpy(self.table[rows, : last // self.page + 1].astype(np.int64)).to(self.device)
 
     def _set(self, rows: list[int], pages: list[list[int]]) -> None:
-        """As many pages for each row."""
+        """Give each row as many pages."""
         assert not self.held[rows].any(), "a row is closed before it is used again"
         self.table[rows, : len(pages[0])] = pages
         self.edits += len(rows)
@@ -488,7 +263,8 @@ def make_cache(
     device: torch.device,
     releasable: bool = False,
 ) -> SlotCache | PagedCache:
-    """Whole slots where `page` is 0. On a full card the pool of pages is halved until it fits, at least one context."""
+    """Make whole slots where `page` is 0, else pages. On a full GPU the pool is halved until it fits, at least one
+    context."""
     if page == 0:
         try:
             return SlotCache(shapes, slots, context, device, releasable)
@@ -519,11 +295,179 @@ def make_cache(
             torch.cuda.empty_cache()
 
 
-def pool_lines(cache: Cache) -> list[str]:
-    """What the user should hear of a pool that had to be made smaller."""
-    if not isinstance(cache, PagedCache) or cache.trash == cache.wanted:
-        return []
-    return [
-        f"The card has no room for {cache.wanted} KV pages: the pool has {cache.trash}; when they are full, "
-        "the youngest rollouts wait."
-    ]
+# ---- memory that can be lent
+#
+# On one GPU the cache idles while the learner works, and the other way round. A CUDA graph keeps addresses, so the
+# cache may not move; but the driver separates addresses from memory (`cuMemAddressReserve` and `cuMemCreate`).
+# `release` unmaps the memory and returns it to the GPU, `take_back` maps fresh memory to the same addresses, so that
+# tensors and graphs over them stay valid. Elsewhere, or where everything fits, it is plain zeros, and both do nothing.
+
+ALIGN = 512  # bytes: tensors begin at multiples of it, as torch's own do
+# From cuda.h: CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_LOCATION_TYPE_DEVICE, .._PROT_READWRITE, .._OUT_OF_MEMORY.
+PINNED, DEVICE, READ_WRITE, NO_MEMORY = 1, 1, 3, 2
+
+Piece = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
+
+
+class Arena:
+    """Tensors of zeros, one for each piece.
+
+    >>> arena = Arena([((2, 3), torch.float32), ((4,), torch.bfloat16)], torch.device("cpu"))
+    >>> [tuple(t.shape) for t in arena.tensors], arena.resident
+    ([(2, 3), (4,)], True)
+    """
+
+    def __init__(self, pieces: Sequence[Piece], device: torch.device, *, releasable: bool = False) -> None:
+        """releasable: on CUDA, allocate by the driver's own calls. Raises torch.OutOfMemoryError on a full GPU."""
+        self._range: Range | None = None
+        if not releasable or device.type != "cuda":
+            self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in pieces]
+            return
+        places, size = layout(pieces)
+        self._range = Range(size, device)
+        # As bytes. Made while mapped, since torch looks up the owner of the addresses; views keep them alive.
+        self._bytes = torch.as_tensor(self._range, device=self._range.device)
+        self._bytes.zero_()
+        self.tensors = [
+            self._bytes[place].view(dtype).view(shape) for place, (shape, dtype) in zip(places, pieces, strict=True)
+        ]
+
+    @property
+    def releasable(self) -> bool:
+        return self._range is not None
+
+    @property
+    def resident(self) -> bool:
+        """Whether the tensors may be used."""
+        return self._range is None or self._range.mapped
+
+    def release(self) -> None:
+        """Lose the contents; using the tensors before `take_back` is an illegal access."""
+        if self._range is not None:
+            self._range.unmap()
+
+    def take_back(self) -> None:
+        """Map fresh memory and zero it: a masked key still meets its value, and 0 times a stray nan is nan."""
+        if self._range is None or self._range.mapped:
+            return
+        try:
+            self._range.map()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # what the learner has freed is still with torch's allocator
+            try:
+                self._range.map()
+            except torch.OutOfMemoryError as error:
+                raise WhetError(
+                    f"The KV cache lent its {self._range.size / 2**30:.1f} GiB to the learner, and the GPU has no room "
+                    "to take it back; if nothing else runs on the GPU, lower rollout.pages, rollout.slots or "
+                    "learn.pack_tokens."
+                ) from error
+        self._bytes.zero_()
+
+
+def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
+    """The bytes of each piece, one after the other, and their number in all.
+
+    >>> layout([((3,), torch.float32), ((2, 2), torch.bfloat16)])
+    ([slice(0, 12, None), slice(512, 520, None)], 520)
+    """
+    places: list[slice] = []
+    end = 0
+    for shape, dtype in pieces:
+        begin = -(-end // ALIGN) * ALIGN
+        end = begin + math.prod(shape) * dtype.itemsize
+        places.append(slice(begin, end))
+    return places, end
+
+
+class Location(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("handle_types", ctypes.c_int),
+        ("location", Location),
+        ("metadata", ctypes.c_void_p),
+        ("flags", ctypes.c_ubyte * 8),
+    )
+
+
+class Access(ctypes.Structure):
+    """CUmemAccessDesc."""
+
+    _fields_ = (("location", Location), ("flags", ctypes.c_int))
+
+
+class Range:
+    """Addresses for `size` bytes on a CUDA device, with memory behind them while `mapped`."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        torch.cuda.init()
+        self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        self.wanted = size
+        self.mapped = False
+        self._address, self._handle = ctypes.c_uint64(), ctypes.c_uint64()
+        self._driver = _load_driver()
+        torch.cuda.synchronize(self.device)  # makes torch's context this thread's: the calls below work in it
+        self._where = Location(DEVICE, self.device.index)
+        self._properties = Properties(type=PINNED, location=self._where)
+        unit = ctypes.c_size_t()
+        self._call("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(self._properties), ctypes.c_int(0))
+        self.size = max(1, -(-size // unit.value)) * unit.value
+        self._bytes, zero = ctypes.c_size_t(self.size), ctypes.c_uint64(0)
+        self._call("cuMemAddressReserve", ctypes.byref(self._address), self._bytes, ctypes.c_size_t(0), zero, zero)
+        self.map()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self.wanted,), "typestr": "|u1", "data": (self._address.value, False), "version": 2}
+
+    def map(self) -> None:
+        zero, access = ctypes.c_uint64(0), Access(self._where, READ_WRITE)
+        self._call("cuMemCreate", ctypes.byref(self._handle), self._bytes, ctypes.byref(self._properties), zero)
+        try:
+            self._call("cuMemMap", self._address, self._bytes, ctypes.c_size_t(0), self._handle, zero)
+            self._call("cuMemSetAccess", self._address, self._bytes, ctypes.byref(access), ctypes.c_size_t(1))
+        except BaseException:  # half mapped: return the memory, whatever state it is in
+            for name, place in (("cuMemUnmap", (self._address, self._bytes)), ("cuMemRelease", (self._handle,))):
+                with suppress(WhetError, torch.OutOfMemoryError):
+                    self._call(name, *place)
+            raise
+        self.mapped = True
+
+    def unmap(self) -> None:
+        if not self.mapped:
+            return
+        torch.cuda.synchronize(self.device)  # the driver would not wait for work that uses the memory
+        self.mapped = False
+        self._call("cuMemUnmap", self._address, self._bytes)
+        self._call("cuMemRelease", self._handle)
+
+    def __del__(self) -> None:
+        with suppress(Exception):  # at the end of the process the driver may be gone before us
+            self.unmap()
+            self._call("cuMemAddressFree", self._address, self._bytes)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        with torch.cuda.device(self.device):
+            code = getattr(self._driver, name)(*arguments)
+        if code == NO_MEMORY:
+            raise torch.OutOfMemoryError(f"The GPU has no {self.size / 2**30:.1f} GiB left for the KV cache ({name}).")
+        if code:
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(ctypes.c_int(code), ctypes.byref(text))
+            why = (text.value or b"unknown").decode(errors="replace")
+            raise WhetError(f"The CUDA driver refused {name} for the KV cache: error {code}, {why}.")
+
+
+def _load_driver() -> Any:
+    for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
+        with suppress(OSError):
+            return ctypes.CDLL(name)
+    raise WhetError("The CUDA driver's library, libcuda.so.1, cannot be loaded; without it memory cannot be shared.")

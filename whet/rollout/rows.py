@@ -1,15 +1,14 @@
-"""The running batch as columns: row i is one flight, rows 0..size-1 are in use.
+"""The running batch as columns, the flights in its rows, and the draw of their tokens.
 
-numpy on the host; on a CPU the tensors of a forward are views of these columns. A decode step touches them
-with whole-column operations only; per-row Python happens when a flight enters, leaves or watches for a stop string.
-Used by the engine alone; it knows nothing of the model or of pages.
+Row i is one flight; rows 0..size-1 are in use. The columns are numpy arrays on the host; on a CPU the tensors of a
+forward are views of them. A decode step uses whole-column operations; per-row Python runs only when a flight enters or
+leaves, or where a row has stop strings. The engine and its runners use this file; it depends on no model and no pages.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,39 +19,36 @@ from torch import Tensor
 
 from whet.draft.base import truncate
 from whet.model.noise import noise_bits, uniform
-from whet.types import Finish, Request, Rollout, Trace, sampling_from_json
+from whet.types import Finish, Request, Rollout, Trace
 
-# ---- flight
-#
-# A flight: one rollout in the making, from its request to its end.
-#
-# While it runs, its tokens live in the columns of `whet.rollout.rows`; while it waits (not begun, preempted, or
-# after a weight update) the flight holds them itself. The engine makes flights and turns them into Rollouts.
+# Shapes: B rows that draw, V vocabulary, W tokens drawn for a row in one turn.
+
+Decode = Callable[[Sequence[int]], str]
+ANY = 2**20  # stands for "as many drafts as possible"
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
+    """One rollout in the making, from its request to its end.
+
+    While it runs its tokens are in the columns of `Rows`; while it waits (not begun, preempted, or after a weight
+    update) they are in `trace`.
+    """
+
     request: Request
-    index: int
-    """Of the rollout in its group."""
-    arrival: int
-    """Counts up over the engine's life: the queue is in this order, the youngest is preempted first."""
+    index: int  # of the rollout in its group
+    arrival: int  # counts up over the engine's life: order of the queue; the youngest is preempted first
     prompt: np.ndarray
-    limit: int
-    """Tokens it may write: max_tokens, cut to what the context leaves."""
-    key: tuple[int, int]
-    """Names its noise."""
-    trace: Trace
-    """What it has written; stale while it runs."""
-    drafted: int = 0
-    accepted: int = 0
-    """Of its tokens, as of its last place in a row; a resumed engine counts from 0."""
-    ticket: int | None = None
-    """The `generate` call that waits for it."""
+    limit: int  # tokens that it may write: max_tokens, or less where the context ends
+    key: tuple[int, int]  # names its noise
+    trace: Trace  # what it has written; stale while it runs
+    drafted: int = 0  # tokens proposed for it by speculation; a resumed engine counts from 0
+    accepted: int = 0  # tokens of these that were kept
+    ticket: int | None = None  # the `generate` call that waits for it
 
     @property
     def known(self) -> int:
-        """Tokens a prefill has to feed."""
+        """Number of tokens that a prefill has to feed."""
         return self.prompt.size + self.trace.ids.size
 
     @property
@@ -60,7 +56,7 @@ class Flight:
         return self.trace.ids.size == 0
 
     def rollout(self, finish: Finish, version: int) -> Rollout:
-        """`version` stands for the tokens of a rollout that was cut before its first."""
+        """The finished rollout; `version` is recorded where it was cut before its first token."""
         versions = self.trace.versions
         return Rollout(
             prompt_id=self.request.prompt_id,
@@ -77,25 +73,18 @@ class Flight:
             trace=self.trace,
         )
 
-    def tail(self) -> int:
-        """Tokens that surely hold a stop string that has just been completed.
-
-        A token gives at least one byte, and a few more tokens keep a broken first character out of it.
-        """
-        return max(len(s.encode()) for s in self.request.sampling.stop_strings) + 4
-
-    def stops_in(self, tail: np.ndarray, decode: Callable[[Sequence[int]], str]) -> bool:
-        text = decode(tail.tolist())
-        return any(s in text for s in self.request.sampling.stop_strings)
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the trace, the prompt and what follows from the engine's settings."""
-        return {**dataclasses.asdict(self.request), "index": self.index, "arrival": self.arrival}
+    def stops_in(self, ids: np.ndarray, decode: Decode) -> bool:
+        """Whether the newest of these tokens has completed a stop string."""
+        strings = self.request.sampling.stop_strings
+        # A token gives at least one byte, and a few more tokens keep a broken first character out of the match.
+        tail = max(len(s.encode()) for s in strings) + 4
+        text = decode(ids[-tail:].tolist())
+        return any(s in text for s in strings)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Known tokens `start` .. `stop` of a flight, which one step feeds; those before them are cached."""
+    """Known tokens `start` to `stop` of a flight, which one step feeds; those before them are cached."""
 
     flight: Flight
     start: int
@@ -107,54 +96,40 @@ class Chunk:
 
     @property
     def last(self) -> bool:
-        """After it the flight draws a token."""
+        """Whether the flight draws a token after this chunk."""
         return self.stop == self.flight.known
 
     def ids(self) -> np.ndarray:
         return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
 
 
-def request_from_json(data: Mapping[str, Any]) -> Request:
-    fields = {f.name: data[f.name] for f in dataclasses.fields(Request)}
-    return Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
-
-
 @functools.cache
 def empty_trace(dtype: np.dtype[Any]) -> Trace:
-    """One for all: nothing can be written to it."""
+    """One object for all flights, since nothing can be written to it."""
     return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
 
 
 # ---- sampling
-#
-# Drawing tokens from logits with keyed noise, and the log-prob that training needs.
-#
-# The exponential race: token i arrives at E_i / p_i with E_i = -log1p(-u_i) standard exponential; the first
-# to arrive is distributed as p, exactly. In logs: argmax(log p_i - log E_i). u is never 0, so rounding can lose an
-# unlikely token but never force one. Called by the engine once a forward; pure functions of their arguments.
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How B rows draw. None stands for "no row asks", so that the common case does no work."""
+    """How B rows draw. None means that no row asks for it, so that the common case does no work."""
 
-    keys: Tensor
-    """[2, B] int32, from `row_key`."""
-    temperature: Tensor | None = None
-    """[B, 1], 1 for greedy rows. None: 1 everywhere."""
-    greedy: Tensor | None = None
-    """[B, 1] bool."""
+    keys: Tensor  # int32 [2, B], from `row_key`
+    temperature: Tensor | None = None  # [B, 1], 1 for greedy rows
+    greedy: Tensor | None = None  # bool [B, 1]
     all_greedy: bool = False
-    top_k: Tensor | None = None
-    """[B, 1] int64; 0 keeps all."""
-    top_p: Tensor | None = None
-    """[B, 1]."""
+    top_k: Tensor | None = None  # int64 [B, 1]; 0 keeps all
+    top_p: Tensor | None = None  # [B, 1]
 
 
 def sample(logits: Tensor, draws: Draws, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens [B] and log-softmax(logits / T) of them [B], taken before top-k and top-p.
+    """Tokens [B] and their log-softmax(logits / T) [B], taken before top-k and top-p, from logits [B, V].
 
-    `position` [B] int32 counts each row's generated tokens. Greedy rows record at T = 1.
+    The exponential race: token i arrives at E_i / p_i with E_i = -log1p(-u_i) standard exponential; the first to arrive
+    is distributed exactly as p. In logs: argmax(log p_i - log E_i). u is never 0, so rounding can lose an unlikely
+    token but never force one. `position` int32 [B] counts each row's generated tokens. Greedy rows record at T = 1.
     """
     if logits.dtype != torch.float64:
         logits = logits.float()
@@ -175,7 +150,7 @@ def sample(logits: Tensor, draws: Draws, position: Tensor) -> tuple[Tensor, Tens
 
 
 def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """True where top-k, then top-p over what top-k left, takes a token out. The likeliest always stays."""
+    """True where top-k, then top-p over the rest, takes a token out. The likeliest token always stays."""
     ordered, index = log_probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
     out = torch.zeros_like(ordered, dtype=torch.bool)
@@ -188,49 +163,38 @@ def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> T
     return torch.empty_like(out).scatter_(-1, index, out)
 
 
-Decode = Callable[[Sequence[int]], str]
-ANY = 2**20
-"""As many as can be had."""
+# ---- columns
+
+MATRICES = ("ids", "log_probs", "versions")  # columns with an entry per generated token
 
 
 class Rows:
     def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
         self.size = 0
-        self.fed = 0
-        """Known tokens of the last row that are cached, while there are more to feed and it draws none; else 0."""
-        self.edits = 0
-        """Times a row came or went; a copy of the columns kept elsewhere is stale by then."""
+        self.fed = 0  # cached tokens of the last row while it is half fed and draws none; else 0
+        self.edits = 0  # changes of the rows so far: tells whether a copy of the columns elsewhere is stale
         self.device = device
         self.flights: list[Flight] = []
-        self.token = np.zeros(slots, np.int64)
-        """The newest token, which the next decode step feeds."""
-        self.length = np.zeros(slots, np.int64)
-        """Tokens whose K and V are cached (of a row that is half fed: will be)."""
-        self.paired = np.zeros(slots, np.int64)
-        """Of these, tokens that a drafter with a cache of its own has read."""
-        self.drafted = np.zeros(slots, np.int64)
-        self.accepted = np.zeros(slots, np.int64)
-        """Tokens that were proposed by speculation, and of these kept."""
-        self.launched = np.full(slots, -1, np.int64)
-        """Its place in the step that is under way; -1 if it is not in it."""
-        self.lane = np.zeros(slots, np.int32)
-        """Where the device has the row's text, if it keeps one."""
-        self.most = np.full(slots, ANY, np.int32)
-        """Drafts that the row wants at a step, at most."""
-        self.shared = np.zeros(slots, np.int64)
-        """Of these, tokens of a prompt that was forked: other rows hold their pages, too."""
-        self.count = np.zeros(slots, np.int32)
-        """Tokens generated."""
+        self.token = np.zeros(slots, np.int64)  # the newest token, which the next decode step feeds
+        self.length = np.zeros(slots, np.int64)  # tokens whose K and V are cached (in a half-fed row: will be)
+        self.shared = np.zeros(slots, np.int64)  # cached tokens of a forked prompt: other rows hold their pages, too
+        self.paired = np.zeros(slots, np.int64)  # cached tokens that a drafter with a cache of its own has read
+        self.drafted = np.zeros(slots, np.int64)  # tokens proposed by speculation
+        self.accepted = np.zeros(slots, np.int64)  # tokens of these that were kept
+        self.launched = np.full(slots, -1, np.int64)  # the row's place in the step under way; -1: not in it
+        self.lane = np.zeros(slots, np.int32)  # where the device has the row's text, if it keeps one
+        self.most = np.full(slots, ANY, np.int32)  # drafts that the row wants per step, at most
+        self.count = np.zeros(slots, np.int32)  # tokens generated
         self.limit = np.zeros(slots, np.int32)
-        self.stops = np.full((slots, 1), -1, np.int64)
-        self.watches = np.zeros(slots, bool)
-        """Has stop strings."""
-        self.picky = np.zeros(slots, bool)
-        """Wants top-k or top-p."""
-        self.keys = np.zeros((2, slots), np.int32)
+        self.stops = np.full((slots, 1), -1, np.int64)  # stop ids, as many columns as the longest list needs
+        self.watches = np.zeros(slots, bool)  # has stop strings
+        self.picky = np.zeros(slots, bool)  # has top-k or top-p
         self.temperature = np.ones(slots, dtype)
         self.top_k = np.zeros(slots, np.int64)
         self.top_p = np.ones(slots, dtype)
+        # Names, not arrays: `add` may replace `stops` by a wider one.
+        self._columns = [name for name, column in vars(self).items() if isinstance(column, np.ndarray)]
+        self.keys = np.zeros((2, slots), np.int32)
         self.ids = np.zeros((slots, context), np.int32)
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
@@ -239,11 +203,11 @@ class Rows:
 
     @property
     def ready(self) -> int:
-        """Rows 0..ready-1 draw a token at each step: all, or all but the last."""
+        """Rows 0..ready-1 draw a token at each step: all, or all but a half-fed last one."""
         return self.size - (self.fed > 0)
 
     def feed(self, fed: int) -> None:
-        """So much of the last row's known tokens will be cached after this step; 0: all of them."""
+        """After this step so many known tokens of the last row are cached; 0: all of them."""
         if fed != self.fed:
             self.fed, self._draws = fed, None
             self.edits += 1
@@ -257,18 +221,24 @@ class Rows:
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
-        self.ids[row, :n], self.log_probs[row, :n], self.versions[row, :n] = trace.ids, trace.log_probs, trace.versions
+        for name in MATRICES:
+            getattr(self, name)[row, :n] = getattr(trace, name)
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
         self.watches[row] = bool(sampling.stop_strings)
         self.picky[row] = sampling.top_k > 0 or sampling.top_p < 1
-        self._set_stops(row, sampling.stop_ids)
+        if (missing := len(sampling.stop_ids) - self.stops.shape[1]) > 0:
+            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
+        self.stops[row] = -1
+        self.stops[row, : len(sampling.stop_ids)] = sampling.stop_ids
         self._draws = None
         return row
 
     def remove(self, row: int) -> list[tuple[int, int]]:
-        """The flight in `row` leaves and the last row takes its place; if that is half fed and stays the last, the last
-        but one does, and leaves its own to it. Returns the moves, in order."""
+        """Take the flight out of `row`; the last row moves into the hole. Returns the moves (source, target) in order.
+
+        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it.
+        """
         last = self.size - 1
         way = [row, last] if row >= self.ready - 1 or self.ready == self.size else [row, self.ready - 1, last]
         moves = [(source, target) for target, source in pairwise(way) if source != target]
@@ -283,40 +253,22 @@ class Rows:
         return moves
 
     def _move(self, source: int, target: int) -> None:
-        n = self.count[source]
-        columns: tuple[np.ndarray, ...] = (
-            self.token,
-            self.length,
-            self.shared,
-            self.paired,
-            self.drafted,
-            self.accepted,
-            self.launched,
-            self.lane,
-            self.most,
-            self.count,
-            self.limit,
-            self.stops,
-            self.watches,
-            self.picky,
-        )
-        for column in (*columns, self.temperature, self.top_k, self.top_p):
+        for name in self._columns:
+            column = getattr(self, name)
             column[target] = column[source]
         self.keys[:, target] = self.keys[:, source]
-        for matrix in (self.ids, self.log_probs, self.versions):
+        n = self.count[source]
+        for name in MATRICES:
+            matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
         self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
-        return Trace(
-            ids=self.ids[row, :n].copy(),
-            log_probs=self.log_probs[row, :n].copy(),
-            versions=self.versions[row, :n].copy(),
-        )
+        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in MATRICES})
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
-        """One more token for each row that is ready."""
+        """Write one more token for each row that is ready."""
         n = self.ready
         rows, count = self._numbers[:n], self.count[:n]
         self.token[:n] = token
@@ -326,8 +278,10 @@ class Rows:
     def record_runs(
         self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
     ) -> np.ndarray:
-        """The first `counted` [B] of token [B, W] for each row that is ready, up to what ends it; how many that were
-        [B]. Those of `running` rows were fed with them."""
+        """Write the first `counted` [B] tokens of token [B, W] for each ready row, up to the one that ends the row.
+
+        Returns how many tokens were written [B]. The first `running` rows have cached as many.
+        """
         counted = self._up_to_the_end(token, counted, decode)
         rows, count = self._numbers[: counted.size], self.count[: counted.size]
         row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
@@ -341,28 +295,24 @@ class Rows:
 
     def _up_to_the_end(self, token: np.ndarray, counted: np.ndarray, decode: Decode) -> np.ndarray:
         n = counted.size
-        counted, _, _ = truncate(counted, token, self.stops[:n], self.limit[:n] - self.count[:n])
+        counted = truncate(counted, token, self.stops[:n], self.limit[:n] - self.count[:n])
         for row in np.flatnonzero(self.watches[:n]):
             flight, written = self.flights[row], self.ids[row, : self.count[row]]
-            for end in range(1, int(counted[row])):
-                if flight.stops_in(np.concatenate((written, token[row, :end]))[-flight.tail() :], decode):
-                    counted[row] = end
-                    break
+            ends = (e for e in range(1, counted[row]) if flight.stops_in(np.append(written, token[row, :e]), decode))
+            counted[row] = next(ends, counted[row])
         return counted
 
     def finished(self, decode: Decode) -> list[tuple[int, Finish]]:
         """Rows that their newest token ended, and how; a stop goes before the limit."""
         n = self.ready
         stop = (self.stops[:n] == self.token[:n, None]).any(1)
-        if self.watches[:n].any():
-            for row in np.flatnonzero(self.watches[:n] & ~stop):
-                flight, count = self.flights[row], self.count[row]
-                stop[row] = flight.stops_in(self.ids[row, max(0, count - flight.tail()) : count], decode)
+        for row in np.flatnonzero(self.watches[:n] & ~stop):
+            stop[row] = self.flights[row].stops_in(self.ids[row, : self.count[row]], decode)
         ended = np.flatnonzero(stop | (self.count[:n] >= self.limit[:n]))
         return [(int(row), "stop" if stop[row] else "length") for row in ended]
 
     def draws(self) -> Draws:
-        """How the ready rows draw their next token; kept until one comes or goes."""
+        """How the ready rows draw their next token; kept until a row comes or goes."""
         if self._draws is None:
             self._draws = self.draws_of(slice(0, self.ready))
         return self._draws
@@ -379,16 +329,9 @@ class Rows:
             top_p=self._tensor(top_p[:, None]) if (top_p < 1).any() else None,
         )
 
-    def positions(self) -> torch.Tensor:
-        """Index of the token each row draws next."""
+    def positions(self) -> Tensor:
+        """Index of the token that each ready row draws next, int32 [B]."""
         return self._tensor(self.count[: self.ready])
 
-    def _tensor(self, column: np.ndarray) -> torch.Tensor:
+    def _tensor(self, column: np.ndarray) -> Tensor:
         return torch.from_numpy(column).to(self.device)
-
-    def _set_stops(self, row: int, ids: Sequence[int]) -> None:
-        missing = len(ids) - self.stops.shape[1]
-        if missing > 0:
-            self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
-        self.stops[row] = -1
-        self.stops[row, : len(ids)] = ids

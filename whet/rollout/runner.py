@@ -1,12 +1,13 @@
-"""How a step is computed: the forward over running and new rows, and the draw of one token for each.
+"""How a step is computed: the forward over running and new rows, and the draw of their tokens.
 
-The engine decides who runs; a runner turns that into tokens. `EagerRunner` is the plain form, for a CPU and for models
-that no faster path knows: one packed forward of the Hugging Face twin. `graphs.py` has the form for CUDA.
+The engine decides which rows run and calls a `Runner`. `EagerRunner` is the plain form, for a CPU and for models that
+no faster form serves: one packed forward of the Hugging Face twin, then `rows.sample`. A faster form is handed to the
+engine as a `RunnerFactory`, such as `whet.fast.graphs.GraphRunners`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,87 +17,118 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, Arm, walk
+from whet.draft.speculation import Speculation
+from whet.model.twin import KVShape
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
-from whet.rollout.rows import Chunk, Rows, sample
+from whet.rollout.rows import Chunk, Flight, Rows, sample
+
+# Shapes: B rows, S steps of one turn, W tokens of a row in one turn, K drafted tokens, V vocabulary.
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What was drawn in S steps, one or a burst: for each row one token a step or, after drafts, several."""
+    """What was drawn in S steps, one or a burst: for each row one token per step or, after drafts, several."""
 
-    token: np.ndarray
-    """[rows, W]: those that count, from the left, of all steps."""
-    log_prob: np.ndarray
-    counted: np.ndarray
-    """[S, rows]: how many of a step's draws count: those up to and with the first that is not what was drafted. What
-    comes after a row's end is for nothing."""
-    proposed: np.ndarray
-    """[S, rows]: how many drafts the row had."""
-    arm: Arm = OFF
-    """What made the drafts."""
+    token: np.ndarray  # [B, W]: the tokens that count, of all steps, from the left
+    log_prob: np.ndarray  # [B, W]
+    counted: np.ndarray  # [S, B]: draws of a step that count, up to the first that differs from its draft
+    proposed: np.ndarray  # [S, B]: drafts that the row had
+    arm: Arm = OFF  # what made the drafts
 
     @property
     def before(self) -> np.ndarray:
-        """[S, rows]: tokens of the steps before each."""
+        """[S, B]: tokens of the steps before each."""
         return self.counted.cumsum(0) - self.counted
 
     def real(self, kept: np.ndarray) -> np.ndarray:
-        """[S, rows]: tokens of each step where so many [rows] were kept in all; 0 after the row's end."""
+        """[S, B]: tokens of each step where `kept` [B] were kept in all; 0 after the row's end."""
         return np.clip(kept - self.before, 0, self.counted)
 
 
 class Runner(Protocol):
-    own: frozenset[str]
-    """Drafters it serves by itself: a step is told the arm and makes the drafts where it verifies them."""
+    """What the engine calls. The bodies are those of a runner that works step by step, without a device of its own."""
+
+    own: frozenset[str] = frozenset()  # drafters whose drafts it makes itself, where it verifies them
+    packed: bool = False  # prompts are fed end to end without padding: a wave may hold prompts of any lengths
+    wave: int = 1  # free slots that a wave waits for while rows run
+
+    def begin(self, served: Sequence[tuple[int, Arm]]) -> None:
+        """Do now what every run needs once. served: the arms that may be used, with their numbers of rows."""
+
+    def enter(self, first: int) -> None:
+        """Rows from `first` on are new."""
+
+    def leave(self, flight: Flight) -> None:
+        """The flight has no row any more."""
 
     def advance(
         self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
     ) -> Drawn:
-        """What comes next of every row that is ready: a step of it, or several that were launched together.
+        """Draw the next tokens of every ready row: of one step, or of several that were launched together.
 
-        Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then
-        rows that fork from the rows `source`, prompts and all. A chunk that is not its flight's last stands alone and
-        draws no token. `arm`: of its own drafters, for the next step that is begun; `ahead`: that may be one that is
-        not asked for yet.
+        Rows 0..running-1 feed their newest token; then come the rows of `chunks`, whose tokens are fed; then the rows
+        that fork from the rows `source`. A chunk that is not its flight's last stands alone and draws no token. `arm`,
+        of its own drafters, is for the next step that is begun; `ahead` allows to begin one that is not asked for yet.
         """
+        raise NotImplementedError
 
     def verify(self, drafts: np.ndarray) -> Drawn:
-        """The newest token and a draft [running, K], -1 where there is none, of every row in one forward, and a draw
-        after each of them. Rows' pages must reach as far."""
+        """Feed the newest token and a draft [B, K], -1 where there is none, of every running row in one forward, and
+        draw after each of them. The rows' pages must reach as far."""
+        raise NotImplementedError
 
     def go_ahead(self, running: int, arm: Arm) -> None:
-        """What comes next of these rows may be begun now, unless it has been: the caller has other things to do."""
+        """The next steps of these rows may begin now: the caller has other things to do."""
 
     def budgeted(self) -> None:
         """The rows' `most` has changed; what is under way keeps to the old one."""
 
     def prepare(self, running: int, arm: Arm) -> float:
-        """So many rows are served by this arm next: what that takes once is done now. Seconds that took."""
+        """Do what this arm needs once for so many rows, and return the seconds that it took."""
+        return 0.0
 
     @property
     def ahead(self) -> bool:
-        """A step is under way that was not asked for yet: `advance` must come next."""
+        """Whether a step is under way that was not asked for yet: `advance` must come next."""
+        return False
 
     def forget(self) -> None:
         """The weights have changed: nothing computed but not handed out may be used."""
 
     def stats(self) -> dict[str, float]:
-        """Of its own, since the start, named "rollout/..."."""
+        """Counters of its own since the start, named "rollout/..."."""
+        return {}
 
 
-class EagerRunner:
-    own: frozenset[str] = frozenset()
+class RunnerFactory(Protocol):
+    """Makes the runner of an engine, where a faster form than `EagerRunner` is wanted."""
 
+    page: int  # tokens per page of the cache that its runners read best
+
+    def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
+        """Why it cannot serve a model with this cache, in a few words; None where it can."""
+
+    def make(
+        self,
+        twin: PreTrainedModel,
+        cache: Cache,
+        rows: Rows,
+        guesser: Guesser | None,
+        speculation: Speculation | None,
+    ) -> Runner: ...
+
+
+class EagerRunner(Runner):
     def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
-        """guesser: the drafter that wants the hidden states, if there is one."""
+        """guesser: the drafter that reads the target's hidden states, if there is one."""
         self.twin, self.cache, self.rows, self.guesser = twin, cache, rows, guesser
         self.device = twin.device
         self._hidden: Tensor | None = None
         if guesser is not None:
-            twin.get_decoder().register_forward_hook(self._overhear)
+            twin.get_decoder().register_forward_hook(self._keep_hidden)
 
-    def _overhear(self, decoder: nn.Module, given: Any, out: Any) -> None:
+    def _keep_hidden(self, decoder: nn.Module, given: Any, out: Any) -> None:
         self._hidden = out.last_hidden_state[0]
 
     def advance(
@@ -110,6 +142,7 @@ class EagerRunner:
         if source:
             first = running + len(chunks)
             fork_rows(self.cache, rows, first, source)
+            # A fork draws from the logits of the prompt that it shares, with noise of its own.
             logits = logits[torch.tensor([*range(first), *source], device=self.device)]
         token, log_prob = sample(logits, rows.draws(), rows.positions())
         if self.device.type != "cpu":  # one transfer for both; ids are exact in float32 up to 16 million
@@ -117,7 +150,7 @@ class EagerRunner:
         return single(token.numpy(), log_prob.numpy())
 
     def verify(self, drafts: np.ndarray) -> Drawn:
-        """Rows are padded on the left, as prompts are; a place that is no draft of a row's is drawn for nothing."""
+        """Rows are padded on the left, as prompts are; what is drawn at a place without a draft is not used."""
         rows, (running, most) = self.rows, drafts.shape
         size = (drafts >= 0).sum(1)
         shift = (most - size)[:, None]
@@ -132,25 +165,8 @@ class EagerRunner:
         token, log_prob = (torch.stack(part, 1).cpu().numpy() for part in zip(*drawn, strict=True))
         return Drawn(token, log_prob, walk(drafts, size, token)[None], size[None])
 
-    def go_ahead(self, running: int, arm: Arm) -> None: ...
-
-    def budgeted(self) -> None: ...
-
-    def prepare(self, running: int, arm: Arm) -> float:
-        return 0.0
-
-    @property
-    def ahead(self) -> bool:
-        return False
-
-    def forget(self) -> None: ...
-
-    def stats(self) -> dict[str, float]:
-        return {}
-
     def _forward(self, blocks: Sequence[tuple[slice, np.ndarray, np.ndarray]], every: bool = False) -> Tensor:
-        """Logits [rows, vocab] after each row's newest token, or after `every` one; the model's own head, soft-cap and
-        scale included."""
+        """Logits [rows, V] after each row's newest token, or after `every` token, through the model's own head."""
         context = self.cache.context([(rows, position) for rows, _, position in blocks])
         ids = np.concatenate([ids.ravel() for _, ids, _ in blocks])
         keep: int | Tensor = 0  # all
@@ -172,13 +188,13 @@ class EagerRunner:
 
 
 def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
-    """One token for each row."""
+    """One token [B] for each row."""
     ones = np.ones((1, token.size), np.int64)
     return Drawn(token[:, None], log_prob[:, None], ones, 0 * ones)
 
 
 def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: Arm) -> Drawn:
-    """Steps [S, rows, W], of whose draws `counted` [S, rows] count, as one: what counts moves together.
+    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
 
     >>> token = np.array([[[1, 2]], [[3, 4]]])
     >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
@@ -197,7 +213,7 @@ def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed
 
 
 def joined(first: Drawn, second: Drawn) -> Drawn:
-    """Of rows one after the other, where the first may have drawn several tokens in several steps, the second one."""
+    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
     wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
     return Drawn(
         np.concatenate((first.token, np.pad(second.token, wide))),
@@ -209,7 +225,7 @@ def joined(first: Drawn, second: Drawn) -> Drawn:
 
 
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:
-    """Rows from `first` on take the cache of the rows `source`."""
+    """Give rows from `first` on the cache of the rows `source`."""
     target = range(first, first + len(source))
     cache.fork(source, target, rows.length[target].tolist())
 

@@ -1,7 +1,9 @@
-"""Who waits: the queue, admission while slots and pages suffice, and which groups have begun.
+"""The queue of an engine: which flights wait, and which of them the next step admits.
 
-The engine asks it for the next wave, gives back what was preempted, and at a weight update asks which
-waiting flights belong to a group that has begun. It holds no tokens on the device and runs nothing.
+The engine calls `next_wave` at every step, returns flights that lost their row, and at a weight update takes out the
+waiting flights of groups that have begun. Admission goes by a forecast: `Lengths` remembers how long rollouts were,
+`CacheRoom` adds up the pages that a wave would need. A wrong forecast costs a preemption, never a token. Nothing here
+touches the device.
 """
 
 from __future__ import annotations
@@ -17,24 +19,19 @@ from whet.model.twin import PREFILL
 from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows
 
-# ---- forecast
-#
-# How long rollouts will be, and how many pages that takes: what the scheduler admits by.
-#
-# `Lengths` remembers what has finished, by prompt and overall; `Room` adds up a wave. The engine keeps the first over
-# its life and makes the second when there is somebody to admit. Nothing here decides: a wrong forecast costs a
-# preemption.
-
-
-PROMPTS = 1 << 20
-"""Prompts whose lengths are remembered; beyond them the one not seen for longest is forgotten."""
-WEIGHT = 0.25
-"""Of the newest rollout in a prompt's expected length."""
+PROMPTS = 1 << 20  # prompts whose lengths are remembered; the one not seen for longest is forgotten
+WEIGHT = 0.25  # weight of the newest rollout in a prompt's expected length
+FADE = 0.999  # factor on older rollouts in the overall mean, per finished rollout: policies change
+FEW = 256  # tokens below which a prompt is not divided, however little memory there is
+PATIENCE = 4  # turns that a flight waits for company, since a prefill of its own delays all running rows
+# Share of the tokens still expected for which pages must suffice now (OURS). All of them would leave a third of a tight
+# pool unused to save preemptions, which cost one prefill each; a single page would save none.
 AHEAD = 0.25
-"""Of what rows are expected to write still: so far ahead pages must suffice (OURS). All the way would leave a third of
-a tight pool unused to save preemptions, each of which costs one prefill; a page alone saves none."""
-FADE = 0.999
-"""What a finished rollout leaves of the weight of those before it, in the overall mean: policies change."""
+
+Room = Callable[[Flight, bool], bool]  # takes a flight (forked or not) if there are pages for it
+
+
+# ---- forecast
 
 
 class Lengths:
@@ -48,14 +45,13 @@ class Lengths:
     """
 
     def __init__(self) -> None:
-        self.tokens = self.ended = 0.0
-        """Of rollouts that are over, and how many of them came to their end; both fade."""
+        self.tokens = self.ended = 0.0  # faded sums: tokens of rollouts that are over, rollouts that came to their end
         self.prompts: dict[str, float] = {}
 
     def end(self, prompt_id: str, length: int, remember: bool = True) -> None:
         self.tokens, self.ended = FADE * self.tokens + length, FADE * self.ended + 1
         if remember:
-            old = self.prompts.pop(prompt_id, float(length))  # and in again at the end: the oldest is first
+            old = self.prompts.pop(prompt_id, float(length))  # inserted again at the end: the oldest is first
             self.prompts[prompt_id] = old + WEIGHT * (length - old)
             if len(self.prompts) > PROMPTS:
                 del self.prompts[next(iter(self.prompts))]
@@ -64,10 +60,10 @@ class Lengths:
         self.tokens += length
 
     def mean(self, running: int) -> float:
-        """All tokens written / rollouts ended, `running` tokens being of those that run.
+        """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run.
 
-        The maximum likelihood of a geometric length when some are still under way (OURS). The mean of the finished
-        alone would be that of the short ones, which finish first. Infinite while none has ended.
+        This is the maximum-likelihood mean of a geometric length when some are unfinished (OURS). The mean of the
+        finished ones alone would be too small, since short rollouts finish first. Infinite while none has ended.
         """
         return (self.tokens + running) / self.ended if self.ended else np.inf
 
@@ -76,8 +72,10 @@ class Lengths:
         return self.mean(running) if known is None else known
 
     def left(self, flights: Iterable[Flight], count: np.ndarray, limit: np.ndarray, running: int) -> np.ndarray:
-        """Tokens that flights which have written `count` will still write: what is expected of them, but half of what
-        they have at least, since lengths have long tails (OURS), and what the limit leaves at most."""
+        """Tokens that flights with `count` tokens are expected to write still.
+
+        At least half of what they have written, since lengths have long tails (OURS); at most what the limit leaves.
+        """
         expected = np.array([self.expect(f.request.prompt_id, running) for f in flights])
         return np.minimum(np.maximum(expected - count, count / 2), limit - count)
 
@@ -94,10 +92,11 @@ class Lengths:
 
 
 def peak_pages(own: np.ndarray, left: np.ndarray, page: int) -> float:
-    """Most pages that rows hold together from now on, if a row of `own` tokens writes `left` more and then goes.
+    """Most pages that rows hold together from now on, if a row of `own` tokens writes `left` more and then ends.
 
-    Just before the row with the k-th fewest tokens to go ends, those from it on are alive, and each has written as much
-    as it: max_k sum_{i >= k} (own_i + left_k) / page, and half a page each, since the last one is half full on average.
+    Just before the row with the k-th fewest tokens left ends, the rows from it on are alive and each has written as
+    much as it: max_k sum_{i >= k} (own_i + left_k) / page, plus half a page each, since the last page is half full on
+    average.
 
     >>> peak_pages(np.array([8, 8]), np.array([8, 40]), 8)  # 2 + 2 when the first ends, 1 + 5 in the end
     6.5
@@ -110,125 +109,108 @@ def peak_pages(own: np.ndarray, left: np.ndarray, page: int) -> float:
 
 
 class CacheRoom:
-    """Pages to be had, while a wave is put together; looks at the rows that run when it is first asked."""
+    """The pages that are available while one wave is put together. The running rows are looked at when first needed."""
 
     def __init__(self, cache: Cache, rows: Rows, lengths: Lengths) -> None:
-        self.cache = cache if isinstance(cache, PagedCache) else None
-        """None: every slot has its own, and nothing is short."""
+        self.cache = cache if isinstance(cache, PagedCache) else None  # None: every slot has its own memory
         self.rows, self.lengths = rows, lengths
+        # Per row, the tokens in pages that no other row holds, the next token included. Shared pages are freed when
+        # their last owner ends, which the forecast does not count on.
         self.own: np.ndarray | None = None
-        """Of each row, the tokens in pages that no other row holds; the next one included, for which there is room."""
-        self.left: np.ndarray | None = None
-        """Tokens it is expected to write; looked up when limits alone do not settle it."""
-        self.held = self.worst = self.now = 0
-        """Pages they have; pages of all that the limits allow, if nobody ended; and those that the wave takes at once.
-        Shared pages go back when their last owner ends, which is not counted on."""
-        self.taken: list[tuple[Flight, int]] = []
-        """The wave, each with its own tokens."""
+        self.left: np.ndarray | None = None  # per row, tokens that it is expected to write
+        self.held = 0  # pages that the rows have
+        self.worst = 0  # pages that rows and wave would have if each wrote up to its limit
+        self.now = 0  # pages that the wave takes at once
+        self.taken: list[tuple[Flight, int]] = []  # the wave, each flight with its own tokens
 
     def __call__(self, flight: Flight, forked: bool) -> bool:
-        """Whether this one fits, too; if so it is counted in. One alone always fits."""
+        """Count this flight in if it fits as well; a flight that is alone always fits."""
         if self.cache is None:
             return True
+        page, free, rows, n = self.cache.page, self.cache.free, self.rows, self.rows.size
         if self.own is None:
-            self._look(self.cache)
-        page = self.cache.page
+            shared = rows.shared[:n] // page
+            self.own = rows.length[:n] + 1 - shared * page
+            self.held = int((self.cache.held[:n] - shared).sum())
+            self.worst = int((-(-(self.own + rows.limit[:n] - rows.count[:n]) // page)).sum())
         own = flight.known % page if forked else flight.known
         worst = self.worst + -(-(own + flight.limit - flight.trace.ids.size) // page)
         now = self.now + -(-own // page)
-        free = self.cache.free
-        fits = worst - self.held <= free or not (self.rows.size or self.taken)
-        if fits or (now < free and self._peak(page, (flight, own)) - self.held <= free):
+        fits = worst - self.held <= free or not (n or self.taken)
+        # The forecast is needed only where the limits alone do not settle it.
+        if fits or (now < free and self._peak(page, self.own, (flight, own)) - self.held <= free):
             self.worst, self.now = worst, now
             self.taken.append((flight, own))
             return True
         return False
 
-    def _look(self, cache: PagedCache) -> None:
-        rows, n, page = self.rows, self.rows.size, cache.page
-        shared = rows.shared[:n] // page
-        self.own = rows.length[:n] + 1 - shared * page
-        self.held = int((cache.held[:n] - shared).sum())
-        self.worst = int((-(-(self.own + rows.limit[:n] - rows.count[:n]) // page)).sum())
-
-    def _peak(self, page: int, one_more: tuple[Flight, int]) -> float:
-        """Pages held at the worst moment ahead, with this one."""
+    def _peak(self, page: int, own: np.ndarray, one_more: tuple[Flight, int]) -> float:
+        """Most pages held from now on, with this flight."""
         rows, n = self.rows, self.rows.size
         running = int(rows.count[:n].sum())
         if self.left is None:
             self.left = self.lengths.left(rows.flights, rows.count[:n], rows.limit[:n], running)
-        flights, own = zip(*self.taken, one_more, strict=True)
-        count, limit = (
-            np.array(column) for column in zip(*((f.trace.ids.size, f.limit) for f in flights), strict=True)
-        )
+        flights, added = zip(*self.taken, one_more, strict=True)
+        count, limit = np.array([(f.trace.ids.size, f.limit) for f in flights]).T
         left = np.concatenate((self.left, self.lengths.left(flights, count, limit, running)))
         ahead = np.minimum(left, max(page, AHEAD * left.mean()))
-        return peak_pages(np.concatenate((self.own, own)), ahead, page)  # type: ignore[arg-type]
+        return peak_pages(np.concatenate((own, added)), ahead, page)
 
 
-FEW = 256
-"""Tokens below which a prompt is not divided, however little memory there is."""
-PATIENCE = 4
-"""Turns of the engine, each a burst of steps, that a flight waits for company. A prefill of its own is several steps
-of everybody else's."""
-
-Room = Callable[[Flight, bool], bool]
-"""Takes a flight, forked or not, if the pages for it can be had (`forecast.Room`)."""
+# ---- the queue
 
 
 @dataclass(slots=True)
 class Wave:
-    """What one step admits: flights to feed, and those that fork from one of them."""
+    """What one step admits: flights to feed, and flights that fork from one of them."""
 
+    # One chunk per flight. Each ends with its flight's last known token, or there is a single chunk that does not.
     chunks: list[Chunk] = field(default_factory=list)
-    """Each of another flight. All end with the flight's last token, or there is one alone that does not."""
-    forks: list[tuple[Flight, int]] = field(default_factory=list)
-    """Each with the place among the chunks of the one whose prompt it shares."""
+    forks: list[tuple[Flight, int]] = field(default_factory=list)  # flight, and the chunk whose prompt it shares
     tokens: int = 0
     longest: int = 0
-    opened: list[int] = field(default_factory=list)
-    """Groups that begin with it."""
+    opened: list[int] = field(default_factory=list)  # groups that begin with this wave
 
 
 class Scheduler:
     def __init__(self, packed: bool = False, batch: int = 1) -> None:
-        """packed: prompts are prefilled one after the other in one row of tokens, not padded to the longest. batch:
-        flights that are admitted together while others run, or PATIENCE steps after the first could have been."""
+        """packed: prompts are fed end to end in one row of tokens, not padded to the longest. batch: flights that are
+        admitted together while others run, or PATIENCE turns after the first could have been."""
         self.packed, self.batch = packed, batch
-        self._held = 0
-        """Steps since somebody could have been admitted."""
         self.waiting: deque[Flight] = deque()
-        self.begun: set[int] = set()
-        """Groups of which a rollout has started since the last update; evaluation has its own ids and is never here."""
+        self.begun: set[int] = set()  # groups with a rollout started since the last update; never evaluation groups
+        # Pages ran short: no flight is admitted until a row has ended, since it would soon be preempted again.
         self.full = False
-        """Pages ran short: nobody is admitted until a row has ended. What was preempted would soon be so again."""
-        self.most: int | None = None
-        """Tokens of a wave, where more did not fit in memory; for good, but not saved: another card may be larger."""
-        self.forks: int | None = None
-        """The same of forks: each wants logits of its own."""
-        self.ooms = 0
-        """How often they did not."""
+        # Limits per wave after a shortage of memory. They are not saved: another GPU may be larger.
+        self.most: int | None = None  # tokens
+        self.forks: int | None = None  # forks, each of which needs logits of its own
+        self.ooms = 0  # shortages of memory so far
+        self._held = 0  # turns since a flight could have been admitted
 
     def add(self, flights: Iterable[Flight]) -> None:
         self.waiting.extend(flights)
 
     def give_back(self, flights: Iterable[Flight]) -> None:
-        """Flights that lost their row go first again; they arrived before all that wait."""
+        """Flights that lost their row are first again, since they arrived before all that wait."""
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
     def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
-        """For so many free slots. `half`: a flight in a row, of which so many tokens are fed, comes first. running:
-        rows go on meanwhile, whom every wave holds up."""
+        """Choose what fits in so many free slots.
+
+        half: a flight that has a row, and how many of its tokens are fed; it comes first. running: other rows go on,
+        and every wave delays them.
+        """
         wave = Wave()
         ready = min(slots, len(self.waiting))
         if running and half is None and 0 < ready < self.batch and self._held < PATIENCE:
             self._held += 1
             return wave
         self._held = 0
-        leaders: dict[str, int] = {}
+        leaders: dict[str, int] = {}  # prompt id -> the chunk that feeds it
         if half is not None:
             self._feed(wave, leaders, *half)
-        while self.waiting and slots > 0 and not (self.full or _part(wave)):
+        # A part of a long prompt is fed alone.
+        while self.waiting and slots > 0 and not self.full and (not wave.chunks or wave.chunks[-1].last):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
             if not (self._affords(wave, flight) if leader is None else self._affords_fork(wave)):
@@ -249,19 +231,19 @@ class Scheduler:
 
     @property
     def budget(self) -> int:
-        """Tokens of a wave, as `_affords` counts them."""
+        """Tokens per wave, as `_affords` counts them."""
         return PREFILL if self.most is None else min(PREFILL, self.most)
 
     def put_back(self, wave: Wave) -> None:
-        """It was not fed after all: the queue is as it was before. Who was half fed has kept its row."""
+        """The wave was not fed: restore the queue. A half-fed flight has kept its row."""
         flights = [c.flight for c in wave.chunks if c.start == 0] + [flight for flight, _ in wave.forks]
         self.give_back(flights)
         self.begun.difference_update(wave.opened)
-        if flights:  # so it was before they were admitted
+        if flights:  # they were admitted, so the queue was open before
             self.full = False
 
     def shrink(self, wave: Wave) -> bool:
-        """This one did not fit in memory: from now on half of it. False where it is one prompt, or little of one."""
+        """The wave did not fit in memory: halve what later waves may hold. False where nothing is left to halve."""
         self.ooms += 1
         if len(wave.chunks) == 1 and wave.tokens <= FEW:
             self.forks = len(wave.forks) // 2
@@ -278,7 +260,7 @@ class Scheduler:
         wave.tokens, wave.longest = wave.tokens + chunk.size, max(wave.longest, chunk.size)
 
     def _affords(self, wave: Wave, flight: Flight) -> bool:
-        """Within the tokens of one step; one that has more than that begins alone."""
+        """Whether the flight fits in the tokens of one step; a longer one begins alone."""
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
         return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
 
@@ -293,10 +275,5 @@ class Scheduler:
         return out
 
     def forget(self) -> None:
-        """After an update, of the groups that have begun only those with a rollout still to start matter."""
+        """After an update, keep only the begun groups that still have a rollout to start."""
         self.begun &= {f.request.group_id for f in self.waiting}
-
-
-def _part(wave: Wave) -> bool:
-    """Whether the wave is a part of one flight, beside which nothing is fed."""
-    return bool(wave.chunks) and not wave.chunks[-1].last

@@ -1,41 +1,265 @@
-"""What a task is: prompts, a judge, and (for a warm start) worked solutions. numpy only, never torch."""
+"""What a task is: a table of prompts, a judge, and (for a warm start) worked solutions. numpy only, never torch.
+
+The tasks (chain, gym, text) build on this file, and `problems.py` joins their tables into one; the curriculum, the
+engine and the judge name a prompt by its id. A table is kept in columns and makes a Prompt on demand, so that a
+million problems cost a handful of lists and one dictionary from id to row. Nothing here reads files, draws problems
+or splits train from eval.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.prompts import PromptTable
 from whet.types import Prompt
 
-# ---- options
-#
-# Options of a task: a table in the recipe becomes a frozen dataclass, or one sentence that says what is wrong.
-#
-# Called by the tasks for their own keyword arguments and for those of their worked solutions. It looks at names and
-# types only; whether a value makes sense is for the dataclass to say.
-
-
 T = TypeVar("T")
+Problem = str | tuple[Mapping[str, str], ...]  # a plain text, or chat messages
 
-_WORDS: dict[type, str] = {int: "a whole number", float: "a number", str: "a string", dict: "a table"}
+_TYPE_NAMES: dict[type, str] = {int: "a whole number", float: "a number", str: "a string", dict: "a table"}
+_MATHS_MARKS = ("\\(", "\\)", "\\[", "\\]")
+_BETWEEN_NUMBERS = re.compile(r"(\d)[\s.,]+(?=\d)")
+_PUNCTUATION = str.maketrans("", "", "$\\{}_|&~!?;:.,'\"‘’“”` \t\r\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """Everything a judge says about one response.
+
+    >>> Judgement(score=1.0, final="42", terms={"format": 1.0}).score
+    1.0
+    """
+
+    score: float  # 0..1; decides the verdict
+    final: str = ""  # the final answer, written so that equal answers are equal strings and can be counted
+    terms: Mapping[str, float] = field(default_factory=dict)  # further rewards by name, before their weights
+
+
+class Task(Protocol):
+    name: str
+    alphabet: str  # the characters that a tiny model must know; empty where a real tokenizer is meant
+
+    def prompts(self, split: str, seed: int) -> PromptTable:
+        """The problems of a split, "train" or "eval"; the two share no problem."""
+
+    def judge(self, prompt: Prompt, response: str) -> float:
+        """Score in 0..1. This runs in a worker process, where an error or a hang costs only this rollout."""
+
+    def final(self, response: str) -> str:
+        """The final answer of a response, written so that equal answers are equal strings; "" for none."""
+
+    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
+        """Worked solutions to imitate: (prompt, response text without the end token)."""
+
+
+# ---- prompts
+
+
+class PromptTable:
+    """Problems, answers and what else the data says, one entry per row.
+
+    An id is the data's own, or the hash of (task, problem, answer); a hash that occurs again gets "#1", "#2", ...
+    So an id names the same problem in every run, whatever else is in the file.
+
+    >>> table = PromptTable(["1+1=", "2+2=", "1+1="], ["2", "4", "2"], "text", meta={"level": [1, 2, 1]})
+    >>> table.ids[2] == table.ids[0] + "#1", table[table.ids[1]].answer, table.at(1).meta
+    (True, '4', {'level': 2})
+    """
+
+    __slots__ = ("_hashed", "_rows", "answers", "ids", "meta", "problems", "tasks")
+
+    def __init__(
+        self,
+        problems: Sequence[Problem],
+        answers: Sequence[str],
+        task: str | Sequence[str],
+        *,
+        ids: Sequence[str | None] | None = None,
+        meta: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+        origin: str = "The data",
+        place: Callable[[int], str] = lambda row: f"row {row + 1}",
+    ) -> None:
+        """An id of None is replaced by the hash. `origin` and `place` (of a row) only serve the error messages."""
+        n = len(problems)
+        if not n:
+            raise WhetError(f"{origin} holds no problems.")
+        given = [None] * n if ids is None else ids
+        tasks = [task] * n if isinstance(task, str) else task
+        names = (
+            name if name is not None else problem_hash(which, problem, answer)
+            for name, which, problem, answer in zip(given, tasks, problems, answers, strict=True)
+        )
+
+        def refuse(name: str, first: int, second: int) -> WhetError:
+            return WhetError(
+                f'{origin} has the id "{name}" twice, in {place(first)} and {place(second)}; ids must differ: '
+                'mend them, or do without by columns = { id = "" }.'
+            )
+
+        columns = {
+            key: column.tolist() if isinstance(column, np.ndarray) else column for key, column in (meta or {}).items()
+        }
+        assert all(len(column) == n for column in columns.values())
+        hashed = np.array([name is None for name in given], bool)
+        self._fill(_number_rows(names, hashed, refuse), hashed, problems, answers, tasks, columns)
+
+    def _fill(
+        self,
+        rows: dict[str, int],
+        hashed: np.ndarray,
+        problems: Sequence[Problem],
+        answers: Sequence[str],
+        tasks: Sequence[str],
+        meta: Mapping[str, Sequence[Any]],
+    ) -> PromptTable:
+        self.ids: Sequence[str] = list(rows)
+        self.problems, self.answers, self.tasks, self.meta = problems, answers, tasks, meta
+        self._rows, self._hashed = rows, hashed
+        return self
+
+    @classmethod
+    def concat(cls, tables: Sequence[PromptTable]) -> PromptTable:
+        """One table of all rows, in order. A problem that occurs again is a further repeat; an id of the data that
+        occurs again is refused. No tables make an empty one: a model that is only evaluated trains on nothing."""
+        if len(tables) == 1:
+            return tables[0]
+        ends = np.cumsum([len(table) for table in tables])
+        hashed = np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)])
+
+        def refuse(name: str, first: int, second: int) -> WhetError:
+            a, b = np.searchsorted(ends, [first, second], side="right")
+            return WhetError(
+                f'The prompt id "{name}" is in data entry {a} and in data entry {b}; ids must differ: '
+                'rename them, or do without by columns = { id = "" }.'
+            )
+
+        names = (  # a hash loses its "#k": repeats are counted anew over all tables
+            name.partition("#")[0] if is_hash else name
+            for table in tables
+            for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
+        )
+        keys = dict.fromkeys(key for table in tables for key in table.meta)
+        return cls.__new__(cls)._fill(
+            _number_rows(names, hashed, refuse),
+            hashed,
+            [problem for table in tables for problem in table.problems],
+            [answer for table in tables for answer in table.answers],
+            [task for table in tables for task in table.tasks],
+            {key: list(chain.from_iterable(t.meta.get(key, repeat(None, len(t))) for t in tables)) for key in keys},
+        )
+
+    def select(self, rows: Sequence[int]) -> PromptTable:
+        """A table of some rows, under their own ids."""
+        return PromptTable.__new__(PromptTable)._fill(
+            {self.ids[row]: i for i, row in enumerate(rows)},
+            self._hashed[np.asarray(rows, int)],
+            [self.problems[row] for row in rows],
+            [self.answers[row] for row in rows],
+            [self.tasks[row] for row in rows],
+            {key: [column[row] for row in rows] for key, column in self.meta.items()},
+        )
+
+    def at(self, row: int) -> Prompt:
+        problem = self.problems[row]
+        text, messages = (problem, ()) if isinstance(problem, str) else ("", problem)
+        return Prompt(
+            id=self.ids[row],
+            text=text,
+            messages=messages,
+            answer=self.answers[row],
+            task=self.tasks[row],
+            meta={key: column[row] for key, column in self.meta.items() if column[row] is not None},
+        )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def row(self, prompt_id: str) -> int:
+        return self._rows[prompt_id]
+
+    def __getitem__(self, prompt_id: str) -> Prompt:
+        return self.at(self._rows[prompt_id])
+
+    def __contains__(self, prompt_id: object) -> bool:
+        return prompt_id in self._rows
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return map(self.at, range(len(self)))
+
+
+def _number_rows(
+    names: Iterable[str], hashed: np.ndarray, refuse: Callable[[str, int, int], WhetError]
+) -> dict[str, int]:
+    """Map id to row, in row order. A hash that occurs again gets a number; a given id that does is refused."""
+    rows: dict[str, int] = {}
+    repeats: Counter[str] = Counter()
+    for row, (name, is_hash) in enumerate(zip(names, hashed.tolist(), strict=True)):
+        if name in rows and not is_hash:
+            raise refuse(name, rows[name], row)
+        unique = name
+        while unique in rows:  # more than once where a data set kept our ids in its id column
+            repeats[name] += 1
+            unique = f"{name}#{repeats[name]}"
+        rows[unique] = row
+    return rows
+
+
+def problem_hash(task: str, problem: Problem, answer: str) -> str:
+    """16 hex digits, the same whichever judge a task has: of "text:module:function" only "text" counts."""
+    text = problem if isinstance(problem, str) else json.dumps(problem, sort_keys=True, ensure_ascii=False)
+    kind = task.partition(":")[0]
+    record = f"{len(kind)}:{len(text)}:{kind}{text}{answer}"  # lengths first: no two records read the same
+    return hashlib.blake2b(record.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def problem_key(problem: Problem) -> int:
+    """A number that is equal for problems which differ only in case, spacing, punctuation and TeX marks.
+
+    Signs, brackets and separators between numbers count, since they change an arithmetic problem.
+
+    >>> chat = ({"role": "user", "content": "find x_1, if x_1 + 1 = 2"},)
+    >>> problem_key("Find $x_{1}$ if $x_1+1=2$.") == problem_key(chat), problem_key("1+2=") == problem_key("1-2=")
+    (True, False)
+    """
+    text = problem_text(problem)
+    if "\\" in text:
+        for mark in _MATHS_MARKS:
+            text = text.replace(mark, "")
+    plain = _BETWEEN_NUMBERS.sub(r"\1#", text).translate(_PUNCTUATION).lower()
+    return int.from_bytes(hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+def problem_text(problem: Problem) -> str:
+    return problem if isinstance(problem, str) else " ".join(message["content"] for message in problem)
+
+
+# ---- options
 
 
 def read_options(kind: type[T], given: Mapping[str, Any], where: str) -> T:
-    """`kind` is a dataclass whose defaults show the type of each option; `where` opens the sentence of an error."""
+    """Make a dataclass of a table in the recipe, or raise one sentence, opened by `where`, about the wrong option.
+
+    The defaults of `kind` show the type of each option; whether a value makes sense is checked by `kind` itself.
+    """
     defaults = dataclasses.asdict(kind())  # type: ignore[call-overload]
     for key, value in given.items():
         if key not in defaults:
             raise WhetError(f'{where} has no option "{key}"{did_you_mean(key, defaults)}')
         expected = type(defaults[key])
-        if not _fits(value, expected):
-            raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_WORDS[expected]}.")
+        accepted = {float: int | float, dict: Mapping}.get(expected, expected)
+        if isinstance(value, bool) != (expected is bool) or not isinstance(value, accepted):  # True is no number here
+            raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}.")
     return kind(**given)
 
 
@@ -50,45 +274,3 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if near:
         return f'; did you mean "{near[0]}"?'
     return f"; there are {', '.join(names)}." if names else "; it takes none."
-
-
-def _fits(value: Any, expected: type) -> bool:
-    if isinstance(value, bool):  # True is an int to Python, never to a reader of recipes
-        return expected is bool
-    if expected is float:
-        return isinstance(value, int | float)
-    return isinstance(value, Mapping if expected is dict else expected)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
-    """All that is said of one response, in a judge process.
-
-    >>> Judgement(score=1.0, final="42", terms={"format": 1.0}).score
-    1.0
-    """
-
-    score: float
-    """0..1: decides the verdict."""
-    final: str = ""
-    """The answer the response settled on; equal answers read the same, so that they can be counted."""
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """Further rewards by name, before their weights."""
-
-
-class Task(Protocol):
-    name: str
-    alphabet: str
-    """Characters a tiny model must know; empty where a real tokenizer is meant."""
-
-    def prompts(self, split: str, seed: int) -> PromptTable:
-        """split "train" or "eval"; the two share no problem."""
-
-    def judge(self, prompt: Prompt, response: str) -> float:
-        """Score in 0..1. Runs in a worker process; may raise or hang, and costs only this rollout then."""
-
-    def final(self, response: str) -> str:
-        """The answer a response settled on, in a form in which equal answers are equal strings; "" for none."""
-
-    def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
-        """Worked solutions to imitate: (prompt, response text without the end token)."""

@@ -1,8 +1,14 @@
-"""From the recipe to tasks and judges. Everything a user can get wrong here is said before any weight is loaded.
+"""From the recipe to tasks, judges and rewards. Every mistake of a user is reported here, before any weight is loaded.
 
-A new task is one file and one line in TASKS. A judge of the user is "module:function", found also in the current
-directory, after the installed packages; a task carries it in its name ("text:module:function"), so that entries with
-different judges can stand in one run.
+`problems.py` calls `build_task`, `load_judge` and `Rewards`. A new task is one file and one line in TASKS; a new
+reward term is one function and one line in REWARDS. A user's judge is "module:function", looked for in the installed
+packages and then in the current directory; a task carries it in its name ("text:module:function"), so that entries
+with different judges can be in one run.
+
+reward = judge.weight * score + the sum of weight * term over the [[reward]] entries. Terms that read the response run
+in the worker processes, the user's own among them; terms that read length and verdict run in the parent. All built-in
+terms are pure, and linear in the length of the response. DAPO's soft overlong penalty is no term: it belongs to the
+learner (learn.overlong), which has the estimator that it shapes.
 """
 
 from __future__ import annotations
@@ -31,14 +37,15 @@ from whet.tasks.worker import as_number, read_judgement
 from whet.types import Prompt, Rollout
 
 JudgeFunction = Callable[[Prompt, str], float]
+Grader = Callable[[Prompt, str], Judgement]
 
 TASKS: dict[str, Callable[..., Task]] = {"chain": ChainTask, "gym": GymTask, "text": TextTask}
-READS_DATA = {"text"}
-"""Built on the whole entry; the others make their own problems and are built on its options."""
+READS_DATA = {"text"}  # tasks that take the whole entry; the others make their own problems and take its options
+MOST_WORDS = 100_000  # words of a response that are searched for repetition
 
 
 def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
-    """The task of a [[data]] or [[eval]] entry, under a name of `TaskNames`. `folder`: where short names are found."""
+    """The task of a [[data]] or [[eval]] entry. name: from `TaskNames`. folder: where short names are found."""
     if data.kind not in TASKS:
         raise WhetError(f'There is no task "{data.kind}"{did_you_mean(data.kind, TASKS)}')
     if reserved := {"name", "path"} & data.options.keys():
@@ -64,7 +71,7 @@ def task_name(data: Problems) -> str:
 
 
 class TaskNames:
-    """One name for each judge of a run: a prompt carries its task's name, and by it the judge is found.
+    """One name for each judge of a run: a prompt carries the name of its task, which names its judge.
 
     >>> names = TaskNames()
     >>> entries = [Problems(path="a"), Problems(path="b", options={"answer": "boxed"}), Problems(path="c")]
@@ -84,14 +91,18 @@ class TaskNames:
         raise AssertionError
 
 
+# ---- judges
+
+
 def load_judge(task: Task, data: Problems) -> JudgeFunction:
     """The user's judge, else the task's own."""
     return import_judge(data.reward) if data.reward else task.judge
 
 
 def import_judge(spec: str) -> JudgeFunction:
-    module_name, colon, function_name = spec.partition(":")
-    if not colon or not module_name or not function_name:
+    """Import "module:function" and refuse what cannot be called with (prompt, response)."""
+    module_name, _, function_name = spec.partition(":")
+    if not module_name or not function_name:
         raise WhetError(f'A reward is written "module:function", got "{spec}".')
     module = _import(module_name, spec)
     function = getattr(module, function_name, None)
@@ -102,13 +113,8 @@ def import_judge(spec: str) -> JudgeFunction:
             f'reward = "{spec}": {module_name} ({taken}; packages go before the current directory) has no function '
             f'"{function_name}"{did_you_mean(function_name, public)}'
         )
-    return check_judge(function, spec)
-
-
-def check_judge(function: Any, name: str) -> JudgeFunction:
-    """Refuses what cannot be called with (prompt, response)."""
     if not callable(function):
-        raise WhetError(f'reward = "{name}" is a {type(function).__name__}, not a function of (prompt, response).')
+        raise WhetError(f'reward = "{spec}" is a {type(function).__name__}, not a function of (prompt, response).')
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -116,14 +122,14 @@ def check_judge(function: Any, name: str) -> JudgeFunction:
     try:
         signature.bind("prompt", "response")
     except TypeError:
-        raise WhetError(f'reward = "{name}" is called with (prompt, response), but takes {signature}.') from None
+        raise WhetError(f'reward = "{spec}" is called with (prompt, response), but takes {signature}.') from None
     return function
 
 
 def _import(name: str, spec: str) -> ModuleType:
     here = os.getcwd()
-    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not look where the user stands
-        sys.path.append(here)  # last: a file there must not stand in for the standard library or a package
+    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
+        sys.path.append(here)  # last: a file there must not replace a package or the standard library
         importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
@@ -137,25 +143,13 @@ def _import(name: str, spec: str) -> ModuleType:
         raise WhetError(f'reward = "{spec}": importing {name} failed with {type(error).__name__}: {error}.') from error
 
 
-# ---- terms
-#
-# The built-in reward terms: what a response earns beside the judge's score. A new one is a function and a line.
-#
-# Text terms read the response and run in the worker processes; rollout terms read length, limit and verdict and run in
-# the parent. All are pure, and linear in the length of the response. rewards.py weighs and adds them. DAPO's soft
-# overlong penalty is no term: it belongs to the learner (learn.overlong), which knows the estimator it shapes.
-
-
-MOST_WORDS = 100_000
-"""Of a response, for counting repetition."""
+# ---- reward terms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatOptions:
-    pattern: str = ""
-    """A regular expression that the whole response must match (dots match newlines)."""
-    tags: str = ""
-    """Tags in order, as "think answer": each opened and closed once, nothing but space between and around them."""
+    pattern: str = ""  # a regular expression that the whole response must match (dots match newlines)
+    tags: str = ""  # tags in order, as "think answer": each opened and closed once, only space between and around them
 
     def __post_init__(self) -> None:
         if self.pattern and self.tags:
@@ -169,10 +163,8 @@ class FormatOptions:
 
 
 def format_term(response: str, options: FormatOptions) -> float:
-    r"""1 if the response has the shape asked for, else 0. Without options: thinking, closed once, and after it an
-    answer in \boxed{} or <answer> tags.
-
-    The opening <think> may be missing: many chat templates write it into the prompt.
+    r"""1 if the response has the wanted form, else 0. Without options: thinking, closed once, and after it an answer
+    in \boxed{} or <answer> tags. The opening <think> may be missing: many chat templates write it into the prompt.
 
     >>> format_term(r"<think>2+2</think>It is \boxed{4}.", FormatOptions()), format_term("4", FormatOptions())
     (1.0, 0.0)
@@ -219,8 +211,7 @@ def boxed_term(response: str, options: BoxedOptions) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepetitionOptions:
-    words: int = 20
-    """Of a run that counts as repeated."""
+    words: int = 20  # length of the runs that are compared
 
     def __post_init__(self) -> None:
         if self.words < 1:
@@ -230,7 +221,7 @@ class RepetitionOptions:
 def repetition_term(response: str, options: RepetitionOptions) -> float:
     """-(1 - distinct runs / runs) over all runs of so many words: 0 where none repeats, towards -1 in a loop.
 
-    The n-gram penalty of Yeo et al. 2025 (arXiv 2502.03373, section 4.4) given once a response instead of at the
+    The n-gram penalty of Yeo et al. 2025 (arXiv 2502.03373, section 4.4), given once per response instead of at the
     repeated tokens, in the normalised form of open-r1. Four words, three runs of two, two of them distinct: -1/3.
 
     >>> round(repetition_term("so it so it", RepetitionOptions(words=2)), 4)
@@ -250,26 +241,23 @@ class LengthOptions:
     right_long: float = 0.5
     wrong_short: float = -1.0
     wrong_long: float = -0.5
-    cut: float = -1.0
-    """For a response that the limit ended."""
-    limit: int = 0
-    """Tokens at which a response is as long as can be; 0 is the rollout's own limit."""
+    cut: float = -1.0  # value of a response that was cut at the limit
+    limit: int = 0  # tokens of the longest response; 0 is the rollout's own limit
 
 
 def length_term(rollout: Rollout, options: LengthOptions) -> float:
-    r"""A cosine from the value of an empty response to that of one at the limit, right and wrong apart.
+    r"""A cosine from the value of an empty response to that of one at the limit, with other ends for wrong answers.
 
         long + (short - long) / 2 * (1 + cos(pi * length / limit))
 
     The cosine reward of Yeo et al. 2025, "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373),
     section 4.2: right answers earn more when short, wrong ones lose less when long (thinking on is worth it), and
-    what exceeds the limit gets a value of its own. The default values are ours. Half-way the value is the mean of
-    both: 0.75 of a right response, -0.75 of a wrong one.
+    a response beyond the limit gets a value of its own. The default values are ours. Half-way the value is the mean
+    of both ends: 0.75 for a right response, -0.75 for a wrong one.
     """
     if rollout.finish == "length":
         return options.cut
-    limit = options.limit or rollout.sampling.max_tokens
-    share = min(1.0, rollout.length / limit)
+    share = min(1.0, rollout.length / (options.limit or rollout.sampling.max_tokens))
     right = rollout.verdict == "right"
     short = options.right_short if right else options.wrong_short
     long = options.right_long if right else options.wrong_long
@@ -277,8 +265,7 @@ def length_term(rollout: Rollout, options: LengthOptions) -> float:
 
 
 class Term(NamedTuple):
-    of: type
-    """What it reads: str (the response) or Rollout."""
+    reads: type  # str (the response) or Rollout
     options: type
     value: Callable[[Any, Any], float]
 
@@ -291,20 +278,9 @@ REWARDS: dict[str, Term] = {
 }
 
 
-# ---- rewards
-#
-# What a rollout is worth: judge.weight * score + the sum of weight * term over the [[reward]] entries.
-#
-# `grader` wraps a task's judge for the worker processes, where the terms that read the response are computed too, the
-# user's "module:function" among them; `total` adds up in the parent, with the terms that read length and verdict. A
-# term that raises costs its rollout, as a judge that raises does. The verdict is the judge's alone.
-
-
-Grader = Callable[[Prompt, str], Judgement]
-
-
 class Rewards:
-    """
+    """The weighted sum of score and terms. A term that raises costs its rollout; the verdict is the judge's alone.
+
     >>> rewards = Rewards(1.0, [config.Reward(name="boxed", weight=0.1)])
     >>> rewards.names
     ('boxed',)
@@ -316,15 +292,18 @@ class Rewards:
         self._of_text: dict[str, Callable[[Prompt, str], Any]] = {}
         self._of_rollout: dict[str, Callable[[Rollout], float]] = {}
         for entry in entries:
-            self._add(entry)
+            taken = sum(name == entry.name or name.rpartition("_")[0] == entry.name for name in self._weights)
+            name = f"{entry.name}_{taken + 1}" if taken else entry.name  # the second "format" is "format_2"
+            self._add(name, entry)
+            self._weights[name] = entry.weight
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the terms, as metrics show them: reward/<name>."""
+        """Names of the terms, as the metrics show them: reward/<name>."""
         return tuple(self._weights)
 
     def grader(self, judge: JudgeFunction, final: Callable[[str], str] | None = None) -> Grader:
-        """The judge's score, the final answer and all terms that read the response, for one task's worker."""
+        """A judge for the worker processes that adds the final answer and all terms that read the response."""
 
         def grade(prompt: Prompt, response: str) -> Judgement:
             said = read_judgement(judge(prompt, response))
@@ -346,27 +325,19 @@ class Rewards:
             raise WhetError(f"the rewards add up to {reward}")
         return reward, terms
 
-    def _add(self, entry: config.Reward) -> None:
-        name = self._free_name(entry.name)
-        if entry.name in REWARDS:
-            term = REWARDS[entry.name]
+    def _add(self, name: str, entry: config.Reward) -> None:
+        if (term := REWARDS.get(entry.name)) is not None:
             options: Any = read_options(term.options, entry.options, f'The reward "{entry.name}"')
-            if term.of is Rollout:
+            if term.reads is Rollout:
                 self._of_rollout[name] = lambda rollout: term.value(rollout, options)
             else:
                 self._of_text[name] = lambda prompt, response: term.value(response, options)
-        elif ":" in entry.name:
-            if entry.options:
-                raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
-            self._of_text[name] = import_judge(entry.name)
-        else:
+        elif ":" not in entry.name:
             raise WhetError(
                 f'There is no reward "{entry.name}"{did_you_mean(entry.name, REWARDS)}'
                 ' Your own is written "module:function".'
             )
-        self._weights[name] = entry.weight
-
-    def _free_name(self, name: str) -> str:
-        """The second "format" is "format_2"."""
-        taken = sum(other == name or other.rpartition("_")[0] == name for other in self._weights)
-        return f"{name}_{taken + 1}" if taken else name
+        elif entry.options:
+            raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
+        else:
+            self._of_text[name] = import_judge(entry.name)

@@ -1,46 +1,50 @@
 """Task "chain": arithmetic on digits, left to right, modulo 10. The built-in problem of the tiny model.
 
-"3+5*2-7=" is worked as "+5=8*2=6-7=9#869": each operation with its running value, then "#" and the answer, the
-last three running values (fewer where there are fewer). Asking for three leaves next to nothing to a guess; asking
-for the last alone would pay one guess in ten. The level of a problem is its number of operations.
+"3+5*2-7=" is worked as "+5=8*2=6-7=9#869": each operation with its running value, then "#" and the answer, which is
+the last three running values (fewer where there are fewer). An answer of three digits is hardly ever guessed; an
+answer of one digit would pay one guess in ten. The level of a problem is its number of operations.
 
-An eighth of all problems, told by a hash of the problem itself, is held out: eval draws from it alone, train and
-worked solutions never do, whatever their seeds.
+One problem in eight, chosen by a hash of the problem itself, is held out: eval draws only from these, while train and
+the worked solutions never do, whatever their seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import read_options
-from whet.tasks.prompts import PromptTable
+from whet.tasks.base import PromptTable, read_options
 from whet.types import Prompt
 
 OPERATIONS = "+-*"
 MAX_LEVEL = 64
 ANSWER_VALUES = 3
-LISTED_LEVEL = 3
-"""Up to here the held-out problems are few enough to list (34 thousand); above, drawing finds new ones at once."""
+LISTED_LEVEL = 3  # up to this level the held-out problems are few enough to list: 34 thousand
 
-_STREAMS = {"train": 0, "eval": 1}
+_DIGITS = np.array(list("0123456789"), "S1")
+_STEPS = np.array([operation + digit for operation in OPERATIONS for digit in "0123456789"], "S2")
+_WORKED_STEPS = np.array([[f"{step.decode()}={value}" for value in range(10)] for step in _STEPS], "S4")
+
+# Shapes: `chains` is [problems, level + 1]: the first digit, then 10 * operation + digit for each operation.
+Chains = np.ndarray
+ByLevel = dict[int, Chains]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainOptions:
     train_count: int = 20_000
+    # Share of the training prompts for each range of levels; inside a range the levels get equal shares.
     mix: Mapping[str, float] = field(default_factory=lambda: {"1": 0.4, "3-7": 0.12, "9-12": 0.48})
-    """Share of the training prompts for each range of levels; even inside a range."""
     eval_count: int = 400
     eval_range: str = "1-8"
 
     def __post_init__(self) -> None:
-        _within("train_count", self.train_count, 1, 10_000_000)
-        _within("eval_count", self.eval_count, 1, 100_000)
+        _check_range("train_count", self.train_count, 1, 10_000_000)
+        _check_range("eval_count", self.eval_count, 1, 100_000)
         parse_range(self.eval_range)
         for levels, share in self.mix.items():
             parse_range(levels)
@@ -52,17 +56,14 @@ class ChainOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainSolutions:
-    direct: float = 0.0
-    """Share that gives the answer without the work."""
-    decay: float = 0.6
-    """level = 1 + floor(Exp with rate decay): each further operation is exp(-decay) = 0.55 times as likely."""
-    max_level: int = 12
-    """Longer chains are cut to this level."""
+    direct: float = 0.0  # share of the solutions that give the answer without the work
+    decay: float = 0.6  # level = 1 + floor(Exp with rate decay): each further operation is 0.55 times as likely
+    max_level: int = 12  # longer chains are cut to this level
 
     def __post_init__(self) -> None:
-        _within("direct", self.direct, 0, 1)
-        _within("decay", self.decay, 1e-3, 100)
-        _within("max_level", self.max_level, 1, MAX_LEVEL)
+        _check_range("direct", self.direct, 0, 1)
+        _check_range("decay", self.decay, 1e-3, 100)
+        _check_range("max_level", self.max_level, 1, MAX_LEVEL)
 
 
 class ChainTask:
@@ -79,20 +80,17 @@ class ChainTask:
         self.options = read_options(ChainOptions, options, "Task chain")
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        rng = np.random.default_rng([seed, _STREAMS[split]])
-        count = self.options.train_count if split == "train" else self.options.eval_count
+        rng = np.random.default_rng([seed, int(split == "eval")])
         if split == "train":
-            levels = rng.permutation(_spread(_level_shares(self.options.mix), count))
-            problems = {int(k): _draw(rng, int((levels == k).sum()), int(k)) for k in np.unique(levels)}
+            levels = rng.permutation(_spread_levels(self.options.mix, self.options.train_count))
+            problems = _draw_levels(rng, levels)
         else:
-            problems = _held_out_problems(rng, count, *parse_range(self.options.eval_range))
+            problems = _draw_held_out(rng, self.options.eval_count, *parse_range(self.options.eval_range))
             levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
-        texts = _scatter(levels, {k: _texts(chains) for k, chains in problems.items()})
-        answers = _scatter(levels, {k: _answers(chains) for k, chains in problems.items()})
-        return PromptTable(texts, answers, self.name, meta={"level": levels})
+        return self._table(levels, problems)
 
     def judge(self, prompt: Prompt, response: str) -> float:
-        """Exact: what follows the last "#", to the very end, is the answer."""
+        """Exact: everything after the last "#" is the answer."""
         _, mark, answer = response.rpartition("#")
         return float(bool(mark) and answer == prompt.answer)
 
@@ -100,21 +98,23 @@ class ChainTask:
         return response.rpartition("#")[2] if "#" in response else ""
 
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
-        """Worked (or direct) solutions of fresh problems outside the held-out part; options as in SolutionOptions."""
+        """Worked (or direct) solutions of new problems that are not held out; the options are `ChainSolutions`."""
         if count == 0:
             return []
         chosen = read_options(ChainSolutions, options, "The worked solutions of task chain")
         levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
-        problems = {int(k): _draw(rng, int((levels == k).sum()), int(k)) for k in np.unique(levels)}
-        answers = _scatter(levels, {k: _answers(chains) for k, chains in problems.items()})
-        worked = _scatter(levels, {k: _worked(chains) for k, chains in problems.items()})
-        texts = _scatter(levels, {k: _texts(chains) for k, chains in problems.items()})
-        table = PromptTable(texts, answers, self.name, meta={"level": levels})
+        problems = _draw_levels(rng, levels)
         direct = (rng.random(count) < chosen.direct).tolist()
         return [
             (prompt, f"#{prompt.answer}" if short else long)
-            for prompt, long, short in zip(table, worked, direct, strict=True)
+            for prompt, long, short in zip(
+                self._table(levels, problems), _write(levels, problems, _worked), direct, strict=True
+            )
         ]
+
+    def _table(self, levels: np.ndarray, problems: ByLevel) -> PromptTable:
+        texts, answers = _write(levels, problems, _texts), _write(levels, problems, _answers)
+        return PromptTable(texts, answers, self.name, meta={"level": levels})
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -130,12 +130,30 @@ def parse_range(text: str) -> tuple[int, int]:
     raise WhetError(f'Task chain: "{text}" is no range of levels; write "3-7" or "5", within 1 to {MAX_LEVEL}.')
 
 
-# A problem of level k is a row of k + 1 numbers: the first digit, then 10 * operation + digit for each operation.
+# ---- drawing problems
 
 
-def _draw(rng: np.random.Generator, count: int, level: int, *, held_out: bool = False) -> np.ndarray:
-    """`count` problems, repeats allowed, all inside or all outside the held-out part."""
-    found: list[np.ndarray] = []
+def _spread_levels(mix: Mapping[str, float], count: int) -> np.ndarray:
+    """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals)."""
+    shares = np.zeros(MAX_LEVEL + 1)
+    for text, share in mix.items():
+        low, high = parse_range(text)
+        shares[low : high + 1] += share / sum(mix.values()) / (high - low + 1)
+    exact = shares * count
+    whole = np.floor(exact + 1e-9).astype(int)  # 0.48 / 4 * 100 is 12, not 11.999...
+    order = np.argsort(-(exact - whole), kind="stable")
+    whole[order[: count - whole.sum()]] += 1
+    return np.repeat(np.arange(MAX_LEVEL + 1), whole)
+
+
+def _draw_levels(rng: np.random.Generator, levels: np.ndarray) -> ByLevel:
+    """As many problems of each level as `levels` has entries of it, none held out."""
+    return {int(level): _draw(rng, int((levels == level).sum()), int(level)) for level in np.unique(levels)}
+
+
+def _draw(rng: np.random.Generator, count: int, level: int, *, held_out: bool = False) -> Chains:
+    """`count` problems, repeats allowed, all of them held out or none."""
+    found = [np.empty((0, level + 1), int)]
     while (missing := count - sum(map(len, found))) > 0:
         size = missing * (9 if held_out else 2) + 16
         chains = np.column_stack([rng.integers(10, size=size), rng.integers(30, size=(size, level))])
@@ -143,15 +161,17 @@ def _draw(rng: np.random.Generator, count: int, level: int, *, held_out: bool = 
     return np.concatenate(found)
 
 
-def _held_out_problems(rng: np.random.Generator, count: int, low: int, high: int) -> dict[int, np.ndarray]:
-    """`count` different held-out problems, even over the levels; what a level lacks, the next ones give."""
-    problems: dict[int, np.ndarray] = {}
+def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) -> ByLevel:
+    """`count` different held-out problems, as many of each level; what a level lacks is added to the next ones."""
+    problems: ByLevel = {}
     missing = count
     for level in range(low, high + 1):
         share = missing // (high - level + 1)
         if level <= LISTED_LEVEL:
-            problems[level] = rng.permutation(_all_held_out(level))[:share]
-        else:
+            grid = np.meshgrid(np.arange(10), *[np.arange(30)] * level, indexing="ij")
+            every = np.stack([axis.ravel() for axis in grid], axis=1)
+            problems[level] = rng.permutation(every[is_held_out(every)])[:share]
+        else:  # so many problems that drawing finds new ones at once
             problems[level] = _draw_distinct(rng, share, level)
         missing -= len(problems[level])
     if missing:
@@ -162,8 +182,8 @@ def _held_out_problems(rng: np.random.Generator, count: int, low: int, high: int
     return problems
 
 
-def _draw_distinct(rng: np.random.Generator, count: int, level: int) -> np.ndarray:
-    chains = _draw(rng, count, level, held_out=True) if count else np.empty((0, level + 1), int)
+def _draw_distinct(rng: np.random.Generator, count: int, level: int) -> Chains:
+    chains = _draw(rng, count, level, held_out=True)
     while True:
         _, first = np.unique(chains, axis=0, return_index=True)
         if len(first) == count:
@@ -171,13 +191,7 @@ def _draw_distinct(rng: np.random.Generator, count: int, level: int) -> np.ndarr
         chains = np.concatenate([chains[np.sort(first)], _draw(rng, count - len(first), level, held_out=True)])
 
 
-def _all_held_out(level: int) -> np.ndarray:
-    grid = np.meshgrid(np.arange(10), *[np.arange(30)] * level, indexing="ij")
-    chains = np.stack([axis.ravel() for axis in grid], axis=1)
-    return chains[is_held_out(chains)]
-
-
-def is_held_out(chains: np.ndarray) -> np.ndarray:
+def is_held_out(chains: Chains) -> np.ndarray:
     """One problem in eight. A polynomial of the row modulo 2^64, mixed as in SplitMix64 (Steele et al. 2014)."""
     h = np.zeros(len(chains), np.uint64)
     for column in chains.T:
@@ -187,8 +201,11 @@ def is_held_out(chains: np.ndarray) -> np.ndarray:
     return (h ^ (h >> np.uint64(31))) % np.uint64(8) == 0
 
 
-def running_values(chains: np.ndarray) -> np.ndarray:
-    """3+5*2-7: 8, then 16 -> 6, then -1 -> 9."""
+# ---- writing problems
+
+
+def running_values(chains: Chains) -> np.ndarray:
+    """The value after each operation. 3+5*2-7: 8, then 16 -> 6, then -1 -> 9."""
     value, values = chains[:, 0], np.empty_like(chains[:, 1:])
     for i, cell in enumerate(chains[:, 1:].T):
         operation, digit = cell // 10, cell % 10
@@ -197,73 +214,33 @@ def running_values(chains: np.ndarray) -> np.ndarray:
     return values
 
 
-def _texts(chains: np.ndarray) -> list[str]:
-    out = np.empty((len(chains), 2 * chains.shape[1]), np.uint8)
-    out[:, 0] = _digit(chains[:, 0])
-    out[:, 1:-1:2] = _operation(chains[:, 1:])
-    out[:, 2:-1:2] = _digit(chains[:, 1:] % 10)
-    out[:, -1] = ord("=")
-    return _strings(out)
-
-
-def _answers(chains: np.ndarray) -> list[str]:
-    return _strings(_digit(running_values(chains)[:, -ANSWER_VALUES:]))
-
-
-def _worked(chains: np.ndarray) -> list[str]:
-    values = running_values(chains)
-    steps = np.stack(
-        [
-            _operation(chains[:, 1:]),
-            _digit(chains[:, 1:] % 10),
-            np.full(values.shape, ord("="), np.uint8),
-            _digit(values),
-        ],
-        axis=2,
-    )
-    mark = np.full((len(chains), 1), ord("#"), np.uint8)
-    return _strings(np.hstack([steps.reshape(len(chains), -1), mark, _digit(values[:, -ANSWER_VALUES:])]))
-
-
-def _digit(numbers: np.ndarray) -> np.ndarray:
-    return (ord("0") + numbers).astype(np.uint8)
-
-
-def _operation(cells: np.ndarray) -> np.ndarray:
-    return np.frombuffer(OPERATIONS.encode(), np.uint8)[cells // 10]
-
-
-def _strings(characters: np.ndarray) -> list[str]:
-    width, text = characters.shape[1], np.ascontiguousarray(characters).tobytes().decode("ascii")
-    return [text[i : i + width] for i in range(0, len(text), width)]
-
-
-def _scatter(levels: np.ndarray, parts: Mapping[int, list[str]]) -> list[str]:
-    """One column in the order of `levels`, each level taking its strings in turn."""
-    turns = {level: iter(strings) for level, strings in parts.items()}
+def _write(levels: np.ndarray, problems: ByLevel, write: Callable[[Chains], list[str]]) -> list[str]:
+    """One string per entry of `levels`; each level takes its problems in turn."""
+    turns = {level: iter(write(chains)) for level, chains in problems.items()}
     return [next(turns[level]) for level in levels.tolist()]
 
 
-def _level_shares(mix: Mapping[str, float]) -> dict[int, float]:
-    shares: dict[int, float] = {}
-    total = sum(mix.values())
-    for levels, share in mix.items():
-        low, high = parse_range(levels)
-        for level in range(low, high + 1):
-            shares[level] = shares.get(level, 0.0) + share / total / (high - low + 1)
-    return shares
+def _texts(chains: Chains) -> list[str]:
+    return _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
 
 
-def _spread(shares: Mapping[int, float], count: int) -> np.ndarray:
-    """`count` levels in these shares, exact by largest remainder (the lower level first among equals)."""
-    levels = np.array(sorted(shares))
-    exact = np.array([shares[int(k)] for k in levels]) * count
-    whole = np.floor(exact + 1e-9).astype(int)  # 0.48 / 4 * 100 is 12, not 11.999...
-    order = np.argsort(-(exact - whole), kind="stable")
-    whole[order[: count - whole.sum()]] += 1
-    return np.repeat(levels, whole)
+def _answers(chains: Chains) -> list[str]:
+    return _join(_DIGITS[running_values(chains)[:, -ANSWER_VALUES:]])
 
 
-def _within(name: str, value: float, low: float, high: float) -> None:
+def _worked(chains: Chains) -> list[str]:
+    values = running_values(chains)
+    mark = np.full((len(chains), 1), "#", "S1")
+    return _join(_WORKED_STEPS[chains[:, 1:], values], mark, _DIGITS[values[:, -ANSWER_VALUES:]])
+
+
+def _join(*parts: np.ndarray) -> list[str]:
+    """One string per problem, from arrays [problems, n] of short strings of equal length."""
+    characters = np.hstack([part.view("S1") for part in parts])
+    width, text = characters.shape[1], characters.tobytes().decode("ascii")
+    return [text[i : i + width] for i in range(0, len(text), width)]
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise WhetError(f"Task chain: {name} = {value} is wrong: it should be from {low} to {high}.")

@@ -1,11 +1,11 @@
-r"""Where a response gives its final answer. Called by the matcher and the reward terms; compares nothing.
+r"""Where a response gives its final answer, and which words may stand beside a number in it.
 
-First everything up to the last "</think>" is dropped; a response still thinking has no answer. Then, by `answer`:
-"boxed" (the last \boxed{...}), "tagged" (the last <answer>...</answer>), "marked" (what follows the last "####",
-"#" or "answer is"), "last_number", "whole" (all of it), or "auto": boxed where there is a box (one that is not
-closed holds no answer), else marked, else a lone letter, else the last number.
-Prose may take an answer back: "5. Wait, it is 6" gives 6, "6, not 5" gives 6, and "not 5" stays as it is, which is
-no number. Two boxes joined by "and", "or" or a comma give a list.
+The matcher and the reward terms call this file; it compares nothing. First everything up to the last "</think>" is
+dropped; a response that is still thinking has no answer. Then, by the option `answer`: "boxed" (the last \boxed{...}),
+"tagged" (the last <answer>...</answer>), "marked" (what follows the last "####", "#" or "answer is"), "last_number",
+"whole" (all of it), or "auto": boxed where there is a box (an unclosed one holds no answer), else marked, else a lone
+letter, else the last number. Two boxes joined by "and", "or" or a comma give a list.
+Prose may take an answer back: "5. Wait, it is 6" gives 6, "6, not 5" gives 6, and "not 5" stays, which is no number.
 Responses are hostile: an answer longer than 300 characters is none, and every pattern runs in linear time.
 """
 
@@ -15,18 +15,15 @@ import re
 from collections import deque
 from collections.abc import Callable
 
-# ---- wording
-#
-# Which words may stand beside a number, and what they do to it. Called where answers are found and compared.
-#
-# Any word is not a unit: "10 million", "10 squared" and "10 or more" are not 10. A word beside a number is
-# - a unit of UNITS, which may be passed over where the other side has none,
+LONGEST = 300  # characters of the longest answer
+
+# ---- words. A word beside a number is
+# - a unit of UNITS, which is ignored where the other side has no unit,
 # - a scale, which multiplies ("5 million" is 5000000),
 # - a filler, which says nothing ("about", "a total of"),
 # - a word of the problem, such as the thing that is counted ("18 apples"), unless it is one of CHANGERS; a scale may
 #   be what is counted ("7 dozen" where the problem asks how many dozens).
-# With any other word the answer is not that number.
-
+# With any other word the answer is not that number: "10 squared" and "10 or more" are not 10.
 
 _UNIT_NAMES = """
 m: meter metre | cm: centimeter centimetre | mm: millimeter millimetre | km: kilometer kilometre kms | in: inch inche
@@ -38,13 +35,11 @@ mol: mole | rad: radian | unit: | am: | pm: | people: person | student: | child:
 item: | piece: | digit: | time: | solution: | coin: | page: | mb: | gb: | kb: | bit: | byte: | cal: calorie | kcal:
 kwh: | rpm: | mih^-1: mph | kmh^-1: kph kmph | rev: revolution | : degree deg
 """
-UNITS = {
+UNITS = {  # every name of a unit -> its short form
     name: short.strip()
-    for entry in _UNIT_NAMES.replace("\n", "|").split("|")
-    if entry.strip()
+    for entry in _UNIT_NAMES.strip().replace("\n", "|").split("|")
     for short, _, longs in [entry.partition(":")]
-    for name in (short.strip(), *longs.split())
-    if name
+    for name in (*short.split(), *longs.split())
 }
 SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _FILLERS = """about approximately around roughly exactly only just there is are was were be the this that total of in
@@ -57,10 +52,9 @@ _CHANGERS = """not no never cannot none neither nor or either and but except wit
     double triple plus minus negative point pair pairs score gross factorial root power reciprocal inverse squared cubed
     percent basis dozens hundreds thousands millions billions hundredths thousandths"""
 CHANGERS = frozenset(_CHANGERS.split()) | NUMERALS.keys() | SCALES.keys()
-
+_FUNCTIONS = "sin cos tan cot sec csc log exp sqrt max min mod gcd lcm arcsin arccos arctan"
 _PLAIN_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}(?![A-Za-z(={^_])")
 _WORD = re.compile(r"[a-z]{3,}")
-_FUNCTIONS = "sin cos tan cot sec csc log exp sqrt max min mod gcd lcm arcsin arccos arctan"
 
 
 def singular(word: str) -> str:
@@ -80,12 +74,8 @@ def unit_name(word: str) -> str | None:
     return UNITS[word] if word in UNITS else UNITS.get(singular(word))
 
 
-def harmless(word: str) -> bool:
-    return word in FILLERS or unit_name(word) is not None
-
-
 def without_problem_words(answer: str, problem: str) -> str:
-    """An answer without the words that the problem uses and that leave a number alone: those that say what is counted.
+    """The answer without those words of the problem that say what is counted and leave the number as it is.
 
     >>> without_problem_words("18 ripe apples or 3 pears", "How many apples and pears or plums are ripe?")
     '18   or 3 '
@@ -104,8 +94,7 @@ def without_problem_words(answer: str, problem: str) -> str:
     return _PLAIN_WORD.sub(drop, answer)
 
 
-LONGEST = 300
-"""Characters of an answer; what is longer is no answer."""
+# ---- where the answer is
 
 _BOX = "\\boxed{"
 _SPACED_BOX = re.compile(r"\\f?boxed ?\{")
@@ -190,8 +179,13 @@ def tagged(text: str) -> str:
     >>> tagged("<answer>3</answer> no, <answer> 4 </answer>")
     '4'
     """
+    return _short(in_tags(text))
+
+
+def in_tags(text: str) -> str:
+    """What the last pair of answer tags holds, however long; "" for none."""
     _, opened, inside = text.rpartition("</answer>")[0].rpartition("<answer>")
-    return _short(inside) if opened else ""
+    return inside if opened else ""
 
 
 def marked(text: str) -> str:
@@ -219,7 +213,7 @@ def marked(text: str) -> str:
         sentence = sentence[verb.end() :]
     words = _WORD_OR_SIGN.findall(sentence)
     if len(words) > 4 and sentence[0].isalpha() and not CHANGERS.intersection(map(str.casefold, words)):
-        return last_claim(sentence)
+        return last_claim(sentence)  # a whole sentence in words, which holds the answer somewhere
     return _short(sentence)
 
 
@@ -233,9 +227,9 @@ def lone_letter(text: str) -> str:
     if len(text) <= LONGEST and _LONE_LETTER.fullmatch(short):
         return short
     last = _last(_LETTER_IN_TEXT, short.rpartition("\n")[2])
-    return (
-        "" if last is None or _NUMBER_IN_TEXT.search(short) or _DENIED.search(short[: last.start()]) else last.group()
-    )
+    if last is None or _NUMBER_IN_TEXT.search(short) or _DENIED.search(short[: last.start()]):
+        return ""
+    return last.group()
 
 
 def last_number(text: str) -> str:
@@ -258,8 +252,16 @@ def last_claim(text: str) -> str:
     return _short(f"{denied[0].lstrip() if denied else ''}{number}{changed[0] if changed else ''}")
 
 
-def whole(text: str) -> str:
-    return _short(text)
+def _short(text: str) -> str:
+    return text.strip() if len(text) <= LONGEST else ""
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match. The end is searched first: the last match of a long response is mostly there."""
+    for start in dict.fromkeys((max(0, len(text) - 4000), 0)):
+        if found := deque(pattern.finditer(text, start), maxlen=1):
+            return found[0]
+    return None
 
 
 ANSWERS: dict[str, Callable[[str], str]] = {
@@ -268,17 +270,5 @@ ANSWERS: dict[str, Callable[[str], str]] = {
     "tagged": tagged,
     "marked": marked,
     "last_number": last_number,
-    "whole": whole,
+    "whole": _short,
 }
-
-
-def _short(text: str) -> str:
-    return text.strip() if len(text) <= LONGEST else ""
-
-
-def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Looks at the end first: the last match of a long response is mostly there."""
-    for start in dict.fromkeys((max(0, len(text) - 4000), 0)):
-        if found := deque(pattern.finditer(text, start), maxlen=1):
-            return found[0]
-    return None

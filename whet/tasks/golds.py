@@ -1,8 +1,8 @@
-"""Whether the data's own answers can be right at all: each is judged as if a response gave it.
+"""Whether the data's own answers can be right at all, and a summary of a data entry for `whet data look`.
 
-`whet data look` asks for all of them, `check.py` for a sample before a run. The judge works in its killable processes,
-as in a run, and the whole check ends when its time is up. Only task "text" is asked: the judge of a user may want
-more than an answer, and the other tasks make their answers themselves.
+`check.py` checks a sample of the answers before a run, `whet data look` checks all. Each answer is judged as if a
+response gave it, in killable processes as in a run, and the whole check ends when its time is up. Only task "text" is
+checked: a user's judge may want more than an answer, and the other tasks make their answers themselves.
 """
 
 from __future__ import annotations
@@ -11,38 +11,34 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from whet import config
+from whet.tasks.base import PromptTable, problem_key, problem_text
 from whet.tasks.build import build_task
 from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import read_json, right_answers, whole_answers
-from whet.tasks.prompts import Problem, PromptTable, problem_key
 from whet.tasks.reading import short
 from whet.tasks.text import MOST_META, TextTask
 from whet.types import Prompt, Rollout, Sampling, Trace
 
-SECONDS = 20.0
-"""For the whole check."""
-SAMPLE = 2000
-"""Answers of an entry that are checked before a run."""
-LUMP = 2048
-"""Answers sent to the judges at once."""
-FEW = 0.05
-"""The share of answers from which on something is wrong with the column, not with single rows."""
+SECONDS = 20.0  # for the whole check
+SAMPLE = 2000  # answers of an entry that are checked before a run
+LUMP = 2048  # answers sent to the judges at once
+FEW = 0.05  # a larger share of bad answers means that the column is wrong, not single rows
 LEFT_OUT = "whet data prepare leaves such problems out"
 KNOBS = (
     'name another column by columns = { answer = "..." }, say where a response gives its answer by options = '
     '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
 )
 _TIMEOUT_S = 2.0
-_NOTHING = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+_EMPTY = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,22 +49,18 @@ class Golds:
     True
     """
 
-    answers: int
-    """To be checked."""
-    checked: int
-    """As many as there was time for."""
+    answers: int  # to be checked
+    checked: int  # as many as there was time for
     unmatched: int
-    example: str
-    """One of those, in words."""
-    long: int = 0
-    """Can be matched, but are texts of more than 300 characters."""
+    example: str  # one of the unmatched answers, in words
+    long: int = 0  # answers that match, but are texts of more than 300 characters
 
     @property
     def mostly_wrong(self) -> bool:
         return 2 * self.unmatched > self.checked
 
     def sentences(self) -> list[str]:
-        """What is wrong, with the knob; nothing where all is well.
+        """What is wrong, and which setting to change; nothing where all is well.
 
         >>> Golds(answers=10, checked=8, unmatched=0, example="").sentences()
         ['The time was up when 8 of 10 answers were checked.']
@@ -100,11 +92,11 @@ def check_golds(
     workers: int = 1,
     memory_mb: int = 2048,
 ) -> Golds:
-    """Judges the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
+    """Judge the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
     drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
     until = time.monotonic() + seconds
     prompts: dict[str, Prompt] = {}
-    wrong: list[str] = []
+    wrong: list[int] = []
     checked = long = 0
     with Judge(
         prompts.__getitem__,
@@ -120,32 +112,30 @@ def check_golds(
             prompts.update((str(row), prompt_at(row)) for row in drawn[start : start + LUMP])
             judge.send(map(_rollout, prompts))
             while not judge.idle and time.monotonic() < until:
-                judged = judge.receive(wait=True)
-                checked += len(judged)
-                wrong += [rollout.prompt_id for rollout in judged if rollout.verdict != "right"]
-                long += sum(r.verdict == "right" and _is_long(prompts[r.prompt_id].answer) for r in judged)
+                for rollout in judge.receive(wait=True):
+                    checked += 1
+                    if rollout.verdict != "right":
+                        wrong.append(int(rollout.prompt_id))
+                    else:
+                        golds = whole_answers(prompts[rollout.prompt_id].answer)
+                        long += any(read_json(one) is None for one in golds)
             if time.monotonic() >= until:
                 break
-    first = min(map(int, wrong), default=None)
-    example = "" if first is None else _in_words(prompt_at(first))
+    example = ""
+    if wrong:
+        prompt = prompt_at(min(wrong))
+        example = f"{short(prompt.answer)} of the problem {short(prompt.text or prompt.messages[-1]['content'])}"
     return Golds(answers=len(drawn), checked=checked, unmatched=len(wrong), example=example, long=long)
 
 
 def gold_score(task: TextTask, prompt: Prompt) -> float:
     """The best score of a response that gives one of the right answers, where the task looks for it."""
-    answers: Sequence[str] = (prompt.answer, *right_answers(prompt.answer))
+    answers = (prompt.answer, *right_answers(prompt.answer))
     return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
 
 
-def _is_long(answer: str) -> bool:
-    return any(read_json(one) is None for one in whole_answers(answer))
-
-
-def _in_words(prompt: Prompt) -> str:
-    return f"{short(prompt.answer)} of the problem {short(prompt.text or prompt.messages[-1]['content'])}"
-
-
 def _rollout(prompt_id: str) -> Rollout:
+    """An empty response: the judge of a check reads only the prompt."""
     return Rollout(
         prompt_id=prompt_id,
         group_id=0,
@@ -156,38 +146,50 @@ def _rollout(prompt_id: str) -> Rollout:
         finish="stop",
         first_version=0,
         last_version=0,
-        trace=_NOTHING,
+        trace=_EMPTY,
     )
 
 
-# ---- summary
-#
-# A data entry in a few lines, for `whet data look`: what was read, which column is what, and how answers look.
-
-
-_NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
+# ---- the summary of a data entry
 
 
 def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[str, str]]:
-    """(what, value) pairs. `folder`: where short names are looked for first."""
+    """(what, value) pairs. folder: where short names are looked for first."""
     task = build_task(entry, folder=folder)
     table = task.prompts("eval" if isinstance(entry, config.Eval) else "train", 0)
-    lines = _of_file(task) if isinstance(task, TextTask) else [("task", task.name)]
-    lengths = [len(_text(problem)) for problem in table.problems]
+    texts = [problem_text(problem) for problem in table.problems]
+    lengths = [len(text) for text in texts]
+    repeats = len(table) - len({(problem_key(p), a) for p, a in zip(table.problems, table.answers, strict=True)})
+    kinds = Counter(map(answer_kind, table.answers)).most_common()
+    lines = [("task", task.name)]
+    if isinstance(task, TextTask):
+        columns = ", ".join(f"{role} = {name}" for role, name in task.columns.items())
+        lines = [("from", task.origin), ("rows", f"{task.rows:,}"), ("columns", columns)]
+        lines += [("note", note) for note in task.notes]
+        lines.append(("worked solutions", f"{task.worked:,}"))
     lines += [
-        ("problems", f"{len(table):,}, {_repeats(table):,} of them repeats"),
+        ("problems", f"{len(table):,}, {repeats:,} of them repeats"),
         ("length", f"{median(lengths):,.0f} characters in the middle, {max(lengths):,} at most"),
-        ("answers", _shares(map(answer_kind, table.answers))),
+        ("answers", ", ".join(f"{kind} {count / len(table):.0%}" for kind, count in kinds)),
     ]
     if isinstance(task, TextTask) and "answer" in task.columns and not entry.reward:
-        lines += [("judged", line) for line in _judged(task, table)]
+        lines += [("judged", line) for line in _judge_all(task, table)]
     if "level" in table.meta:
-        lines.append(("levels", _levels(table.meta["level"])))
+        counts = Counter("none" if level is None else level for level in table.meta["level"])
+        levels = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+        more = f" and {len(levels) - 20} more" if len(levels) > 20 else ""
+        lines.append(("levels", ", ".join(f"{level}: {count:,}" for level, count in levels[:20]) + more))
     if further := [name for name in table.meta if name != "level"]:
         lines.append(("kept as meta", ", ".join(further)))
     if not_kept := getattr(task, "not_kept", ()):
         lines.append(("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)"))
-    return [*lines, ("first problem", _cut(_text(table.problems[0]), 300)), ("its answer", _cut(table.answers[0], 100))]
+    return [*lines, ("first problem", _cut(texts[0], 300)), ("its answer", _cut(table.answers[0], 100))]
+
+
+def _judge_all(task: TextTask, table: PromptTable) -> list[str]:
+    found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
+    said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
+    return [*said, "a run refuses answers of which more than half cannot be matched"] if found.mostly_wrong else said
 
 
 def answer_kind(answer: str) -> str:
@@ -203,39 +205,6 @@ def answer_kind(answer: str) -> str:
     if _NUMBER.fullmatch(bare):
         return "number"
     return "text" if bare.replace(" ", "").isalpha() and len(bare) > 1 else "formula" if bare else "none"
-
-
-def _of_file(task: TextTask) -> list[tuple[str, str]]:
-    columns = ", ".join(f"{role} = {name}" for role, name in task.columns.items())
-    lines = [("from", task.origin), ("rows", f"{task.rows:,}"), ("columns", columns)]
-    lines += [("note", note) for note in task.notes]
-    return [*lines, ("worked solutions", f"{task.worked:,}")]
-
-
-def _judged(task: TextTask, table: PromptTable) -> list[str]:
-    found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
-    said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
-    return [*said, "a run refuses answers of which more than half cannot be matched"] if found.mostly_wrong else said
-
-
-def _repeats(table: PromptTable) -> int:
-    return len(table) - len({(problem_key(p), a) for p, a in zip(table.problems, table.answers, strict=True)})
-
-
-def _shares(kinds: Iterable[str]) -> str:
-    counts = Counter(kinds)
-    return ", ".join(f"{kind} {count / counts.total():.0%}" for kind, count in counts.most_common())
-
-
-def _levels(levels: Sequence[Any]) -> str:
-    counts = Counter("none" if level is None else level for level in levels)
-    known = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
-    shown = ", ".join(f"{level}: {count:,}" for level, count in known[:20])
-    return shown + (f" and {len(known) - 20} more" if len(known) > 20 else "")
-
-
-def _text(problem: Problem) -> str:
-    return problem if isinstance(problem, str) else " ".join(message["content"] for message in problem)
 
 
 def _cut(text: str, most: int) -> str:

@@ -1,12 +1,12 @@
 """Task "gym": the problem generators of reasoning-gym and their own scores (extra `gym`).
 
-Options name the dataset, how many problems, the settings of the dataset itself (min_terms = 2), and its difficulty
-(levels = { num_terms = 2 }): an entry of reasoning-gym's curriculum for the dataset, counted from 0. A quarter of all
-problems, told by a hash of the question, is held out: eval draws from it alone and train never does, whatever their
-settings and seeds. Of a response the one answer it settles on is scored, by reasoning-gym.
+Options name the dataset, the number of problems, the settings of the dataset itself (min_terms = 2), and its
+difficulty (levels = { num_terms = 2 }): an entry of reasoning-gym's curriculum for the dataset, counted from 0. One
+problem in four, chosen by a hash of the question, is held out: eval draws only from these and train never does,
+whatever their settings and seeds. reasoning-gym scores the one final answer of a response.
 
-Some of reasoning-gym's scores hand the response to `eval`, or to sympy's parser, which does the same. A response to
-those is scored only if it is no program; see GUARDS.
+Some of its scores pass the response to `eval`, or to sympy's parser, which does the same. For these datasets a
+response is scored only if it is no program; see GUARDS.
 """
 
 from __future__ import annotations
@@ -20,32 +20,27 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean, read_options
-from whet.tasks.final import after_thinking, boxed, last_number, marked
-from whet.tasks.prompts import PromptTable
+from whet.tasks.base import PromptTable, did_you_mean, read_options
+from whet.tasks.final import after_thinking, boxed, in_tags, last_number, marked
 from whet.types import Prompt
 
-CHUNK = 500
-"""Problems a dataset is made for at once; where some of it depends on its size, always the same."""
-PATIENCE = 400
-"""Draws in a row without a new problem after which a dataset counts as exhausted."""
-LONGEST = 20_000
-"""Characters of an answer that is scored: a grid may be long."""
+CHUNK = 500  # size of the datasets that are made; always the same, since some problems depend on it
+PATIENCE = 400  # draws in a row without a new problem after which a dataset counts as exhausted
+LONGEST = 20_000  # characters of the longest answer that is scored: a grid may be long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GymOptions:
     dataset: str = "chain_sum"
-    train_count: int = 1000
-    """At most so many, all different; a dataset that runs out gives fewer."""
+    train_count: int = 1000  # all different; a dataset that runs out gives fewer
     eval_count: int = 200
+    # Attribute of the curriculum -> its level, or a list of levels to mix evenly; the others stay at their default.
     levels: Mapping[str, Any] = field(default_factory=dict)
-    """Attribute of the curriculum -> its level, or a list of levels to mix evenly; the others stay at their default."""
 
     def __post_init__(self) -> None:
         for name in ("train_count", "eval_count"):
@@ -53,17 +48,15 @@ class GymOptions:
                 raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(NamedTuple):
     """The problems of one level."""
 
     settings: Mapping[str, Any]
-    level: int | None
-    """The sum of the levels asked for; None where none are."""
+    level: int | None  # the sum of the wanted levels; None where none are wanted
 
 
 class GymTask:
-    """`name` must tell apart tasks with different options: some scores depend on the settings of the dataset."""
+    """`name` must differ for tasks with different options: some scores depend on the settings of the dataset."""
 
     alphabet = ""
 
@@ -72,19 +65,23 @@ class GymTask:
         factory = _reasoning_gym()
         own = {f.name for f in dataclasses.fields(GymOptions)}
         self.options = read_options(GymOptions, {k: v for k, v in options.items() if k in own}, "Task gym")
-        _check_dataset(self.options.dataset, factory.DATASETS)
         settings = {key: value for key, value in options.items() if key not in own}
-        known = {f.name for f in dataclasses.fields(factory.DATASETS[self.options.dataset][1])} - {"seed", "size"}
+        name, datasets = self.options.dataset, factory.DATASETS
+        if name == "composite":
+            raise WhetError(
+                "Task gym takes one dataset an entry; write a [[data]] entry with a weight for each instead."
+            )
+        if name not in datasets:
+            raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}')
+        known = {f.name for f in dataclasses.fields(datasets[name][1])} - {"seed", "size"}
         for key in settings:
             if key not in known:
-                raise WhetError(
-                    f'Task gym: the dataset {self.options.dataset} has no setting "{key}"{did_you_mean(key, known)}'
-                )
+                raise WhetError(f'Task gym: the dataset {name} has no setting "{key}"{did_you_mean(key, known)}')
         self._parts = _parts(factory, self.options, settings)
         self._scorers = [self._make(part, size=1, seed=0) for part in self._parts]
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        """meta: `item` is what the score is told, `level` and `part` say how hard, where levels were asked for."""
+        """meta: `item` is what the score needs; `level` and `part` say how hard, where the recipe names levels."""
         count = self.options.train_count if split == "train" else self.options.eval_count
         shares = [count // len(self._parts) + (i < count % len(self._parts)) for i in range(len(self._parts))]
         rows = [
@@ -107,7 +104,7 @@ class GymTask:
         )
 
     def judge(self, prompt: Prompt, response: str) -> float:
-        """reasoning-gym's score, as it is: some of its datasets give part of it to a wrong answer."""
+        """reasoning-gym's score, unchanged: some of its datasets give part of it to a wrong answer."""
         item, scorer = prompt.meta["item"], self._scorers[prompt.meta.get("part", 0)]
         answer = _answer(after_thinking(response).strip(), item["answer"])
         harmless = GUARDS.get(self.options.dataset, lambda answer: True)
@@ -122,7 +119,7 @@ class GymTask:
         raise WhetError("Task gym has no worked solutions to imitate; leave [[warm_start]] out, or take other data.")
 
     def _problems(self, number: int, held_out: bool, seed: int) -> Iterator[dict[str, Any]]:
-        """Different ones, until none is new."""
+        """Different problems, until none is new."""
         seen: set[str] = set()
         barren = 0
         for chunk in itertools.count():
@@ -178,16 +175,15 @@ _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "Abs", "pi", "erf"}
 _FUNCTIONS |= {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
 
-GUARDS: dict[str, Callable[[str], bool]] = {
+GUARDS: dict[str, Callable[[str], bool]] = {  # datasets whose score evaluates the answer -> what it may be
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_data),
     **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), is_formula),
     **dict.fromkeys(("simple_integration", "intermediate_integration"), is_formula),
 }
-"""Datasets whose score evaluates the answer -> what it may be."""
 
 
 def _answer(said: str, reference: str | None) -> str:
-    """One answer, of the form of the reference: a number, or as many lines, from the end unless it is pointed out."""
+    """One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out."""
     height = len(reference.splitlines()) if reference else 1
     pointed = _pointed(said, marks=height == 1 and not marked(reference or ""))
     if reference and last_number(reference) == reference:
@@ -197,9 +193,7 @@ def _answer(said: str, reference: str | None) -> str:
 
 def _pointed(said: str, *, marks: bool = True) -> str:
     """The answer that a response points out: in tags, boxed, or (a line) after "answer is" and other marks."""
-    before, _, _ = said.rpartition("</answer>")
-    _, opened, inside = before.rpartition("<answer>")  # as long as it may be: a grid
-    found = (inside.strip() if opened else "") or boxed(said)
+    found = in_tags(said).strip() or boxed(said)
     return found or (marked(said).strip(" .*`$") if marks else "")
 
 
@@ -209,12 +203,12 @@ def _score(scorer: Any, answer: str | None, item: Mapping[str, Any]) -> float:
             return min(1.0, max(0.0, float(scorer.score_answer(answer, item))))
     except MemoryError:
         raise
-    except Exception:  # it choked on what the model wrote
+    except Exception:  # the score cannot read what the model wrote
         return 0.0
 
 
 def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_Part]:
-    """One for each combination of the levels asked for."""
+    """One part for each combination of the wanted levels."""
     if not options.levels:
         return [_Part(settings, None)]
     if not factory.has_curriculum(options.dataset):
@@ -245,7 +239,7 @@ def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
 
 
 def _settings_at(curriculum: Any, levels: Mapping[str, int]) -> dict[str, Any]:
-    """Just this level, where reasoning-gym by itself would take all up to it."""
+    """The settings of exactly these levels, where reasoning-gym by itself would take all up to them."""
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
 
     for name, level in levels.items():
@@ -260,15 +254,8 @@ def _fields(attribute: Any) -> list[str]:
     return [getattr(attribute, name) for name in names if hasattr(attribute, name)]
 
 
-def _check_dataset(name: str, known: Mapping[str, Any]) -> None:
-    if name == "composite":
-        raise WhetError("Task gym takes one dataset an entry; write a [[data]] entry with a weight for each instead.")
-    if name not in known:
-        raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, known)}')
-
-
 def _seed(*numbers: int) -> int:
-    """Far from any other: the i-th problem of most datasets depends on seed + i alone."""
+    """A seed far from any other: the i-th problem of most datasets depends only on seed + i."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 

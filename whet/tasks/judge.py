@@ -1,9 +1,9 @@
-"""The judges: rollouts in, judged rollouts out, from a pool of worker processes that may be killed at any time.
+"""The judge pool: rollouts go in and come out judged, by worker processes that may be killed at any time.
 
-A judge that hangs, crashes, exhausts memory, raises or returns nonsense costs the one rollout it was given: that
-stays unjudged and is counted. The loop calls `send` and `receive`, evaluation `judge`. There are no threads: work
-moves on whenever one of these is called. Nothing here knows what a right answer looks like, or what it is worth:
-`total` makes the reward of what the judge said.
+The loop calls `send` and `receive`, evaluation calls `judge`; both end in `worker.py`, which owns one process. A judge
+that hangs, crashes, runs out of memory, raises or returns nonsense costs the one rollout that it was given: this one
+stays unjudged and is counted. There are no threads: work moves on whenever one of these functions is called. What a
+right answer looks like is up to the judges, and `total` turns what they say into the reward.
 """
 
 from __future__ import annotations
@@ -13,51 +13,41 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.connection import wait as wait_for
-from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
-from whet.tasks.worker import Item, Kind, Reply, Worker
+from whet.tasks.worker import Item, Judges, Kind, Reply, Worker
 from whet.types import Prompt, Rollout, Verdict
 
-CHUNK = 64
-"""Items at most that a worker is given at once."""
-LUMP_S = 0.005
-"""Work that is not divided among workers: to hand out and to collect takes the time of whoever calls."""
-
-Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
-"""The reward of a rollout that has its verdict, and each term of it; raises WhetError where it cannot be said."""
-
+CHUNK = 64  # most items that a worker receives at once
+LUMP_S = 0.005  # seconds of work that are not worth dividing among workers
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
 
-
-Truncated = Literal["judge", "wrong", "mask"]
-"""What becomes of a training response cut at the limit, as in `config.Judge`."""
-
-
-def _cut_short(rollout: Rollout) -> bool:
-    """Evaluation judges every response: its limits are its own."""
-    return rollout.finish == "length" and rollout.phase != "eval"
+# The reward of a rollout that has its verdict, and each of its terms; raises WhetError where there is none.
+Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
 
 
 def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
     return judgement.score, dict(judgement.terms)
 
 
-class Judge:
-    """
-    `judges` by `Prompt.task`; `decode` makes text of `trace.ids`. With `ordered`, `receive` waits for all that was
-    sent and keeps its order, so that a run repeats exactly; without, it hands out what is ready.
+class Judge(AbstractContextManager):  # type: ignore[type-arg]
+    """A pool of worker processes.
+
+    judges: by `Prompt.task`. decode: makes text of `trace.ids`. truncated: what becomes of a training response that
+    was cut at the limit, as in `config.Judge`. ordered: `receive` waits for everything that was sent and keeps its
+    order, so that a run repeats exactly; otherwise it returns what is ready.
     """
 
     def __init__(
         self,
         lookup: Callable[[str], Prompt],
-        judges: Mapping[str, Callable[[Prompt, str], Any]],
+        judges: Judges,
         *,
         decode: Callable[[Sequence[int]], str],
         workers: int = 1,
@@ -66,51 +56,45 @@ class Judge:
         pass_at: float = 0.99,
         ordered: bool = True,
         total: Total = score_alone,
-        truncated: Truncated = "judge",
+        truncated: Literal["judge", "wrong", "mask"] = "judge",
     ) -> None:
         self._lookup, self._judges, self._decode = lookup, judges, decode
         self._wanted, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._pass_at, self._ordered, self._total = pass_at, ordered, total
-        self._truncated = truncated
-        self._numbers = 0
+        self._pass_at, self._ordered, self._total, self._truncated = pass_at, ordered, total, truncated
+        self._last_number = 0
         self._todo: deque[Item] = deque()
-        self._open: dict[int, Rollout] = {}
-        """Sent and not delivered yet, in the order sent."""
-        self._awaited: set[int] = set()
-        """Numbers without a result yet; a result that nobody awaits is dropped."""
-        self._judged: dict[int, Rollout] = {}
-        """Results not delivered yet, in the order they came."""
+        self._open: dict[int, Rollout] = {}  # sent and not delivered yet, in the order sent
+        self._awaited: set[int] = set()  # numbers without a result yet; any other result is dropped
+        self._judged: dict[int, Rollout] = {}  # results not delivered yet, in the order of their arrival
         self._counts = dict.fromkeys(COUNTS, 0.0)
-        self._pace = LUMP_S
-        """Seconds an item takes, lately."""
-        self.complaint = ""
-        """What the last failure said, for the user to see."""
+        self._pace = LUMP_S  # seconds per item, averaged over the last ones
+        self.complaint = ""  # the last failure, in words for the user
+        # Called with a sentence when the judge of a task raises, or ends its process, for the first time.
         self.on_message: Callable[[str], None] = lambda sentence: None
-        """Called when the judge of a task raises, or ends its process, for the first time."""
-        self._blamed: set[str] = set()
+        self._blamed: set[str] = set()  # tasks that on_message was called for
         self._workers: list[Worker] = []
         self._closing = weakref.finalize(self, _close_all, self._workers, os.getpid())
-        self._fill()  # now, while the process is small and has few threads
+        self._start_workers()  # now, while the process is small and has few threads
 
     def send(self, rollouts: Iterable[Rollout]) -> None:
-        """Takes finished rollouts with their traces; what a weight update cut passes through unjudged."""
+        """Queue finished rollouts, with their traces. Those that a weight update cut pass through unjudged."""
         for rollout in rollouts:
             self._open[self._number(rollout, self._todo.append)] = rollout
         if self._todo:
-            self._move(0.0)
+            self._move(wait=False)
 
     def receive(self, wait: bool) -> list[Rollout]:
-        """Judged copies. `wait` matters without `ordered` only: then for at least one, if any is to come."""
-        self._move(0.0)
+        """Judged copies. `wait` only matters if not `ordered`: wait for at least one, if any is to come."""
+        self._move(wait=False)
         while self._awaited and (self._ordered or (wait and not self._judged)):
-            self._move(None)
+            self._move(wait=True)
         order = list(self._open) if self._ordered else list(self._judged)
         for number in order:
             del self._open[number]
         return [self._judged.pop(number) for number in order]
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """Just these, before what else is queued, in order."""
+        """Judge only these, before anything else in the queue, and return them in order."""
         items: list[Item] = []
         numbers: list[int] = []
         try:
@@ -118,47 +102,46 @@ class Judge:
                 numbers.append(self._number(rollout, items.append))
             self._todo.extendleft(reversed(items))
             while not self._awaited.isdisjoint(numbers):
-                self._move(None)
+                self._move(wait=True)
             return [self._judged[number] for number in numbers]
         finally:
-            for number in numbers:  # also after Ctrl-C: nobody asks for them again
+            for number in numbers:  # also after Ctrl-C, when no caller will fetch them
                 self._awaited.discard(number)
                 self._judged.pop(number, None)
 
     @property
     def idle(self) -> bool:
-        """Everything sent was delivered."""
+        """Everything that was sent has been delivered."""
         return not self._open
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The worker processes there are now."""
+        """Process ids of the workers that exist now."""
         return tuple(worker.pid for worker in self._workers)
 
     def pending(self) -> list[Rollout]:
-        """Sent and not delivered, as they were sent: what a checkpoint keeps, to be sent again after a resume."""
+        """Rollouts sent and not delivered, as they were sent: a checkpoint keeps them, to send them again."""
         return list(self._open.values())
 
     def stats(self) -> dict[str, float]:
-        """Since the last call. Seconds are those the judges ran, over all workers; unjudged leaves out what was cut."""
+        """Counts since the last call; the seconds are summed over all workers, and cut rollouts do not count."""
         counts, self._counts = self._counts, dict.fromkeys(COUNTS, 0.0)
         return {f"judge/{name}": count for name, count in counts.items()}
 
     def close(self) -> None:
-        """Kills the workers. What is queued is lost: take `pending` first."""
+        """Kill the workers. Everything in the queue is lost: take `pending` first."""
         self._closing()
 
-    def __enter__(self) -> Judge:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
+    # ---- one round of work
+
     def _number(self, rollout: Rollout, queue: Callable[[Item], None]) -> int:
-        """Queues a rollout under a new number, unless it was cut: that is a result already."""
-        self._numbers += 1
-        number = self._numbers
-        if rollout.finish == "cut" or (self._truncated == "mask" and _cut_short(rollout)):
+        """Queue a rollout under a new number, unless it is not to be judged: then it is its own result."""
+        self._last_number += 1
+        number = self._last_number
+        if rollout.finish == "cut" or (self._truncated == "mask" and _is_truncated(rollout)):
             self._judged[number] = rollout
             return number
         assert rollout.trace is not None, "a rollout is judged by its trace"
@@ -168,28 +151,26 @@ class Judge:
         self._awaited.add(number)
         return number
 
-    def _move(self, patience: float | None) -> None:
-        """One round: hand out work, wait for an answer or a deadline (at most `patience`), book what came."""
+    def _move(self, wait: bool) -> None:
+        """One round: hand out work, wait (if so) for an answer or a deadline, and book the answers."""
         self._hand_out()
         busy = {worker.conn: worker for worker in self._workers if worker.chunk}
         if not busy:
-            assert self._todo or not self._awaited, "a result is awaited that nobody works on"
+            assert self._todo or not self._awaited, "a result is awaited that no worker works on"
             return
-        left = min(worker.deadline(self._timeout_s) for worker in busy.values()) - time.monotonic()
-        if patience != 0:
-            wait_for(list(busy), max(0.0, left) if patience is None else min(patience, max(0.0, left)))
+        if wait:
+            first_deadline = min(worker.deadline(self._timeout_s) for worker in busy.values())
+            wait_for(list(busy), max(0.0, first_deadline - time.monotonic()))
         for worker in busy.values():
             self._look_after(worker)
         self._hand_out()
 
     def _hand_out(self) -> None:
         if self._todo:
-            self._fill()
+            self._start_workers()
         for worker in list(self._workers):
-            if not self._todo:
-                break
-            if not worker.chunk:
-                # One worker takes all it may; several leave some for whoever is done first, if it is worth dividing.
+            if self._todo and not worker.chunk:
+                # One worker takes as much as it may; several leave some for the one that is done first.
                 share = math.ceil(len(self._todo) / (2 * len(self._workers) - 1))
                 size = min(CHUNK, len(self._todo), max(share, int(LUMP_S / self._pace)))
                 worker.give([self._todo.popleft() for _ in range(size)])
@@ -197,18 +178,17 @@ class Judge:
                     self._bury(worker, "crashes")
 
     def _look_after(self, worker: Worker) -> None:
-        """Books its answers, and buries it if it is dead, mute, or out of memory."""
-        answered = worker.read()
-        full = self._book(answered)
-        if full:
+        """Book the answers of a worker, and bury it if it is dead, silent or out of memory."""
+        out_of_memory = self._book(worker.read())
+        if out_of_memory:
             self._bury(worker, "")
         elif worker.broken:
             self._bury(worker, "crashes")
         elif worker.chunk and worker.deadline(self._timeout_s) <= time.monotonic():
             worker.kill()
-            late = worker.read()
+            late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
             self._book(late)
-            self._bury(worker, "" if late else "timeouts")  # it answered while we took aim: nobody is to blame
+            self._bury(worker, "" if late else "timeouts")
 
     def _book(self, answered: Sequence[tuple[Item, Reply, float]]) -> bool:
         """True if the worker ran out of memory on the last of them."""
@@ -216,7 +196,7 @@ class Judge:
             self._counts["seconds"] += took
             self._pace += (max(took, 1e-5) - self._pace) / 10
             if reply.kind == Kind.SCORE:
-                self._settle(item, reply.judgement)
+                self._settle(item, Judgement(score=reply.score, final=reply.final, terms=reply.terms))
             elif reply.kind == Kind.LATE:
                 self._fail(item, "timeouts", f"gave up: {reply.note}")
             else:
@@ -224,10 +204,10 @@ class Judge:
         return bool(answered) and answered[-1][1].kind == Kind.FULL
 
     def _bury(self, worker: Worker, cause: str) -> None:
-        """The item it was judging is lost to `cause`; the innocent rest of its chunk goes back to the queue.
+        """Remove a worker. The item that it was judging is lost to `cause`; the rest goes back to the queue.
 
-        A worker that served before and died between chunks costs nothing. One that never answered does, or judges
-        that cannot even start would be forked for ever: so each fork brings an answer or loses an item.
+        A worker that answered before and died between chunks costs nothing. One that never answered does, or judges
+        that cannot even start would be forked for ever: each fork brings an answer or loses an item.
         """
         worker.close()
         self._workers.remove(worker)
@@ -239,7 +219,7 @@ class Judge:
         worker.chunk.clear()
 
     def _settle(self, item: Item, said: Judgement) -> None:
-        if self._truncated == "wrong" and _cut_short(item.rollout):
+        if self._truncated == "wrong" and _is_truncated(item.rollout):
             said = replace(said, score=0.0)
         verdict: Verdict = "right" if said.score >= self._pass_at else "wrong"
         judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final)
@@ -266,8 +246,8 @@ class Judge:
             self._awaited.remove(number)
             self._judged[number] = rollout
 
-    def _fill(self) -> None:
-        """Up to the wanted number of workers; fewer do while the system gives no more."""
+    def _start_workers(self) -> None:
+        """Start workers up to the wanted number; fewer will do while the system gives no more."""
         assert self._closing.alive, "the judge is closed"
         while len(self._workers) < self._wanted:
             try:
@@ -278,8 +258,13 @@ class Judge:
                 raise WhetError(f"No judge process can be started: {error}; free memory or processes.") from error
 
 
+def _is_truncated(rollout: Rollout) -> bool:
+    """A training response cut at the limit. Evaluation has limits of its own and judges every response."""
+    return rollout.finish == "length" and rollout.phase != "eval"
+
+
 def _close_all(workers: list[Worker], owner: int) -> None:
-    """At `close`, at the end of the program, or when the Judge is forgotten; never in a forked child."""
+    """Called by `close`, at the end of the program, or when the Judge is collected; never in a forked child."""
     if os.getpid() == owner:
         while workers:
             workers.pop().close()

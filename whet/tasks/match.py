@@ -1,11 +1,10 @@
-r"""Whether two single answers are the same as text, number or quantity. Lists and intervals are forms.py's business,
-formulas verify.py's; the matcher asks all three. Nothing is evaluated, and every pattern runs in linear time.
+r"""Whether two single answers are the same as text, number or quantity. Nothing is evaluated, all patterns are linear.
 
-An answer is undressed (what TeX adds for the eye goes), then read as a value with perhaps a unit or a percent sign.
-Case matters in formulas, not in words. Two numbers are equal or not; if one is a decimal and they are not both whole,
-1e-6 of the data's value is allowed.
-A unit or percent sign that only one side has is passed over (50% is 50, and also 0.5); two different units differ.
-Which words are units, and which change a number, is for wording.py; the data's answer may have any unit.
+The matcher calls `same_value` first; lists, intervals and formulas are compared in verify.py. An answer loses what
+TeX adds for the eye, then it is read as a value with perhaps a unit or a percent sign. Case matters in formulas, not
+in words. Two numbers are equal or not; if one is a decimal and they are not both whole, 1e-6 of the data's value is
+allowed. A unit or percent sign that only one side has is ignored (50% is 50, and also 0.5); two different units
+differ. Which words are units, and which change a number, is listed in final.py; the data's answer may have any unit.
 """
 
 from __future__ import annotations
@@ -16,44 +15,18 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from whet.tasks.final import CHANGERS, NUMERALS, SCALES, harmless, singular, unit_name
+from whet.tasks.final import CHANGERS, FILLERS, NUMERALS, SCALES, singular, unit_name
 
-TOLERANCE = Fraction(1, 1_000_000)
-"""Relative to the data's answer; only where one of the two is a decimal, and one not a whole number."""
+TOLERANCE = Fraction(1, 1_000_000)  # relative to the data's answer
 
-_SAME = {
-    "\u00d7": "\\times ",
-    "\u00b7": "\\cdot ",
-    "\u03c0": "\\pi ",
-    "\u221e": "\\infty ",
-    "\u2264": "\\leq ",
-    "\u2265": "\\geq ",
-    "\u222a": "\\cup ",
-    "\u00b0": "",
-    "\u00b2": "^2",
-    "\u00b3": "^3",
-    "\u2248": "\\approx ",
-    "\u00b1": "\\pm ",
-    "\u00f7": "/",
-    "\\div": "/",
-    "{,}": ",",
-    "{:}": ":",
-    "\\colon": ":",
-    "\\gt": ">",
-    "\\lt": "<",
-    "<=": "\\leq ",
-    ">=": "\\geq ",
-    "!=": "\\neq ",
-    "\\{": "\\lbrace ",
-    "\\}": "\\rbrace ",
-    "\\dfrac": "\\frac",
-    "\\tfrac": "\\frac",
-    "\\cfrac": "\\frac",
-    "\\leqslant": "\\leq",
-    "\\geqslant": "\\geq",
-    "**": "^",
+_SAME = {  # replaced in this order
+    "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≤": "\\leq ", "≥": "\\geq ", "∪": "\\cup ",
+    "≈": "\\approx ", "±": "\\pm ", "°": "", "²": "^2", "³": "^3", "÷": "/", "\\div": "/", "{,}": ",", "{:}": ":",
+    "\\colon": ":", "\\gt": ">", "\\lt": "<", "<=": "\\leq ", ">=": "\\geq ", "!=": "\\neq ", "\\{": "\\lbrace ",
+    "\\}": "\\rbrace ", "\\dfrac": "\\frac", "\\tfrac": "\\frac", "\\cfrac": "\\frac", "\\leqslant": "\\leq",
+    "\\geqslant": "\\geq", "**": "^",
     **dict.fromkeys(("^{\\circ}", "^\\circ", "\\degree", "\\displaystyle", "\\qquad", "\\quad", "~"), " "),
-}
+}  # fmt: skip
 _THIN = re.compile(r"(?<!\\)\\(?:[,;: ()\[\]]|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z])|\$)")
 _NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")
@@ -100,17 +73,15 @@ _SECOND_CHOICE = re.compile(r"(?<![A-Za-z])(?:\(?[A-J][).:]|(?:or|and|not|nor)(?
 
 
 class Value(NamedTuple):
-    text: str
-    """Without unit and percent sign, undressed, no spaces."""
+    text: str  # without unit, percent sign, TeX marks and spaces
     unit: str
     percent: bool
     number: Fraction | None
-    rounded: bool
-    """Written with a point or a power of ten, so that digits may be missing."""
+    rounded: bool  # written with a point or a power of ten, so that digits may be missing
 
 
 def same_value(found: str, gold: str) -> bool:
-    """As text, as numbers, or as the one number between words ("about 42 apples").
+    """Whether two answers are the same text, the same number, or the same one number among words ("about 42").
 
     >>> same_value("1,234.50 dollars", "1234.5"), same_value("5 m", "5 km"), same_value("0.3333", "1/3")
     (True, False, False)
@@ -118,13 +89,13 @@ def same_value(found: str, gold: str) -> bool:
     given, wanted = read_value(found), read_value(gold, True)
     if not given.text or not wanted.text:
         return False
-    if _same_text(plain(undress(found)), plain(undress(gold))):
+    if folded(plain(undress(found))) == folded(plain(undress(gold))):
         return True
     if given.unit and wanted.unit and given.unit != wanted.unit:
         return False
     if given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN)):
         return False  # 5 m may be five times m
-    if _same_text(given.text, wanted.text) and given.percent == wanted.percent:
+    if folded(given.text) == folded(wanted.text) and given.percent == wanted.percent:
         return True
     if wanted.number is None:
         return _same_choice(found, wanted.text)
@@ -139,9 +110,9 @@ def same_value(found: str, gold: str) -> bool:
 
 
 def settled(found: str, gold: str) -> bool:
-    """Two numbers or two different units: what same_value says of them is the last word.
+    """Two numbers, or two different units: what `same_value` says about them is final.
 
-    Not so where both have commas: 100,200 may be a list.
+    Two numbers that both have commas are not settled: 100,200 may be a list.
     """
     given, wanted = read_value(found), read_value(gold, True)
     if given.unit and wanted.unit and given.unit != wanted.unit:
@@ -151,7 +122,7 @@ def settled(found: str, gold: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_value(text: str, any_unit: bool = False) -> Value:
-    """`any_unit`: every word after a number is its unit, as in the data, which is not out to cheat."""
+    """`any_unit`: every word after a number is its unit. That holds for the data, which does not try to cheat."""
     text, unit = split_unit(text, any_unit)
     bare = _PERCENT.sub("", text)
     scaled = _SCALED.fullmatch(_WRAPPED.sub(r"\1", bare).strip(_MARGIN + "."))
@@ -166,7 +137,7 @@ def read_value(text: str, any_unit: bool = False) -> Value:
 
 
 def tidy(text: str) -> str:
-    r"""With ASCII characters for their typographic twins: digits, signs, fractions, spaces.
+    r"""Replace typographic digits, signs, fractions and spaces by their ASCII twins.
 
     >>> tidy("\uff11\uff12"), tidy("\u20135"), tidy("2\u00bd"), tidy("9:43 a.m.")
     ('12', '-5', '2 1/2 ', '9:43 am')
@@ -178,7 +149,7 @@ def tidy(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _twin(character: str) -> str:
-    """Not that of a superscript, which would make 52 of 5 squared; digits of other scripts stay as they are."""
+    """The ASCII form of a character. Superscripts have none (5 squared is not 52), nor digits of other scripts."""
     if "\u2010" <= character <= "\u2013" or character in "\u2212\ufe63\uff0d":
         return "-"
     if character in "\u2019\u02bc":
@@ -192,14 +163,15 @@ def _twin(character: str) -> str:
 
 
 def split_unit(text: str, any_unit: bool = False) -> tuple[str, str]:
-    r"""Value and unit, as far as TeX or a space sets the unit apart and it is known.
+    r"""Value and unit. A unit counts if it is known and TeX or a space sets it apart.
 
     >>> split_unit(r"15\mbox{ cm}^2"), split_unit("42 apples"), split_unit("42 apples", True), split_unit("3 m/s")
     (('15', 'cm^2'), ('42 apples', ''), ('42', 'apple'), ('3', 'ms^-1'))
     >>> split_unit("5 million dollars"), split_unit(r"\$5"), split_unit("8 sq ft"), split_unit("10 or more", True)
     (('5 million', 'dollar'), ('5', 'dollar'), ('8', 'ft^2'), ('10 or more', ''))
     """
-    text = _THIN.sub(_thin_space, _NO_SPACE.sub("", tidy(text))).strip(_MARGIN)
+    text = _NO_SPACE.sub("", tidy(text))
+    text = _THIN.sub(lambda m: m[0] if m[0] == "\\$" else " ", text).strip(_MARGIN)  # a dollar sign is a unit
     currency = ""
     if prefix := _CURRENCY.match(text):
         currency = {"\u20ac": "euro", "\u00a3": "lb", "\u00a5": "yen"}.get(prefix[1], "dollar")
@@ -217,13 +189,8 @@ def split_unit(text: str, any_unit: bool = False) -> tuple[str, str]:
     return before, unit or currency
 
 
-def _thin_space(found: re.Match[str]) -> str:
-    """The sign of a dollar stays: it is a unit."""
-    return found[0] if found[0] == "\\$" else " "
-
-
 def _unit(words: list[str], any_unit: bool) -> str | None:
-    """The short form of "square feet", "m/s" and "miles per hour"; None where a word is no unit."""
+    """The short form of "square feet", "m/s" or "miles per hour"; None where a word is no unit."""
     parts: list[str] = []
     power, below = "", False
     for word in words:
@@ -250,7 +217,7 @@ def _unit(words: list[str], any_unit: bool) -> str | None:
 
 @lru_cache(maxsize=4096)
 def undress(text: str) -> str:
-    r"""Without what TeX adds for the eye.
+    r"""The text without what TeX adds for the eye.
 
     >>> undress(r"\left(5\text{ cm}\right)"), undress(r"\dfrac{1}{2}"), undress(r"10,\!080")
     ('(5 cm)', '\\frac{1}{2}', '10,080')
@@ -266,7 +233,7 @@ def undress(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    r"""Without what stands around an answer, and spaces; only those between digits stay, for "4 2" is not 42.
+    r"""The text without margins and spaces; only spaces between digits stay, since "4 2" is not 42.
 
     >>> plain("$New York$."), plain(" **1,000** "), plain("1 000"), plain("1 4/5"), plain("4 2")
     ('NewYork', '1,000', '1000', '1\\frac{4}{5}', '4 2')
@@ -284,17 +251,12 @@ def strip(text: str) -> str:
     return text.strip(_MARGIN).rstrip(".," + _MARGIN)
 
 
-def drop_name(text: str) -> str:
-    r"""What stands right of "x =", "f(x) =" or "x \in".
-
-    >>> drop_name("f(x) = 2x"), drop_name(r"x \in [0, 1]"), drop_name("x + y = 2")
-    (' 2x', ' [0, 1]', 'x + y = 2')
-    """
-    return split_name(text)[1]
-
-
 def split_name(text: str) -> tuple[str, str]:
-    """What is named, without spaces, and its value; "" and the text where it is not just that."""
+    r"""The name left of the only "=" (or \in), without spaces, and the value right of it; else "" and the text.
+
+    >>> split_name("f(x) = 2x"), split_name(r"x \in [0, 1]"), split_name("x + y = 2")
+    (('f(x)', ' 2x'), ('x', ' [0, 1]'), ('', 'x + y = 2'))
+    """
     name = _NAME.match(text)
     if name is None or "=" in text[name.end() :]:
         return "", text
@@ -326,7 +288,7 @@ def number(text: str) -> Fraction | None:
 
 
 def _fraction(sign: str, whole: str, *parts: str | None) -> Fraction | None:
-    """Also a mixed number: digits before a proper fraction of whole numbers."""
+    """The value of a fraction, or of a mixed number: digits before a proper fraction of whole numbers."""
     above, below = (_decimal(part) for part in parts if part is not None)
     if above is None or not below or (sign and above < 0):
         return None
@@ -349,22 +311,24 @@ def _decimal(text: str) -> Fraction | None:
 
 
 def _equal(given: Fraction, wanted: Fraction, tolerance: Fraction) -> bool:
-    """Whole numbers exactly: a relative tolerance would take 1000001 for 1000000."""
+    """Whole numbers are compared exactly: a relative tolerance would take 1000001 for 1000000."""
     if given.denominator == wanted.denominator == 1:
         return given == wanted
     return abs(given - wanted) <= tolerance * abs(wanted)
 
 
 def lone_number(text: str) -> Fraction | None:
-    """42 of "about 42 apples"; None of "2 x", "3 or 4" and "3 \\pi": a number is not their whole value."""
+    """The only number among harmless words: 42 for "about 42 meters"; None for "2 x", "3 or 4" and "3 \\pi"."""
     values = []
     for word in text.split():
         bare = word.strip(_MARGIN + "%.,()")
         value = number(plain(word.rstrip("%")))
         if value is not None:
             values.append(value)
-        elif bare and (len(bare) == 1 or not bare.isalpha() or not harmless(bare.casefold())):
-            return None
+        elif bare:
+            harmless = bare.casefold() in FILLERS or unit_name(bare) is not None
+            if len(bare) == 1 or not bare.isalpha() or not harmless:
+                return None
     return values[0] if len(values) == 1 else None
 
 
@@ -377,12 +341,8 @@ def folded(text: str) -> str:
     return text.casefold() if len(text) > 1 and text.replace("-", "").isalpha() else text
 
 
-def _same_text(given: str, wanted: str) -> bool:
-    return given == wanted or folded(given) == folded(wanted)
-
-
 def _same_choice(found: str, wanted: str) -> bool:
-    """(C), c, C., "option C" and "C) 12" are all choice C; "C) 12 or D) 13" is none."""
+    """Whether the answer is the wanted choice: (C), c, C., "option C" and "C) 12" are C; "C) 12 or D) 13" is none."""
     letter = _CHOICE.fullmatch(wanted)
     if letter is None or letter[1].islower():
         return False

@@ -1,12 +1,17 @@
-"""Data as sheets: named columns of plain Python values, whatever form the rows came in.
+r"""Data as sheets: named columns of plain Python values; which column is what; and what a cell says.
 
-JSONL, JSON (a list of objects), parquet, a folder of them, a folder saved by `datasets`, or a name on the hub. Called
-by `names.py`, which knows what the recipe means. A struct is spread into columns with dotted names, and a column is
-made only when asked for, so that a long one nobody needs costs nothing. What a column means is for `columns.py`.
+`text.py` calls all three. Rows come from JSONL, JSON (a list of objects), parquet, a folder of these, a folder saved
+by `datasets`, or the hub. A struct is spread into columns with dotted names, and a column is made on demand, so that
+a long one costs nothing where it is not needed. Roles are found by the column names of public data (verl, TRL and the
+usual benchmarks) or named in the recipe. Null and blank cells become None, for the caller to count; a cell that makes
+no sense (a number for a problem, half a Unicode character) is refused with its place. Answers come in many forms:
+text, numbers, booleans, lists of equally right ones (also as JSON text), GSM8K's worked text that ends in "#### 72",
+a solution with its \boxed answer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib
 import json
@@ -21,48 +26,59 @@ from types import ModuleType
 from typing import Any
 
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean
+from whet.tasks.base import Problem, did_you_mean
 from whet.tasks.final import boxed
-from whet.tasks.prompts import Problem
 
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".json", ".json.gz")
-SMALL_TEXT = 100
-"""Characters; a column with longer texts is no property of a problem."""
-MOST_COLUMNS = 256
-"""A JSON object with more keys is data of another kind, and its further keys are left alone."""
+SMALL_TEXT = 100  # characters; a column with longer texts is no property of a problem
+MOST_COLUMNS = 256  # further keys of JSON objects are ignored: they are data of another kind
 SPLITS = ("train", "test", "eval", "validation", "val", "dev")
 SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")
+ROLES: dict[str, tuple[str, ...]] = {  # the first name that exists is taken
+    "prompt": ("prompt", "problem", "question", "input", "query", "instruction", "messages"),
+    "answer": (
+        *("answer", "reward_model.ground_truth", "ground_truth", "final_answer"),
+        *("target", "expected_answer", "gold", "label"),
+    ),
+    "solution": ("solution",),
+    "id": ("id",),
+    "level": ("level", "difficulty"),
+}
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator: "48/2 = <<48/2=24>>24"
+_LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Rows of a file, by columns.
+    """The rows of a file, by columns.
 
     >>> sheet = sheet_of_rows([{"a": 1, "b": {"c": 2}}, {"a": 3}], "x.json", [1, 2], "row")
     >>> sheet.names, sheet.column("b.c"), sheet.place(1), dict(sheet.holes)
     (('a', 'b.c'), [2, None], 'row 2', {'b.c': 1})
     """
 
-    origin: str
-    """The file, folder or hub name, for sentences."""
+    origin: str  # the file, folder or hub name, for messages
     rows: int
     names: tuple[str, ...]
     column: Callable[[str], list[Any]]
-    small: Callable[[str], bool]
-    """Whether a column holds numbers, booleans and short texts alone."""
-    place: Callable[[int], str]
-    """Of a row: "line 3"."""
+    small: Callable[[str], bool]  # whether a column holds only numbers, booleans and short texts
+    place: Callable[[int], str]  # where a row is: "line 3"
+    # Column -> its first row without the key. A null is no hole: JSON objects differ in their keys, tables do not.
     holes: Mapping[str, int] = field(default_factory=dict)
-    """The first row without the column (a null is no hole: JSON objects differ in their keys, tables do not)."""
 
 
 def read_file(path: Path) -> Sheet:
     try:
         if path.name.endswith(".parquet"):
             return _read_parquet(path)
-        with _open(path) as file:
-            if path.name.endswith((".json", ".json.gz")) and _is_list(file):
-                return _read_list(file, path)
+        opened: Any = gzip.open if path.name.endswith(".gz") else open
+        with opened(path, "rt", encoding="utf-8-sig") as file:
+            if path.name.endswith((".json", ".json.gz")):  # many a .json file holds JSON lines
+                first = next((text for line in file if (text := line.strip())), "")
+                file.seek(0)
+                if first.startswith("["):
+                    rows = _parse(file.read(), path)
+                    return sheet_of_rows(rows, str(path), range(1, len(rows) + 1), "row")
             return _read_lines(file, path)
     except FileNotFoundError:
         raise WhetError(f"There is no data file at {path}.") from None
@@ -84,13 +100,14 @@ def read_folder(folder: Path, splits: Sequence[str]) -> Sheet:
     chosen = next((some for split in splits if (some := [p for p in files if split in words[p]])), None)
     if chosen is None and any(words[path] & set(SPLITS) for path in files):
         raise WhetError(
-            f"{folder} holds no file of the split {' or '.join(splits)}; it holds {_few(p.name for p in files)}."
+            f"{folder} holds no file of the split {' or '.join(splits)}; it holds "
+            f"{', '.join(path.name for path in files[:8])}{' ...' if len(files) > 8 else ''}."
         )
     return join_sheets([read_file(path) for path in chosen or files], str(folder))
 
 
 def read_hub(name: str, subset: str, split: str, splits: Sequence[str]) -> Sheet:
-    """`split` as given (also "train[:100]"), else the first of `splits` that is there, else the only one."""
+    """Fetch `split` (also "train[:100]"), else the first of `splits` that exists, else the only one."""
     datasets = need("datasets", f"Fetching {name} from the hub")
     try:
         if not split:
@@ -156,7 +173,7 @@ def sheet_of_arrow(table: Any, origin: str) -> Sheet:
 
 
 def sheet_of_rows(rows: Iterable[Any], origin: str, lines: Sequence[int], unit: str) -> Sheet:
-    """`lines` may still grow while `rows` are read: both come of one pass over a file."""
+    """`lines` (the number of each row) may still grow while `rows` is read: both come from one pass over a file."""
     columns: dict[str, list[Any]] = {}
     holes: dict[str, int] = {}
     count = 0
@@ -191,7 +208,7 @@ def sheet_of_rows(rows: Iterable[Any], origin: str, lines: Sequence[int], unit: 
 
 
 def need(module: str, why: str) -> ModuleType:
-    """An optional library, or one sentence."""
+    """Import an optional library, or raise one sentence."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -217,28 +234,6 @@ def _read_saved(folder: Path, splits: Sequence[str]) -> Sheet:
     return sheet_of_arrow(saved.with_format("arrow")[:], str(folder))
 
 
-def _open(path: Path) -> Any:
-    opened = gzip.open if path.name.endswith(".gz") else open
-    return opened(path, "rt", encoding="utf-8-sig")
-
-
-def _is_list(file: Any) -> bool:
-    """Many a .json is JSON lines in truth. Leaves the file at its beginning."""
-    first = next((text for line in file if (text := line.strip())), "")
-    file.seek(0)
-    return first.startswith("[")
-
-
-def _read_list(file: Any, path: Path) -> Sheet:
-    try:
-        rows = json.load(file)
-    except json.JSONDecodeError as error:
-        raise WhetError(f"{path} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from None
-    except (ValueError, RecursionError) as error:
-        raise WhetError(f"{path} cannot be read: {error}.") from None
-    return sheet_of_rows(rows, str(path), range(1, len(rows) + 1), "row")
-
-
 def _read_lines(file: Any, path: Path) -> Sheet:
     lines: list[int] = []
 
@@ -251,13 +246,16 @@ def _read_lines(file: Any, path: Path) -> Sheet:
     return sheet_of_rows(rows(), str(path), lines, "line")
 
 
-def _parse(text: str, path: Path, line: int) -> Any:
+def _parse(text: str, path: Path, line: int = 0) -> Any:
+    """Parse one line of a file, or the whole file."""
+    where = f"{path}, line {line}" if line else str(path)
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise WhetError(f"{path}, line {line} is not JSON: {error.msg} at column {error.colno}.") from None
+        place = f"column {error.colno}" if line else f"line {error.lineno}, column {error.colno}"
+        raise WhetError(f"{where} is not JSON: {error.msg} at {place}.") from None
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits, brackets 100,000 deep
-        raise WhetError(f"{path}, line {line} cannot be read: {error}.") from None
+        raise WhetError(f"{where} cannot be read: {error}.") from None
 
 
 def _flat(row: Mapping[str, Any], before: str, depth: int = 4) -> Iterator[tuple[str, Any]]:
@@ -287,43 +285,13 @@ def _one_line(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:297] + "..."
 
 
-def _few(names: Iterable[str]) -> str:
-    some = list(names)
-    return ", ".join(some[:8]) + (f" and {len(some) - 8} more" if len(some) > 8 else "")
-
-
 # ---- columns
-#
-# Which column of a sheet is what: found by the names that public data uses, or said by the recipe's `columns`.
-#
-# verl's rows (`prompt` as chat messages, `reward_model.ground_truth`), TRL's (`prompt`, `answer` or `solution`) and the
-# usual benchmarks (`problem`, `question`) need no word in the recipe. Called by `text.py`; what a cell says is for
-# `cells.py`.
-
-
-ROLES: dict[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "problem", "question", "input", "query", "instruction", "messages"),
-    "answer": (
-        "answer",
-        "reward_model.ground_truth",
-        "ground_truth",
-        "final_answer",
-        "target",
-        "expected_answer",
-        "gold",
-        "label",
-    ),
-    "solution": ("solution",),
-    "id": ("id",),
-    "level": ("level", "difficulty"),
-}
-"""The first that is there is taken."""
 
 
 def find_columns(sheet: Sheet, given: Mapping[str, str]) -> dict[str, str]:
     """Role -> column, for the roles that have one. A column given as "" means that there is none.
 
-    Without an answer column the solution holds the answer, too (TRL's `prompt` and `solution`).
+    Without an answer column the solution also holds the answer (TRL's `prompt` and `solution`).
     """
     for role, name in given.items():
         if role not in ROLES:
@@ -331,34 +299,18 @@ def find_columns(sheet: Sheet, given: Mapping[str, str]) -> dict[str, str]:
         if name and name not in sheet.names:
             raise WhetError(f'{sheet.origin} has no column "{name}"; it has {", ".join(sheet.names)}.')
     found = {role: given.get(role, next((n for n in names if n in sheet.names), "")) for role, names in ROLES.items()}
-    if not found["prompt"]:
-        raise WhetError(_none_found(sheet, "prompt"))
     if not found["answer"] and "answer" not in given:
-        if not found["solution"]:
-            raise WhetError(_none_found(sheet, "answer"))
         found["answer"] = found["solution"]
+    for role in ("prompt", "answer"):
+        if not found[role] and (role == "prompt" or role not in given):
+            raise WhetError(
+                f"{sheet.origin} has no column for the {role} ({', '.join(ROLES[role])}); it has "
+                f'{", ".join(sheet.names) or "none"}: name yours by columns = {{ {role} = "..." }}.'
+            )
     return {role: name for role, name in found.items() if name}
 
 
-def _none_found(sheet: Sheet, role: str) -> str:
-    return (
-        f"{sheet.origin} has no column for the {role} ({', '.join(ROLES[role])}); it has "
-        f'{", ".join(sheet.names) or "none"}: name yours by columns = {{ {role} = "..." }}.'
-    )
-
-
 # ---- cells
-#
-# What a cell says: a problem, its right answers, a worked solution, a level. Called by `text.py`, a row at a time.
-#
-# Null and blank cells are None here and for the caller to count; what cannot be meant (a number for a problem, half a
-# Unicode character) is refused with the place. Answers come in many forms: text, numbers, booleans, lists of equally
-# right ones (also as JSON text), GSM8K's worked text that ends in "#### 72", a solution with its \boxed answer.
-
-
-_CALCULATOR = re.compile(r"<<[^<>]*>>")
-"""GSM8K's notes for a calculator: "48/2 = <<48/2=24>>24"."""
-_LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 
 
 def read_problem(value: Any, where: str) -> Problem | None:
@@ -378,7 +330,7 @@ def read_problem(value: Any, where: str) -> Problem | None:
 
 
 def read_answers(value: Any, where: str) -> tuple[str, ...]:
-    """All equally right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON.
+    """All right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON.
 
     >>> [read_answers(value, "") for value in (72, ["1/2", "0.5", "1/2"], '["9.6"]', " ", [[0, 1], [1, 0]])]
     [('72',), ('1/2', '0.5'), ('9.6',), (), ('[[0, 1], [1, 0]]',)]
@@ -386,7 +338,8 @@ def read_answers(value: Any, where: str) -> tuple[str, ...]:
     if is_blank(value):
         return ()
     if isinstance(value, str) and value.startswith('["'):
-        value = _json_list(value)
+        with contextlib.suppress(ValueError, RecursionError):  # else it is a text that only begins like a list
+            value = json.loads(value)
     if isinstance(value, list | tuple):
         if any(isinstance(one, list | dict) for one in value) and (text := as_json(value)) is not None:
             return (_valid(text, where, "answer"),)
@@ -395,7 +348,7 @@ def read_answers(value: Any, where: str) -> tuple[str, ...]:
 
 
 def split_worked(text: str) -> tuple[str, str]:
-    """(answer, solution) of GSM8K's form; the solution is "" where the text is a plain answer.
+    """(answer, solution) of a text in GSM8K's form; the solution is "" where the text is a plain answer.
 
     >>> split_worked("48/2 = <<48/2=24>>24 in May.\\n#### 24"), split_worked("24")
     (('24', '48/2 = 24 in May.\\n#### 24'), ('24', ''))
@@ -424,7 +377,7 @@ def read_id(value: Any, where: str) -> str | None:
 
 
 def read_levels(values: Sequence[Any]) -> list[Any]:
-    """Numbers where every level is one, in whatever dress; else as they are.
+    """Numbers where every level is one, however it is written; else the values as they are.
 
     >>> read_levels(["Level 5", "3", "Level ?", None, 2.0]), read_levels(["easy", "3"])
     ([5, 3, None, None, 2], ['easy', '3'])
@@ -437,14 +390,14 @@ def read_levels(values: Sequence[Any]) -> list[Any]:
 
 
 def is_blank(value: Any) -> bool:
-    """Null, white space, nothing in a list, or not a number (how pandas writes a null among numbers)."""
+    """Null, white space, an empty list, or not a number (how pandas writes a null among numbers)."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value)) or value == []
 
 
 def as_json(value: Any) -> str | None:
-    """None for what JSON cannot say: dates, bytes, brackets 100,000 deep."""
+    """None for what JSON cannot hold: dates, bytes, brackets 100,000 deep."""
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
@@ -463,15 +416,6 @@ def _level(value: Any) -> int | float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return int(value) if value == int(value) else value
-
-
-def _json_list(text: str) -> Any:
-    """A list written as JSON text, or the text where it is something else that begins so."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-    return value if isinstance(value, list) else text
 
 
 def _scalar(value: Any, where: str, column: str) -> str:

@@ -1,9 +1,10 @@
-"""Task "text": problems with answers that stand in files, judged by comparing the final answer.
+"""Task "text": problems with answers from files or the hub, judged by comparing the final answer.
 
-The data is read once, whole and before any model is loaded; what is wrong with it is one sentence with the line. Where
-it is and which column means what is found by `names.py` and `columns.py`. A row without a problem or an answer is left
-out and counted, for public data has such rows. Every small column is kept as meta, for curricula and reports, and lists
-and structs for judges. Whether training and evaluation share problems is for the caller to look at.
+`build.py` makes the task; `reading.py` reads the data, and the matcher compares. The data is read once, completely and
+before any model is loaded; a mistake in it is one sentence with the line. It is a file, a folder, a short name (gsm8k,
+math500, ...: looked for in `data_folder`, else $WHET_DATA, then on the hub) or a name on the hub. A row without a
+problem or an answer is left out and counted, since public data has such rows. Every small column is kept as meta, for
+curricula and reports, and so are lists and structs, for judges.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,8 @@ import numpy as np
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.base import did_you_mean, read_options
+from whet.tasks.base import Problem, PromptTable, did_you_mean, read_options
 from whet.tasks.matcher import Matcher, right_answers, same_whole
-from whet.tasks.prompts import Problem, PromptTable
 from whet.tasks.reading import (
     SUFFIXES,
     Sheet,
@@ -43,16 +43,15 @@ from whet.tasks.reading import (
 )
 from whet.types import Prompt
 
-# ---- names
-#
-# What a recipe calls data, and where it is: a file, a folder, a short name (gsm8k, math500, ...) or a name on the hub.
-#
-# Short names are looked for in a folder first (`data_folder`, else $WHET_DATA), then fetched by `datasets`. Called by
-# `text.py`; files are read in `reading.py`. A new short name is one entry in NAMES.
-
-
 VARIABLE = "WHET_DATA"
+MOST_META = 32  # columns kept as meta
+META_BYTES = 65_536  # of lists and structs per prompt, as JSON: they are sent to a judge process with every response
+# How a response gives an answer, by the option `answer`; otherwise the answer is the whole response.
+WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+# ---- where the data is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +60,8 @@ class Known:
 
     hub: str
     subset: str = ""
-    splits: Mapping[str, str]
-    """Which of "train" and "test" there are, and what the hub calls them."""
-    stems: tuple[str, ...]
-    """What its file may be called, the preferred first."""
+    splits: Mapping[str, str]  # "train", "test" or both -> their names on the hub
+    stems: tuple[str, ...]  # names that its file may have, the preferred one first
 
 
 _BOTH = {"train": "train", "test": "test"}
@@ -93,7 +90,7 @@ NAMES: dict[str, Known] = {
 
 
 def open_data(entry: config.Problems, folder: str = "") -> tuple[Sheet, dict[str, str]]:
-    """The rows of an entry, and the columns to take where they do not find themselves."""
+    """The rows of an entry, and the roles whose column is not to be found by name."""
     evaluation = isinstance(entry, config.Eval)
     if not entry.path:
         raise WhetError("Task text needs data.path: a file, a short name (gsm8k, ...) or a name for `datasets`.")
@@ -111,7 +108,7 @@ def open_data(entry: config.Problems, folder: str = "") -> tuple[Sheet, dict[str
 
 
 def split_words(split: str, evaluation: bool) -> tuple[str, ...]:
-    """What the files of a split may be called.
+    """Words that name a split in file names.
 
     >>> split_words("", True), split_words("", False), split_words("validation", False)
     (('test', 'eval', 'validation', 'val', 'dev'), ('train',), ('validation',))
@@ -149,7 +146,7 @@ def _open_known(entry: config.Problems, evaluation: bool, folder: str) -> tuple[
 
 
 def _candidates(folder: Path, stems: Sequence[str], words: Sequence[str]) -> Iterator[Path]:
-    """A file of the split before one that does not say."""
+    """Paths to try: files that name the split first."""
     for stem in stems:
         for word in words:
             for name in (f"{word}_{stem}", f"{stem}_{word}", f"{stem}-{word}"):
@@ -158,33 +155,25 @@ def _candidates(folder: Path, stems: Sequence[str], words: Sequence[str]) -> Ite
         yield from (folder / f"{stem}{suffix}" for suffix in ("", *SUFFIXES))
 
 
-MOST_META = 32
-"""Columns kept as meta."""
-META_BYTES = 65_536
-"""Of the lists and structs kept with a prompt, written as JSON: they travel to a judge process with every response."""
-WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
-"""How a response gives an answer, by the option `answer`; else it is the whole response."""
+# ---- the task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOptions:
-    matcher: str = "math"
-    """How a response's answer is compared with the data's."""
-    answer: str = "auto"
-    """Where the answer stands in a response."""
+    matcher: str = "math"  # how a response's answer is compared with the data's
+    answer: str = "auto"  # where the answer is in a response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSolutions:
-    end: str = ""
-    """Added to a worked solution that does not end so; {answer} stands for the answer."""
+    end: str = ""  # added to a worked solution that does not end so; {answer} stands for the answer
 
 
 class TextTask:
     alphabet = ""
 
     def __init__(self, entry: config.Problems, name: str = "text", folder: str = "") -> None:
-        """`folder`: where short names are looked for first."""
+        """folder: where short names are looked for first."""
         self.name = name
         options = read_options(TextOptions, entry.options, "Task text")
         self._matcher = Matcher(matcher=options.matcher, answer=options.answer)
@@ -192,15 +181,14 @@ class TextTask:
         if not sheet.rows:
             raise WhetError(f"{sheet.origin} holds no problems.")
         self.origin, self.rows = sheet.origin, sheet.rows
-        self.columns = find_columns(sheet, {**columns, **entry.columns})
-        """Which column was taken for what."""
+        self.columns = find_columns(sheet, {**columns, **entry.columns})  # role -> column
         read = read_table(sheet, self.columns, name, entry.where, entry.limit)
         self._table, self._solutions, self.not_kept = read.table, read.solutions, read.not_kept
         self._worked_rows = np.array(list(self._solutions), int)
-        left_out = (
-            f"{read.skipped:,} of the {self.rows:,} rows of {self.origin} have no problem or no answer: left out."
-        )
-        self.notes: tuple[str, ...] = (left_out,) if read.skipped else ()
+        self.notes: tuple[str, ...] = ()
+        if read.skipped:
+            blank = f"{read.skipped:,} of the {self.rows:,} rows of {self.origin}"
+            self.notes += (f"{blank} have no problem or no answer: left out.",)
         if read.too_large:
             cells = ", ".join(f"{count:,} of {column}" for column, count in read.too_large.items())
             self.notes += (
@@ -210,11 +198,11 @@ class TextTask:
 
     @property
     def worked(self) -> int:
-        """Rows with a worked solution."""
+        """Number of rows with a worked solution."""
         return len(self._solutions)
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        """All rows, whichever the split: an entry names its own."""
+        """All rows, whatever the split: an entry names its own."""
         return self._table
 
     def judge(self, prompt: Prompt, response: str) -> float:
@@ -230,7 +218,7 @@ class TextTask:
         return self._matcher.final(response)
 
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
-        """Rows with a worked solution, shuffled; all of them once before any comes again."""
+        """Rows with a worked solution, shuffled; each of them comes once before any comes again."""
         end = read_options(TextSolutions, options, "The worked solutions of task text").end
         rows = self._worked_rows
         if not rows.size:
@@ -252,37 +240,39 @@ def with_end(solution: str, end: str, answer: str) -> str:
     return solution if solution.rstrip().endswith(ending.strip()) else solution + ending
 
 
+# ---- reading the rows
+
+
 class Row(NamedTuple):
     problem: Problem
-    answers: tuple[str, ...]
-    """Each of them is right."""
+    answers: tuple[str, ...]  # each of them is right
     solution: str
 
 
 class Read(NamedTuple):
     table: PromptTable
-    solutions: dict[int, str]
-    """By row of the table."""
-    skipped: int
-    """Rows left out for blanks."""
-    not_kept: tuple[str, ...]
-    """Columns of long texts, and those beyond the most."""
-    too_large: dict[str, int]
-    """Cells left out, by column."""
+    solutions: dict[int, str]  # by row of the table
+    skipped: int  # rows left out for blanks
+    not_kept: tuple[str, ...]  # columns of long texts, and those beyond MOST_META
+    too_large: dict[str, int]  # number of cells left out, by column
 
 
 def read_table(sheet: Sheet, columns: Mapping[str, str], task: str, where: Mapping[str, Any], limit: int) -> Read:
-    refuse_holes(sheet, columns)
-    wanted = select_rows(sheet, columns, where)
-    kept, rows, skipped = read_rows(sheet, columns, wanted, limit)
+    _refuse_holes(sheet, columns)
+    kept, rows, skipped = _read_rows(sheet, columns, _select_rows(sheet, columns, where), limit)
     if not kept and skipped:
         raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
-    meta, not_kept, too_large = read_meta(sheet, columns, kept)
+    ids = None
+    if "id" in columns:
+        cells = sheet.column(columns["id"])
+        ids = [read_id(cells[row], f"{sheet.origin}, {sheet.place(row)}") for row in kept]
+    meta, not_kept, too_large = _read_meta(sheet, columns, kept)
     table = PromptTable(
         [row.problem for row in rows],
-        [one_answer(row.answers) for row in rows],
+        # Several right answers become a JSON list, which the matcher reads.
+        [row.answers[0] if len(row.answers) == 1 else json.dumps(row.answers, ensure_ascii=False) for row in rows],
         task,
-        ids=read_ids(sheet, columns, kept),
+        ids=ids,
         meta=meta,
         origin=sheet.origin,
         place=lambda i: sheet.place(kept[i]),
@@ -291,19 +281,10 @@ def read_table(sheet: Sheet, columns: Mapping[str, str], task: str, where: Mappi
     return Read(table, solutions, skipped, not_kept, too_large)
 
 
-def one_answer(answers: Sequence[str]) -> str:
-    """The answer, or several equally right ones as a JSON list, which the matcher knows.
-
-    >>> one_answer(["72"]), one_answer(["1/2", "0.5"])
-    ('72', '["1/2", "0.5"]')
-    """
-    return answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)
-
-
-def read_rows(
+def _read_rows(
     sheet: Sheet, columns: Mapping[str, str], wanted: Sequence[int], limit: int
 ) -> tuple[list[int], list[Row], int]:
-    """Which rows of the sheet were read, what they say, and how many were blank."""
+    """The numbers of the rows that were read, the rows, and how many were blank."""
     blank: list[Any] = [None] * sheet.rows
     prompts, answers, worked = (
         sheet.column(columns[role]) if role in columns else blank for role in ("prompt", "answer", "solution")
@@ -312,21 +293,21 @@ def read_rows(
     rows: list[Row] = []
     skipped = 0
     for i in wanted:
-        row = read_row(columns, prompts[i], answers[i], worked[i], f"{sheet.origin}, {sheet.place(i)}")
+        row = _read_row(columns, prompts[i], answers[i], worked[i], f"{sheet.origin}, {sheet.place(i)}")
         if row is None:
             skipped += 1
-            continue
-        kept.append(i)
-        rows.append(row)
-        if len(kept) == limit:
+        else:
+            kept.append(i)
+            rows.append(row)
+        if len(kept) == limit > 0:
             break
     return kept, rows, skipped
 
 
-def read_row(columns: Mapping[str, str], prompt: Any, answer: Any, worked: Any, place: str) -> Row | None:
+def _read_row(columns: Mapping[str, str], prompt: Any, answer: Any, worked: Any, place: str) -> Row | None:
     """None where the problem or the answer is blank."""
     problem, solution = read_problem(prompt, place), read_solution(worked, place)
-    if "answer" not in columns:  # the recipe says that there is none: a judge of the user's decides
+    if "answer" not in columns:  # the recipe says that there is none: the user's judge decides
         answers: tuple[str, ...] = ("",)
     elif columns["answer"] == columns.get("solution"):
         answers = (answer_in(solution),) if solution else ()
@@ -338,8 +319,8 @@ def read_row(columns: Mapping[str, str], prompt: Any, answer: Any, worked: Any, 
     return Row(problem, answers, solution) if problem is not None and answers else None
 
 
-def refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
-    """A JSON row without the key is a mistake, where a null is a blank."""
+def _refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
+    """Refuse a JSON row without the key of a needed column; a null is only a blank."""
     needed = [columns[role] for role in ("prompt", "answer") if role in columns]
     holes = [(sheet.holes[name], name) for name in needed if name in sheet.holes]
     if holes:
@@ -348,8 +329,8 @@ def refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
         raise WhetError(f'{sheet.origin}, {sheet.place(row)} has no "{name}"; it has {", ".join(there) or "nothing"}.')
 
 
-def select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
-    """The rows that have one of the wanted values in every column named."""
+def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
+    """The rows that have one of the wanted values in every column that `where` names."""
     rows: Sequence[int] = range(sheet.rows)
     for name, wanted in where.items():
         if name == "level" and name in columns and sheet.small(columns[name]):
@@ -366,17 +347,10 @@ def select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, An
     return rows
 
 
-def read_ids(sheet: Sheet, columns: Mapping[str, str], kept: Iterable[int]) -> list[str | None] | None:
-    if "id" not in columns:
-        return None
-    ids = sheet.column(columns["id"])
-    return [read_id(ids[row], f"{sheet.origin}, {sheet.place(row)}") for row in kept]
-
-
-def read_meta(
+def _read_meta(
     sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]
 ) -> tuple[dict[str, list[Any]], tuple[str, ...], dict[str, int]]:
-    """The level, every further small column and those of lists and structs; what is not kept, as in `Read`."""
+    """The level, every other small column, and columns of lists and structs; then what is not kept, as in `Read`."""
     meta: dict[str, list[Any]] = {}
     not_kept: list[str] = []
     too_large: dict[str, int] = {}
@@ -405,7 +379,7 @@ def read_meta(
 
 
 def _fits(value: Any, room: list[int], row: int) -> bool:
-    """Takes its bytes of the row's room."""
+    """Whether the value fits into the bytes that the row has left, which it then takes."""
     text = as_json(value)
     size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
     if size > room[row]:
@@ -415,7 +389,7 @@ def _fits(value: Any, room: list[int], row: int) -> bool:
 
 
 def _key(value: Any) -> Any:
-    """Equal for what a reader calls equal: 5, 5.0 and "5"; false is not 0."""
+    """A key that is equal for 5, 5.0 and "5"; false is not 0."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

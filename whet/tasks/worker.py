@@ -1,10 +1,10 @@
-"""A judge process: both what runs inside it and the handle by which its parent feeds, watches and kills it.
+"""One judge process: the code that runs inside it, and the handle by which its parent feeds, watches and kills it.
 
-The parent sends chunks of (number, prompt, response); the worker answers each item singly, with the time, so that
-after a hang or a crash the parent knows which item did it. Only the worker unpickles, and only what its own parent
-sent: its answers are short binary records with a little JSON, looked through on arrival, for a judge may run hostile
-text and must not be able to say more than a score, a final answer and a few numbers. Who is given what, and what a
-failure means for the run, is decided in judge.py.
+`judge.py` makes the handles and decides which item goes where and what a failure means for the run. The parent sends
+chunks of (number, prompt, response); the worker answers each item on its own, with the time, so that after a hang or
+a crash the parent knows which item caused it. A judge may run hostile text, so nothing that a worker sends is
+unpickled or trusted: an answer is a short binary record with a little JSON, which is checked on arrival and can hold
+no more than a score, a final answer and a few numbers.
 """
 
 from __future__ import annotations
@@ -40,53 +40,39 @@ from whet.tasks.base import Judgement
 from whet.tasks.verify import TooSlow
 from whet.types import Prompt, Rollout
 
-START_S = 10.0
-"""A worker may take so long until it picks up a chunk: forking a large process on a busy machine is slow."""
-STALL_S = 10
-"""Half a message, or a killed process that does not go, may hold the parent up so long."""
-NOTE_BYTES = 300
-"""Of an error's text."""
-FINAL_CHARACTERS = 300
-"""Of the answer a response settled on; the rest is cut."""
+START_S = 10.0  # seconds until a worker picks up a chunk: forking a large process on a busy machine is slow
+STALL_S = 10  # most seconds that a full pipe, or a killed process that does not end, holds the parent up
+NOTE_BYTES = 300  # longest text of an error
+FINAL_CHARACTERS = 300  # longest final answer; the rest is cut
 MOST_TERMS = 32
+LARGEST_REPLY = 32768  # bytes
+LUMP = 65536  # bytes read at once
 
-_LIMIT = 32768
-"""Bytes of a reply."""
-LUMP = 65536
-"""Bytes read at once."""
+Judges = Mapping[str, Callable[[Prompt, str], Any]]
+
 _LENGTH = struct.Struct("!i")
 _RECORD = struct.Struct("<qBdd")
 _PR_SET_PDEATHSIG = 1
+# The parent's pipe ends of all pools. A worker inherits them and must close them, or it could answer for a sibling.
 _PARENT_ENDS: weakref.WeakSet[Connection | Inbox] = weakref.WeakSet()
-"""Pipe ends of all pools of this process: a worker inherits them, and must not speak for its parent to a sibling."""
 
 
 class Kind(IntEnum):
-    STARTED = 0
-    """The chunk was picked up."""
+    STARTED = 0  # the chunk was picked up
     SCORE = 1
-    ERROR = 2
-    """The judge raised, or what it returned is no score."""
-    FULL = 3
-    """An error for want of memory: the worker leaves, since what it holds may be a leak."""
-    LATE = 4
-    """The judge noticed itself that it takes too long."""
+    ERROR = 2  # the judge raised, or returned something that is no score
+    FULL = 3  # the judge ran out of memory; the worker ends itself, since what it holds may be a leak
+    LATE = 4  # the judge itself noticed that it takes too long
 
 
 class Reply(NamedTuple):
     number: int
     kind: Kind
     score: float
-    at: float
-    """time.monotonic() in the worker, which is one clock for all processes of a machine."""
-    note: str = ""
-    """Of an error."""
+    at: float  # time.monotonic() in the worker, which is one clock for all processes of a machine
+    note: str = ""  # the text of an error
     final: str = ""
     terms: Mapping[str, float] = {}
-
-    @property
-    def judgement(self) -> Judgement:
-        return Judgement(score=self.score, final=self.final, terms=self.terms)
 
     def pack(self) -> bytes:
         rest = self.note.encode()[:NOTE_BYTES]
@@ -96,14 +82,18 @@ class Reply(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Raises ValueError, RecursionError or struct.error for anything a worker would not write."""
+        """Raises ValueError, RecursionError or struct.error for anything that a worker would not write."""
         number, kind, score, at = _RECORD.unpack_from(data)
         if not 0 <= score <= 1 or not math.isfinite(at):
             raise ValueError("no score")
         rest = data[_RECORD.size :].decode(errors="replace")
         if kind != Kind.SCORE:
             return cls(number, Kind(kind), score, at, _printable(rest))
-        return cls(number, Kind(kind), score, at, "", *_unpack_rest(rest))
+        match json.loads(rest):
+            case [str(final), dict(terms)] if len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS:
+                if all(isinstance(value, float) and math.isfinite(value) for value in terms.values()):
+                    return cls(number, Kind.SCORE, score, at, "", _printable(final), terms)
+        raise ValueError("no judgement")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,38 +106,22 @@ class Item:
     text: str
 
 
-def _unpack_rest(text: str) -> tuple[str, dict[str, float]]:
-    """Final answer and terms, if they are nothing else."""
-    match json.loads(text):
-        case [str(final), dict(terms)] if len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS:
-            if not all(isinstance(value, float) and math.isfinite(value) for value in terms.values()):
-                raise ValueError("no terms")
-            return _printable(final), terms
-    raise ValueError("no judgement")
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
-
-
-# In the parent.
+# ---- in the parent
 
 
 class Worker:
-    """The parent's handle. `chunk` holds what is not answered yet, the item being judged first."""
+    """The parent's handle. `chunk` holds the items that are not answered yet; the first one is being judged."""
 
-    def __init__(self, judges: Mapping[str, Callable[[Prompt, str], Any]], memory_mb: int) -> None:
+    def __init__(self, judges: Judges, memory_mb: int) -> None:
         context = multiprocessing.get_context("fork")
         self.conn, theirs = context.Pipe(duplex=True)
-        _PARENT_ENDS.add(self.conn)
-        _bound_blocking(self.conn)
         self._inbox = Inbox(self.conn)
-        _PARENT_ENDS.add(self._inbox)
+        _PARENT_ENDS.update((self.conn, self._inbox))
         self._process = context.Process(target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True)
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of fork in a process with threads (torch, tokenizers): a lock held by one of them
-                # stays shut in the child. The child runs the judge alone; if that needs such a lock, it is killed
+                # stays locked in the child. The child only runs the judge; if that needs such a lock, it is killed
                 # at its deadline and costs one rollout. Spawning instead would refuse a user's closure.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._process.start()
@@ -161,17 +135,13 @@ class Worker:
         self.pid = self._process.pid
         self.chunk: deque[Item] = deque()
         self._killed = False
-        self.broken = False
-        """Dead, or no longer to be trusted."""
-        self.started = False
-        """It has picked up its present chunk."""
-        self.proven = False
-        """It has answered at least once."""
-        self.since = 0.0
-        """When the present item began, or the chunk was sent."""
+        self.broken = False  # dead, or no longer to be trusted
+        self.started = False  # it has picked up its present chunk
+        self.proven = False  # it has answered at least once
+        self.since = 0.0  # when the present item began, or the chunk was sent
 
     def give(self, items: Sequence[Item]) -> None:
-        """A chunk, to a worker that has none. A worker that does not take it is broken."""
+        """Send a chunk to a worker that has none. A worker that does not take it is broken."""
         assert not self.chunk and not self.broken
         self.chunk.extend(items)
         self.started, self.since = False, time.monotonic()
@@ -183,13 +153,13 @@ class Worker:
             raise WhetError(f"A prompt's messages or meta cannot be sent to a judge process: {error}.") from error
 
     def read(self) -> list[tuple[Item, Reply, float]]:
-        """Items answered since the last call, with the seconds each took."""
+        """Items answered since the last call, with the seconds that each took."""
         answered = []
         while (reply := self._receive()) is not None:
             starts = reply.kind == Kind.STARTED
-            asked = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
-            if not asked or starts == self.started:
-                self.broken = True  # it answers what was not asked: a judge forked, or wrote into the pipe
+            expected = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
+            if not expected or starts == self.started:
+                self.broken = True  # an answer to no question: a judge forked, or wrote into the pipe
                 break
             took = max(0.0, reply.at - self.since)
             self.since = min(reply.at, time.monotonic())
@@ -204,9 +174,9 @@ class Worker:
         return self.since + timeout_s + (0.0 if self.started else START_S)
 
     def kill(self) -> None:
-        """At once, with whatever processes the judge started. What it answered before can still be read."""
+        """Kill at once, with all processes that the judge started. Earlier answers can still be read."""
         if self._killed:
-            return  # its number may belong to someone else by now
+            return  # by now its process id may belong to another process
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.kill()  # it may not have its own process group yet
@@ -231,61 +201,55 @@ class Worker:
 
 
 class Inbox:
-    """What has come through a pipe, message by message. Read in lumps, since each look at a pipe is a system call, of
-    which `Connection` needs three a message, and never waiting for the rest of one."""
+    """The messages that arrived through a pipe. They are read in lumps, since `Connection` needs three system calls
+    per message, and a message that is not complete is never waited for."""
 
     def __init__(self, conn: Connection) -> None:
         self._socket = socket.socket(fileno=os.dup(conn.fileno()))
-        self._come = bytearray()
+        # A worker that stops reading must not stop its parent for ever. The option holds for `conn` as well.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STALL_S, 0))
+        self._buffer = bytearray()
         self._ended = False
 
     def take(self) -> bytes | None:
         """The next message; None while there is none. Raises EOFError after the last, ValueError for one too long."""
-        while (data := self._message()) is None:
+        while (message := self._split_off()) is None:
             if self._ended:
                 raise EOFError
             try:
                 news = self._socket.recv(LUMP, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
-            self._come += news
+            self._buffer += news
             self._ended = not news
-        return data
+        return message
 
     def close(self) -> None:
         self._socket.close()
 
-    def _message(self) -> bytes | None:
-        """`Connection` writes the length, four bytes, then the message."""
-        if len(self._come) < _LENGTH.size:
+    def _split_off(self) -> bytes | None:
+        """The first message of the buffer. `Connection` writes the length, four bytes, then the message."""
+        if len(self._buffer) < _LENGTH.size:
             return None
-        (size,) = _LENGTH.unpack_from(self._come)
-        if not 0 <= size <= _LIMIT:
+        (size,) = _LENGTH.unpack_from(self._buffer)
+        if not 0 <= size <= LARGEST_REPLY:
             raise ValueError("no reply is so long")
         end = _LENGTH.size + size
-        if len(self._come) < end:
+        if len(self._buffer) < end:
             return None
-        data = bytes(self._come[_LENGTH.size : end])
-        del self._come[:end]
-        return data
+        message = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return message
 
 
-def _bound_blocking(conn: Connection) -> None:
-    """Without it a worker that stops in the middle of a message would stop its parent too."""
-    limit = struct.pack("ll", STALL_S, 0)
-    with socket.socket(fileno=os.dup(conn.fileno())) as twin:
-        twin.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        twin.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+# ---- in the worker
 
 
-# In the worker.
-
-
-def _run(conn: Connection, judges: Mapping[str, Callable[[Prompt, str], Any]], memory_mb: int, parent: int) -> None:
+def _run(conn: Connection, judges: Judges, memory_mb: int, parent: int) -> None:
     try:
         conn = _isolate(conn, memory_mb, parent)
         while (chunk := _next_chunk(conn, parent)) is not None:
-            conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic(), "").pack())
+            conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic()).pack())
             for number, prompt, text in chunk:
                 reply = _judge(judges, number, prompt, text)
                 conn.send_bytes(reply.pack())
@@ -296,7 +260,7 @@ def _run(conn: Connection, judges: Mapping[str, Callable[[Prompt, str], Any]], m
 
 
 def _next_chunk(conn: Connection, parent: int) -> list[tuple[int, Prompt, str]] | None:
-    """None when the parent is gone. A process it forked may hold the pipe open, so end of file alone does not tell."""
+    """None when the parent is gone. Another child of it may hold the pipe open, so that no end of file is seen."""
     try:
         while not conn.poll(1.0):
             if os.getppid() != parent:
@@ -306,19 +270,22 @@ def _next_chunk(conn: Connection, parent: int) -> list[tuple[int, Prompt, str]] 
         return None
 
 
-def _judge(judges: Mapping[str, Callable[[Prompt, str], Any]], number: int, prompt: Prompt, text: str) -> Reply:
+def _judge(judges: Judges, number: int, prompt: Prompt, text: str) -> Reply:
     try:
         said = read_judgement(judges[prompt.task](prompt, text))
     except MemoryError:
         return Reply(number, Kind.FULL, 0.0, time.monotonic(), "MemoryError")
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: a judge may not end its worker
+        note = type(error).__name__
+        with contextlib.suppress(BaseException):  # not every error can say what it is
+            note += f": {error}"
         kind = Kind.LATE if isinstance(error, TooSlow) else Kind.ERROR
-        return Reply(number, kind, 0.0, time.monotonic(), _describe(error))
+        return Reply(number, kind, 0.0, time.monotonic(), _printable(note[:NOTE_BYTES]))
     return Reply(number, Kind.SCORE, said.score, time.monotonic(), "", said.final, said.terms)
 
 
 def read_judgement(value: Any) -> Judgement:
-    """Of what a judge returned: a number, or a Judgement. Raises TypeError or ValueError for anything else."""
+    """What a judge returned: a number, or a Judgement. Raises TypeError or ValueError for anything else."""
     said = value if isinstance(value, Judgement) else Judgement(score=value)
     score = as_number(said.score)
     if not 0 <= score <= 1:
@@ -342,39 +309,39 @@ def as_number(value: Any) -> float:
     return number
 
 
-def _describe(error: BaseException) -> str:
-    try:
-        text = f"{type(error).__name__}: {error}"
-    except BaseException:
-        text = type(error).__name__
-    return _printable(text[:NOTE_BYTES])
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _isolate(conn: Connection, memory_mb: int, parent: int) -> Connection:
-    """Away from the terminal and the signals of the run, under limits, and never longer than the parent."""
+    """Cut the worker off from the terminal and the signals of the run, limit it, and let it end with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.setsid()  # a process group to be killed whole, and no terminal to write to
-    _die_with(parent)
+    os.setsid()  # a process group that can be killed as a whole, and no terminal to write to
+    if sys.platform == "linux":  # elsewhere a worker looks for its parent between chunks
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
     for end in list(_PARENT_ENDS):
         end.close()
-    # The run may have been started without standard streams; then the pipe sits where they are put now.
+    # The run may have been started without standard streams; then the pipe has one of their numbers.
     safe = Connection(fcntl.fcntl(conn.fileno(), fcntl.F_DUPFD_CLOEXEC, 3))
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
     sys.stdin = open(os.devnull)  # noqa: SIM115
     sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
-    faulthandler.disable()  # the run may have pointed it at the terminal, where our crash would read like its own
+    faulthandler.disable()  # the run may have pointed it at the terminal, where a crash here would look like its own
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # macOS knows the limit but does not keep it
+    with contextlib.suppress(OSError, ValueError):  # macOS has the limit but does not keep it
         _limit_memory(memory_mb)
-    gc.freeze()  # what the parent made is never collected here, so its pages stay shared
+    gc.freeze()  # objects of the parent are never collected here, so that their pages stay shared
     return safe
 
 
 def _limit_memory(memory_mb: int) -> None:
-    """Beyond what the parent had mapped at the fork, which may be gigabytes."""
+    """Allow this much beyond what the parent had mapped at the fork, which may be gigabytes."""
     with open("/proc/self/statm") as statm:
         mapped = int(statm.read().split()[0]) * resource.getpagesize()
     limit = mapped + memory_mb * 2**20
@@ -382,12 +349,3 @@ def _limit_memory(memory_mb: int) -> None:
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def _die_with(parent: int) -> None:
-    """Linux kills us when the parent dies, even while a judge hangs; elsewhere we look for it between chunks."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from whet import api, config, files
-from whet.check import check
+from whet.assembly import check_run
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
@@ -43,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
     """The checkpoint from which all arms start; an earlier one of the same recipe is used again."""
-    settings = check(parse_config(tree)).settings  # resolved, as a run keeps them
+    settings = check_run(parse_config(tree)).settings  # resolved, as a run keeps them
     done = best_checkpoint(folder) if folder.exists() else None
     if done is not None and (folder / "config.toml").read_text() == dump_config(settings):
         console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)

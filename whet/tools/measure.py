@@ -5,8 +5,7 @@ run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft
 
 `whet eval --draft` evaluates twice, without speculation and with it. Noise is keyed, so both passes write the same
 tokens: all of them in full precision on a CPU; in half precision on a GPU a draw may fall to the other side of
-rounding, and that response then differs. The number of such responses is counted. Torch is imported only once the
-recipe and the problems were checked, so that a mistake is reported at once.
+rounding, and that response then differs. The number of such responses is counted.
 """
 
 from __future__ import annotations
@@ -21,17 +20,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet import config, files
-from whet.check import check
+from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
+from whet.draft.export import FOLDER, check_layout, read_drafter
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
+from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
-from whet.tasks.prompts import problem_key
+from whet.tasks.base import problem_key
 from whet.types import Key, Request, Rollout
 
 if TYPE_CHECKING:
-    from whet.assembly import Actor
     from whet.tools.probe import ProbeReport
 
 MODEL_FREE = ("ngram", "suffix")  # the drafters where the recipe names none
@@ -64,24 +64,23 @@ def evaluate_model(
 
     `draft`: a second time with speculation, on problems that were never trained on.
     """
-    checked = check(_settings(model, recipe, entries, sets), training=False)
-    for note in checked.notes:
+    plan = check_run(_settings(model, recipe, entries, sets), training=False)
+    for note in plan.notes:
         say(note)
-    settings, problems = choose_drafters(checked.settings, wanted=draft), checked.problems
+    settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
     own = not entries and recipe is None  # the problems are those of the run, trained ones and others
     if draft and (trained := problems if own else _trained_problems(model, say)):
         problems = leave_out_trained(problems, trained, say)
-    from whet.assembly import load_drafter
-
     metrics: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
 
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
-    actor = _load(model, settings, problems, say)
+    actor = _load(model, replace(plan, settings=settings, problems=problems), say)
     try:
-        load_drafter(actor, Path(settings.model.name))
+        if actor.drafter is not None:
+            read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
             if draft:
@@ -114,18 +113,17 @@ def probe_model(
     tree = read_toml(own_recipe) if own_recipe is not None else {}
     tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
     limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
-    checked = check(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
-    for note in checked.notes:
+    plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
+    for note in plan.notes:
         say(note)
-    from whet.assembly import training_sampling
     from whet.tools.probe import probe_report, run_probe
 
-    table = checked.problems.train
-    rows = np.random.default_rng((checked.settings.seed, 104729)).permutation(len(table))[:prompts]
+    table = plan.problems.train
+    rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
-    actor = _load(model, checked.settings, checked.problems, say)
+    actor = _load(model, plan, say)
     try:
-        sampling = training_sampling(checked.settings, actor.codec)
+        sampling = training_sampling(plan.settings, plan.codec)
         at = partial(on_progress, "probe")
         rollouts = run_probe(chosen, actor.engine, actor.judge, n=n, sampling=sampling, on_progress=at)
         kept = actor.rollout_rows(rollouts) if out is not None else []
@@ -166,11 +164,9 @@ def _settings(
     return settings
 
 
-def _load(model: str, settings: config.Config, problems: Problems, say: Say) -> Actor:
+def _load(model: str, plan: RunPlan, say: Say) -> Actor:
     say(f"Loading {model}.")
-    from whet.assembly import build_actor
-
-    actor = build_actor(settings, problems)
+    actor = build_actor(plan)
     actor.judge.on_message = say
     for note in actor.notes:
         say(note)
@@ -191,8 +187,6 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
 
     eagle drafts only if a trained head lies beside the weights: otherwise it is refused if wanted, else left out.
     """
-    from whet.draft.export import FOLDER, check_layout
-
     folder = Path(settings.model.name) / FOLDER
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
@@ -257,8 +251,6 @@ def evaluate_twice(
     speculates; 1 where none did), saved (tokens that needed no forward of their own), failures (of drafters),
     share_ARM (of the time in steps that fed no prompts).
     """
-    from whet.rollout.engine import LocalEngine
-
     engine = actor.engine
     assert isinstance(engine, LocalEngine)
     wrote: dict[Key, np.ndarray] = {}

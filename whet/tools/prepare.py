@@ -20,10 +20,10 @@ import numpy as np
 from whet import config, files
 from whet.curriculum.allocation import largest_remainder
 from whet.errors import WhetError
+from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.tasks.build import READS_DATA, TASKS, build_task
 from whet.tasks.golds import gold_score
 from whet.tasks.matcher import Matcher, right_answers
-from whet.tasks.prompts import PromptTable, problem_hash, problem_key
 from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt

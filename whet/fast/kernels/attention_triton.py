@@ -20,57 +20,14 @@ LOG2E = math.log2(math.e)
 
 
 @triton.jit
-def popcount(bits: tl.tensor) -> tl.tensor:
-    """Set bits of each uint64."""
-    one: tl.constexpr = 0x5555555555555555
-    two: tl.constexpr = 0x3333333333333333
-    four: tl.constexpr = 0x0F0F0F0F0F0F0F0F
-    bits = bits - ((bits >> 1) & one)
-    bits = (bits & two) + ((bits >> 2) & two)
-    bits = (bits + (bits >> 4)) & four
-    bits = bits + (bits >> 8)
-    bits = bits + (bits >> 16)
-    bits = bits + (bits >> 32)
-    return (bits & 127).to(tl.int32)
-
-
-@triton.jit
-def sees(
-    key: tl.tensor,
-    place: tl.tensor,
-    base: tl.tensor,
-    bits: tl.tensor,
-    window: tl.tensor,
-    WINDOW: tl.constexpr,
-    TREE: tl.constexpr,
-) -> tl.tensor:
-    """[rows, keys]: which keys each row sees. `place` counts its ancestors where there is a tree."""
-    if TREE:
-        slot = tl.minimum(tl.maximum(key - base, 0), 63).to(tl.uint64)
-        above = bits[:, None] >> slot[None, :]
-        old = (key < base)[None, :]
-        seen = old | ((above & 1) == 1)
-        if WINDOW:
-            behind = tl.where(old, base + place[:, None] - key[None, :], popcount(above) - 1)
-            seen = seen & (behind < window)
-    else:
-        seen = key[None, :] <= base + place[:, None]
-        if WINDOW:
-            seen = seen & (key[None, :] > base + place[:, None] - window)
-    return seen
-
-
-# fmt: off
-@triton.jit
-def extent(total, count, tile, split, splits, window,  # type: ignore[no-untyped-def]
-           GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, TREE: tl.constexpr):
+def extent(  # type: ignore[no-untyped-def]
+    total, count, tile, split, splits, window,
+    GROUP: tl.constexpr, M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
     """First turn and end of a split: an equal share of the turns, N keys each, that any row of the tile sees."""
     base = total - count
-    if TREE:
-        begin, end = base - window + 1, total
-    else:
-        begin = base + tile * M // GROUP - window + 1
-        end = tl.minimum(total, base + (tile * M + M - 1) // GROUP + 1)
+    begin = base + tile * M // GROUP - window + 1
+    end = tl.minimum(total, base + (tile * M + M - 1) // GROUP + 1)
     begin = tl.maximum(begin, 0) // N if WINDOW else 0
     turns = tl.maximum((end + N - 1) // N - begin, 0)
     share = (turns + splits - 1) // splits
@@ -78,11 +35,14 @@ def extent(total, count, tile, split, splits, window,  # type: ignore[no-untyped
 
 
 @triton.jit
-def load_keys(pool, page, within, real, page_stride, token_stride,  # type: ignore[no-untyped-def]
-              SIZE: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, WIDEN: tl.constexpr):
-    """[N, BLOCK] of one head's pool, from one page (ONE) or a page a key.
+def load_keys(  # type: ignore[no-untyped-def]
+    pool, page, within, real, page_stride, token_stride,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr, ONE: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """[N, BLOCK] of one head's pool, from one page (ONE) or from a page per key.
 
-    What is not real is masked here, not merely hidden later: memory nobody wrote may hold NaN, and 0 * NaN is NaN.
+    Keys that are not real are masked here, not merely hidden later: memory that was never written may hold NaN, and
+    0 * NaN is NaN.
     """
     dims = tl.arange(0, BLOCK)
     start = page * page_stride if ONE else (page * page_stride)[:, None]
@@ -93,15 +53,16 @@ def load_keys(pool, page, within, real, page_stride, token_stride,  # type: igno
 
 @triton.jit(do_not_specialize=["splits", "tiles", "window"])
 def attend_kernel(  # type: ignore[no-untyped-def]
-    query, keys, values, table, length, starts, tree, out, weight, scale, cap, window, tiles, splits,
+    query, keys, values, table, length, starts, out, weight, scale, cap, window, tiles, splits,
     query_token, query_head, keys_page, keys_head, keys_token, values_page, values_head, values_token, table_row,
     HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, WINDOW: tl.constexpr,
-    CAP: tl.constexpr, TREE: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
-):
-    # fmt: on
+    CAP: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
-    tile = tiles - 1 - program % tiles  # the last queries see most: first come, so that none is left over at the end
+    tile = (
+        tiles - 1 - program % tiles
+    )  # the last queries see most keys: they go first, so that no long program is left at the end
     head = program // tiles % HEADS
     split = program // (tiles * HEADS) % splits
     line = program // (tiles * HEADS * splits)
@@ -116,7 +77,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     token = (first + place).to(tl.int64)
     member = head * GROUP + row % GROUP
     spot = (token * (HEADS * GROUP) + member) * splits + split
-    begin, end = extent(total, count, tile, split, splits, window, GROUP, M, N, WINDOW, TREE)
+    begin, end = extent(total, count, tile, split, splits, window, GROUP, M, N, WINDOW)
     if SPLIT and begin >= end:
         tl.store(weight + spot, float("-inf"), mask=alive)
         return
@@ -125,10 +86,6 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     at = query + token[:, None] * query_token + member[:, None] * query_head + dims[None, :]
     q = tl.load(at, mask=alive[:, None] & (dims < D)[None, :], other=0.0)
     q = q.to(tl.float32) if WIDEN else q
-    bits = tl.full([M], 0, tl.uint64)
-    if TREE:
-        bits = tl.load(tree + token, mask=alive, other=0).to(tl.uint64, bitcast=True)
-        place = popcount(bits) - 1
     ONE: tl.constexpr = PAGE % N == 0
     pages = table + line.to(tl.int64) * table_row
     next_page = tl.load(pages + begin * N // PAGE, mask=begin < end, other=0)
@@ -154,7 +111,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAP:  # scale is scaling / c here and cap c * log2(e); tanh(x) = 1 - 2 / (1 + e^2x) holds at infinity too
             scores = cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
-        seen = sees(key, place, total - count, bits, window, WINDOW, TREE) & real[None, :]
+        latest = total - count + place[:, None]  # of the keys that each row of the tile sees
+        seen = (key[None, :] <= latest) & real[None, :]
+        if WINDOW:
+            seen = seen & (key[None, :] > latest - window)
         scores = tl.where(seen, scores, float("-inf"))
         top = tl.maximum(highest, tl.max(scores, 1))
         anchor = tl.where(top == float("-inf"), 0.0, top)  # nothing seen so far: -inf - -inf is no number
@@ -174,15 +134,9 @@ def attend_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def merge_kernel(
-    shares: tl.tensor,
-    weight: tl.tensor,
-    out: tl.tensor,
-    S: tl.constexpr,
-    DV: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_DV: tl.constexpr,
-) -> None:
+def merge_kernel(  # type: ignore[no-untyped-def]
+    shares, weight, out, S: tl.constexpr, DV: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_DV: tl.constexpr
+):
     """One (token, head): sum_s 2^w_s o_s / sum_s 2^w_s over the parts, whose w_s is the log2 of their softmax sum."""
     pair = tl.program_id(0).to(tl.int64)
     parts, dims = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_DV)
@@ -198,21 +152,10 @@ def merge_kernel(
 
 
 def launch(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    length: Tensor,
-    starts: Tensor,
-    *,
-    most: int,
-    scaling: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    splits: int = 0,
-    tree: Tensor | None = None,
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
+    most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,
     tile: Tile | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """`paged_attention` by the kernels, on tensors it has checked; `tile` replaces the planned one, for sweeps."""
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -230,43 +173,16 @@ def launch(
         weight = query.new_empty(tokens, heads, splits, dtype=torch.float32)
     tiles = triton.cdiv(most * group, tile.rows)
     attend_kernel[(tiles * kv_heads * splits * batch,)](
-        query,
-        keys,
-        values,
-        table,
-        length.contiguous(),
-        starts.contiguous(),
-        tree.contiguous() if tree is not None else starts,
-        shares,
-        weight,
-        scaling / softcap if softcap else scaling * LOG2E,
-        (softcap or 0.0) * LOG2E,
-        window or 0,
-        tiles,
-        splits,
-        *query.stride()[:2],
-        *keys.stride()[:3],
-        *values.stride()[:3],
-        table.stride(0),
-        HEADS=kv_heads,
-        GROUP=group,
-        D=dim,
-        DV=value_dim,
-        PAGE=page,
-        M=tile.rows,
-        N=tile.keys,
-        BLOCK_D=padded(dim),
-        BLOCK_DV=padded(value_dim),
-        WINDOW=window is not None,
-        CAP=softcap is not None,
-        TREE=tree is not None,
-        SPLIT=splits > 1,
-        AHEAD=tile.ahead,
+        query, keys, values, table, length.contiguous(), starts.contiguous(), shares, weight,
+        scaling / softcap if softcap else scaling * LOG2E, (softcap or 0.0) * LOG2E, window or 0, tiles, splits,
+        *query.stride()[:2], *keys.stride()[:3], *values.stride()[:3], table.stride(0),
+        HEADS=kv_heads, GROUP=group, D=dim, DV=value_dim, PAGE=page, M=tile.rows, N=tile.keys,
+        BLOCK_D=padded(dim), BLOCK_DV=padded(value_dim),
+        WINDOW=window is not None, CAP=softcap is not None, SPLIT=splits > 1, AHEAD=tile.ahead,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         WIDEN=query.dtype == torch.bfloat16 and not query.is_cuda,
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-    )
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
     if splits > 1:
         parts, wide = triton.next_power_of_2(splits), padded(value_dim)
         merge_kernel[(tokens * heads,)](

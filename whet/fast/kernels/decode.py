@@ -1,17 +1,9 @@
-"""The sampler: one token a row by the exponential race with keyed noise, and its log-prob, without a look at the host.
+"""Operators of the end of a decode step: the draw of a token, the acceptance of drafts, and the lookup of new ones.
 
-Called by the rollout's step once a forward, within its captured graph; `whet.rollout.rows.sample` is the general
-form with top-k and top-p. Takes the Triton kernels of `race_triton` on CUDA (or under Triton's interpreter), else
-`reference`.
+The graph runner (`whet.fast.graphs`) calls them inside its captured step, so nothing is read on the host. Each has its
+plain torch form here, named `*_reference`: the oracle of the tests, and the path without Triton.
 
-Token i of a row arrives at E_i / p_i, E_i = -log1p(-u_i) with u_i from `whet.model.noise`; the first wins. The kernels
-race p_i / E_i itself where `sample` races log p_i - log E_i: one logarithm less, and nothing that could win is rounded
-to 0, since 2^-25 <= E < 17.4 keeps every winner within a factor of 6e8 of the likeliest token.
-
-Both draw the same token unless the two best of a row are closer than rounding: |log race_1 - log race_2| below about
-4e-6 for |logits / T| up to 32 (a few units in the last place of float32), in proportion above. The gap of a race lies
-below x with probability at most x, so a token in about 250,000 may differ. Greedy rows compare logits as they
-are and never differ.
+Shapes: B rows, V tokens of vocabulary, K drafts per row, L lanes, S siblings of a lane.
 """
 
 from __future__ import annotations
@@ -21,16 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from whet.fast.kernels.dispatch import _interpreted, has_triton, takes_triton
+from whet.fast.kernels import runs_triton, takes_triton
 from whet.model.noise import noise_bits, uniform
+
+# ---- race: one token per row by the exponential race with keyed noise
+#
+# Token i of a row arrives at E_i / p_i, E_i = -log1p(-u_i) with u_i from `whet.model.noise`; the first wins. The
+# kernels race p_i / E_i itself where `whet.rollout.rows.sample` (the general form, with top-k and top-p) races
+# log p_i - log E_i: one logarithm less, and nothing that could win is rounded to 0, since 2^-25 <= E < 17.4 keeps every
+# winner within a factor of 6e8 of the likeliest token.
+#
+# Both draw the same token unless the two best of a row are closer than rounding: |log race_1 - log race_2| below about
+# 4e-6 for |logits / T| up to 32 (a few units in the last place of float32), in proportion above. The gap of a race lies
+# below x with probability at most x, so one token in about 250,000 may differ. Greedy rows compare logits as they are
+# and never differ.
 
 
 def race(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens int64 [B] and log-softmax(logits / T) of them, float32 [B].
 
     logits [B, V]; keys int32 [2, B] from `row_key`; position int32 [B], how many tokens the row has generated;
-    temperature [B], 0 for greedy rows: the first of the largest logits, recorded at T = 1. A logit that is not a
-    number gives a log-prob that is none, and a token of the vocabulary all the same.
+    temperature [B], 0 for greedy rows: the first of the largest logits, recorded at T = 1. A logit of NaN gives a
+    log-prob of NaN, and still a token of the vocabulary.
     """
     batch = len(logits)
     if keys.shape != (2, batch) or position.shape != (batch,) or temperature.shape != (batch,):
@@ -56,51 +60,38 @@ def race_reference(logits: Tensor, keys: Tensor, position: Tensor, temperature: 
     return token, log_probs.gather(1, token[:, None])[:, 0].float()
 
 
-# ---- accept
-#
-# What of the drafts came true: one row's draws against what was drafted, and its state moved on by as many.
-#
-# Called by the rollout's step that verifies drafts, after the draw, within its captured graph. Takes the Triton kernel
-# of `accept_triton` on CUDA (or under Triton's interpreter), else `reference`: thirty small launches instead of one.
+# ---- accept: a row's draws against its drafts; the kernel is one launch where the plain form is thirty
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Of B rows, int32 each, all of them lines of one tensor."""
+    """The state of B rows, int32 each, all of them lines of one tensor."""
 
-    token: Tensor
-    """The newest."""
-    length: Tensor
-    """Cached tokens; -1: nobody's row."""
-    count: Tensor
-    """Generated tokens."""
-    limit: Tensor
-    """And how many there may be."""
-    stops: Tensor
-    """Tokens that end the row, [S, B]; -1: none."""
+    token: Tensor  # the newest
+    length: Tensor  # cached tokens; -1: no row
+    count: Tensor  # generated tokens
+    limit: Tensor  # generated tokens at most
+    stops: Tensor  # [S, B]: tokens that end the row; -1: none
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
     """What rows have written, int32, for drafters on the device: a lane for each rollout."""
 
-    history: Tensor
-    """[lanes, context]."""
-    written: Tensor
-    """[lanes]: tokens of each, the newest included."""
-    lane: Tensor
-    """[B]: of each row."""
+    history: Tensor  # [L, context]
+    written: Tensor  # [L]: tokens of each lane, the newest included
+    lane: Tensor  # [B]: the lane of each row
 
 
 def accept(
     state: State, drafts: Tensor, token: Tensor, log_prob: Tensor, read: Tensor, texts: Texts | None = None
 ) -> None:
     """Moves `state` on, and writes to `read` [2 + 2 (K + 1), B] how many draws count, how many drafts there were, the
-    draws, and the bits of their log-probs. What counts is written to the texts, too, if there are any.
+    draws, and the bits of their log-probs. Draws that count are also appended to the texts, if there are any.
 
     drafts int32 [B, K], -1 for none; token and log_prob [B (K + 1)], the target's draws after each of the fed tokens:
-    the newest and its drafts. A draw counts as long as all draws before it are what was drafted: the target would have
-    come this way by itself. The first that ends the row is the last that counts; the row is nobody's from then on.
+    the newest and its drafts. A draw counts as long as all draws before it equal their drafts: the target would have
+    come this way by itself. The first that ends the row is the last that counts; the row is empty from then on.
     """
     batch, new = drafts.shape[0], drafts.shape[1] + 1
     if token.shape != (batch * new,) or read.shape != (2 + 2 * new, batch):
@@ -146,23 +137,16 @@ def _write(texts: Texts, length: Tensor, drawn: Tensor, counted: Tensor) -> None
     texts.written[texts.lane[some].long()] = (length + 1 + counted)[some]
 
 
-# ---- lookup
+# ---- lookup: drafts are what followed when a row's last tokens were seen before
 #
-# Drafts looked up on the device: what followed when a row's last tokens were seen before.
-#
-# Called before the rollout's step that verifies drafts, within its captured graph, so that no draft waits for the host.
-# It keeps nothing: every call reads the texts as they are. Takes the Triton kernels of `lookup_triton` on CUDA (or
-# under Triton's interpreter), else `reference`. The host's drafters of `whet.draft` have the same idea and an index.
-#
-# A row looks in its own text first, then in those of its kin: other lanes that write, or wrote, to the same prompt. In
-# front of a place p of a text, m(p) of the last LONGEST tokens agree with the row's own last ones, counted from the
+# It keeps nothing: every call reads the texts as they are. The host's drafters (`whet.draft`) use the same rule, with
+# an index. A row looks in its own text first, then in those of its siblings: other lanes with texts of the same prompt.
+# In front of a place p of a text, m(p) of the last LONGEST tokens agree with the row's own last ones, counted from the
 # newest back to the first that does not agree or is not there. The longest match wins if it has SHORTEST tokens; among
 # equals the earlier text, then the newest place. The draft is what stands at p and after it, m(p) tokens at most unless
-# all LONGEST agree. A kin's text ends where it ends; the row's own goes round and round.
+# all LONGEST agree. A sibling's draft stops at the end of its text; one from the row's own text repeats it.
 
-
-LONGEST, SHORTEST = 12, 2
-"""Tokens of context that are matched, as in `whet.draft.base`."""
+LONGEST, SHORTEST = 12, 2  # tokens of context that are matched, as in `whet.draft.base`
 
 
 def lookup(
@@ -171,19 +155,19 @@ def lookup(
     """Writes all of `drafts`, with -1 where there is no guess. All tensors are int32.
 
     history [L, context] and written [L]: lane i holds the text history[i, :written[i]], its newest token last
-    of [L]: the number of the prompt a lane's text belongs to, -1 for none: such a text has no kin
-    kin [L, S]: other lanes with texts of the same prompt, -1 for none; only those that still have one count
-    lane [B]: the lane of each row, -1 for nobody's; most [B]: drafts it wants at most, none if not positive
+    of [L]: the number of the prompt that a lane's text belongs to, -1 for none: such a text has no siblings
+    siblings [L, S]: other lanes with texts of the same prompt, -1 for none; only those that still have one count
+    lane [B]: the lane of each row, -1 for no row; most [B]: drafts it wants at most, none if not positive
     drafts [B, depth]: may be part of a wider tensor
     """
     lanes, batch = len(history), len(drafts)
     if written.shape != (lanes,) or of.shape != (lanes,) or siblings.shape != (lanes, siblings.shape[-1]):
-        raise ValueError(f"{lanes} lanes need as many lengths, prompts and rows of kin")
+        raise ValueError(f"{lanes} lanes need as many lengths, prompts and rows of siblings")
     if lane.shape != (batch,) or most.shape != (batch,):
         raise ValueError(f"{batch} rows of drafts need a lane and a number of drafts each")
     if any(tensor.dtype != torch.int32 for tensor in (history, written, of, siblings, lane, most, drafts)):
         raise ValueError("texts, lanes and drafts are int32")
-    if (history.is_cuda or _interpreted()) and has_triton():
+    if runs_triton(history):
         from whet.fast.kernels.decode_triton import lookup_launch
 
         lookup_launch(history, written, of, siblings, lane, most, drafts)

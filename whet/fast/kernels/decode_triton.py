@@ -1,8 +1,7 @@
-"""The Triton kernels of `race`: every chunk of a row by itself, then the chunks of a row together.
+"""The Triton kernels of `kernels.decode`: the race of a draw, the acceptance of drafts, and the lookup of drafts.
 
-Imported when first launched, since not every machine has Triton. A row is cut into chunks because there are fewer rows
-than processors. The cut depends on nothing but the constant below, so a row's token and log-prob are the same bits in
-any batch.
+`kernels.decode` imports this file at the first launch, since not every machine has Triton, and says what each kernel
+computes. Launches follow from shapes alone, so that a captured graph serves any contents.
 """
 
 from __future__ import annotations
@@ -19,9 +18,13 @@ from whet.fast.kernels.decode import LONGEST, SHORTEST
 if TYPE_CHECKING:
     from whet.fast.kernels.decode import State, Texts
 
+CHUNK, WARPS = 2048, 4  # tokens per program, 16 per thread: within 1% of the best of seven on an H200 from 64 rows on
+BLOCK = 1024  # places that a program of the lookup compares at once, 8 per thread
+BITS = 27  # bits of a place; its match stands above them, so that the largest number is the longest, newest match
 
-CHUNK, WARPS = 2048, 4
-"""Tokens of a program, 16 to a thread: within 1% of the best of seven on an H200 from 64 rows on."""
+
+# ---- race: every chunk of a row by itself, then the chunks of a row together. There are fewer rows than processors, so
+# a row is cut. The cut depends on CHUNK alone, so a row's token and log-prob are the same bits in any batch.
 
 
 def race_launch(logits: Tensor, keys: Tensor, position: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,32 +39,12 @@ def race_launch(logits: Tensor, keys: Tensor, position: Tensor, temperature: Ten
         return token, log_prob
     part = torch.empty(3, batch, chunks, dtype=torch.float32, device=logits.device)
     first = torch.empty(batch, chunks, dtype=torch.int32, device=logits.device)
+    strides = logits.stride(0), keys.stride(0)
     _race_chunk[batch, chunks](
-        logits,
-        keys,
-        position.contiguous(),
-        temperature,
-        part,
-        first,
-        vocab,
-        logits.stride(0),
-        keys.stride(0),
-        CHUNK=CHUNK,
-        num_warps=WARPS,
+        logits, keys, position.contiguous(), temperature, part, first, vocab, *strides, CHUNK=CHUNK, num_warps=WARPS
     )
-    _race_merge[batch,](
-        logits,
-        temperature,
-        part,
-        first,
-        token,
-        log_prob,
-        vocab,
-        logits.stride(0),
-        chunks,
-        CHUNKS=triton.next_power_of_2(chunks),
-        num_warps=1,
-    )
+    wide = triton.next_power_of_2(chunks)
+    _race_merge[batch,](logits, temperature, part, first, token, log_prob, strides[0], chunks, CHUNKS=wide, num_warps=1)
     return token, log_prob
 
 
@@ -69,7 +52,7 @@ def race_launch(logits: Tensor, keys: Tensor, position: Tensor, temperature: Ten
 def _race_chunk(  # type: ignore[no-untyped-def]
     logits, keys, position, temperature, part, first, vocab, logits_stride, keys_stride, CHUNK: tl.constexpr
 ):
-    """Of a chunk: its largest logit / T, the sum of exp(logit / T - largest), and who wins its race by how much."""
+    """Leaves for a chunk its largest logit / T, the sum of exp(logit / T - largest), its race's winner and speed."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     batch, chunks = tl.num_programs(0), tl.num_programs(1)
     greedy, scale = _scale(temperature + row)
@@ -92,7 +75,7 @@ def _race_chunk(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _race_merge(  # type: ignore[no-untyped-def]
-    logits, temperature, part, first, token, log_prob, vocab, logits_stride, chunks, CHUNKS: tl.constexpr
+    logits, temperature, part, first, token, log_prob, logits_stride, chunks, CHUNKS: tl.constexpr
 ):
     row = tl.program_id(0)
     size = tl.num_programs(0) * chunks
@@ -114,7 +97,7 @@ def _race_merge(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scale(temperature):  # type: ignore[no-untyped-def]
-    """Is the row greedy, and what its logits are multiplied by: 1 / T costs less than a division each."""
+    """Whether the row is greedy, and 1 / T: a product per logit costs less than a division."""
     heat = tl.load(temperature).to(tl.float32)
     greedy = heat == 0.0
     return greedy, tl.div_rn(1.0, tl.where(greedy, 1.0, heat))
@@ -154,9 +137,7 @@ def delay(u):  # type: ignore[no-untyped-def]
     return e * u + e - tl.log(w)
 
 
-# ---- accept triton
-#
-# The Triton kernel of `accept`: a program a row. Imported when first launched, since not every machine has Triton.
+# ---- accept: one program per row
 
 
 def accept_launch(
@@ -165,53 +146,22 @@ def accept_launch(
     batch, new = drafts.shape[0], drafts.shape[1] + 1
     if batch == 0:
         return
+    bits = log_prob.contiguous().view(torch.int32)
+    lanes = (read, read, read, 0)  # never read where there are no texts
+    if texts is not None:
+        lanes = (texts.history, texts.written, texts.lane, texts.history.stride(0))
     _accept[batch,](
-        state.token,
-        state.length,
-        state.count,
-        state.limit,
-        state.stops,
-        drafts,
-        token.contiguous(),
-        log_prob.contiguous().view(torch.int32),
-        read,
-        *(read, read, read, 0)
-        if texts is None
-        else (texts.history, texts.written, texts.lane, texts.history.stride(0)),
-        new,
-        state.stops.stride(0),
-        drafts.stride(0),
-        read.stride(0),
-        STOPS=state.stops.shape[0],
-        WIDE=triton.next_power_of_2(max(2, new)),
-        TEXTS=texts is not None,
-        num_warps=1,
-    )
+        state.token, state.length, state.count, state.limit, state.stops, drafts, token.contiguous(), bits, read,
+        *lanes, new, state.stops.stride(0), drafts.stride(0), read.stride(0),
+        STOPS=state.stops.shape[0], WIDE=triton.next_power_of_2(max(2, new)), TEXTS=texts is not None, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit
 def _accept(  # type: ignore[no-untyped-def]
-    newest,
-    length,
-    count,
-    limit,
-    stops,
-    drafts,
-    token,
-    bits,
-    read,
-    history,
-    text_sizes,
-    lanes,
-    history_line,
-    new,
-    stops_line,
-    drafts_line,
-    read_line,
-    STOPS: tl.constexpr,
-    WIDE: tl.constexpr,
-    TEXTS: tl.constexpr,
-):
+    newest, length, count, limit, stops, drafts, token, bits, read, history, text_sizes, lanes, history_line,
+    new, stops_line, drafts_line, read_line, STOPS: tl.constexpr, WIDE: tl.constexpr, TEXTS: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     place = tl.arange(0, WIDE)
     real = place < new
@@ -239,19 +189,8 @@ def _accept(  # type: ignore[no-untyped-def]
         tl.store(text_sizes + lane, kept + last + 2, mask=kept >= 0)
 
 
-# ---- lookup triton
-#
-# The Triton kernels of `lookup`: every text of a row by itself, then the best of them.
-#
-# Imported when first launched, since not every machine has Triton. Launches follow from shapes alone; a program reads
-# as much of its text as is written. Nothing is kept between calls: comparing a text of thousands of tokens anew takes
-# the GPU microseconds, an index of it would have to be carried on at every token.
-
-
-BLOCK, LOOKUP_WARPS = 1024, 4
-"""Places a program compares at once, 8 to a thread."""
-BITS = 27
-"""Of a place; above them stands its match, so that the largest number is the longest match at the newest place."""
+# ---- lookup: every text of a row by itself, then the best of them. Nothing is kept between calls: comparing a text of
+# thousands of tokens anew takes the GPU microseconds, while an index of it would have to be updated at every token.
 
 
 def lookup_launch(
@@ -267,61 +206,27 @@ def lookup_launch(
     written, lane, most, siblings = written.contiguous(), lane.contiguous(), most.contiguous(), siblings.contiguous()
     found = torch.empty(batch, sources, dtype=torch.int32, device=drafts.device)
     _find[batch, sources](
-        history,
-        written,
-        of.contiguous(),
-        siblings,
-        lane,
-        most,
-        found,
-        history.stride(0),
-        LONGEST=LONGEST,
-        SHORTEST=SHORTEST,
-        BITS=BITS,
-        BLOCK=BLOCK,
-        num_warps=LOOKUP_WARPS,
-    )
+        history, written, of.contiguous(), siblings, lane, most, found, history.stride(0),
+        LONGEST=LONGEST, SHORTEST=SHORTEST, BITS=BITS, BLOCK=BLOCK, num_warps=WARPS,
+    )  # fmt: skip
     _write[batch,](
-        history,
-        written,
-        siblings,
-        lane,
-        most,
-        found,
-        drafts,
-        sources,
-        depth,
-        history.stride(0),
-        drafts.stride(0),
-        LONGEST=LONGEST,
-        BITS=BITS,
-        SOURCES=triton.next_power_of_2(sources),
-        DEPTH=triton.next_power_of_2(depth),
+        history, written, siblings, lane, most, found, drafts, sources, depth, history.stride(0), drafts.stride(0),
+        LONGEST=LONGEST, BITS=BITS, SOURCES=triton.next_power_of_2(sources), DEPTH=triton.next_power_of_2(depth),
         num_warps=1,
-    )
+    )  # fmt: skip
 
 
 @triton.jit
 def _find(  # type: ignore[no-untyped-def]
-    history,
-    written,
-    of,
-    siblings,
-    lane,
-    most,
-    found,
-    history_line,
-    LONGEST: tl.constexpr,
-    SHORTEST: tl.constexpr,
-    BITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    history, written, of, siblings, lane, most, found, history_line,
+    LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """The longest match of a row in one text, and its newest place; 0 for none."""
     row, source, sources = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     own = tl.load(lane + row)
     there = own >= 0
-    akin = tl.load(siblings + own * (sources - 1) + source - 1, mask=there & (source > 0), other=-1)
-    other = tl.where(source > 0, akin, own)
+    sibling = tl.load(siblings + own * (sources - 1) + source - 1, mask=there & (source > 0), other=-1)
+    other = tl.where(source > 0, sibling, own)
     prompt = tl.load(of + own, mask=there, other=-1)
     same = tl.load(of + other, mask=other >= 0, other=-1) == prompt
     counts = (source == 0) | (same & (prompt >= 0) & (other != own))
@@ -349,23 +254,10 @@ def _find(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _write(  # type: ignore[no-untyped-def]
-    history,
-    written,
-    siblings,
-    lane,
-    most,
-    found,
-    drafts,
-    sources,
-    depth,
-    history_line,
-    drafts_line,
-    LONGEST: tl.constexpr,
-    BITS: tl.constexpr,
-    SOURCES: tl.constexpr,
-    DEPTH: tl.constexpr,
-):
-    """Of a row: the first text with the longest match, and what followed there."""
+    history, written, siblings, lane, most, found, drafts, sources, depth, history_line, drafts_line,
+    LONGEST: tl.constexpr, BITS: tl.constexpr, SOURCES: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Takes the first text with the longest match, and drafts what followed there."""
     row = tl.program_id(0)
     own = tl.load(lane + row)
     nth = tl.arange(0, SOURCES)
@@ -373,8 +265,8 @@ def _write(  # type: ignore[no-untyped-def]
     match = tl.max(each >> BITS, 0)
     source = tl.min(tl.where(each >> BITS == match, nth, SOURCES), 0)
     place = tl.sum(tl.where(nth == source, each, 0), 0) & ((1 << BITS) - 1)
-    akin = tl.load(siblings + own * (sources - 1) + source - 1, mask=(match > 0) & (source > 0), other=0)
-    other = tl.where(source > 0, akin, own)
+    sibling = tl.load(siblings + own * (sources - 1) + source - 1, mask=(match > 0) & (source > 0), other=0)
+    other = tl.where(source > 0, sibling, own)
     after = tl.load(written + other, mask=match > 0, other=1) - place
     step = tl.arange(0, DEPTH)
     size = tl.minimum(tl.load(most + row), tl.where(match < LONGEST, match, depth))

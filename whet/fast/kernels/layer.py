@@ -1,56 +1,34 @@
-"""Rotary positions and the KV write: from the fused projection to rotated queries and filled pages, in one pass.
+"""Operators of a decoder layer: rotation with the KV write, and the gated product of few tokens.
 
-Called by the rollout's forward. `rope_write` is for families whose projection, head norms and rotation we know,
-`write_kv` for models that rotate by themselves. Both are one operator to torch.compile, take the Triton kernels of
-`rope_triton` on CUDA (or under Triton's interpreter) and the references here elsewhere; a captured graph serves any
-positions. They choose no page: the table is given.
+The fused stack and the EAGLE drafter call `rope_write`, models that rotate by themselves call `write_kv`;
+`whet.model.ops` says what both compute and has the plain forms. They are one operator each to torch.compile, and a
+captured graph serves any positions. The pages are chosen by the caller: the table is given.
 
 Shapes, for T new tokens and a cache of P pages:
-    qkv [T, (heads + 2 kv_heads) d]   queries, keys, values of a token side by side
-    cos, sin [T, r]                   r = d, or less: then the last d - r numbers of a head are not rotated
-    keys, values [P, kv_heads, page, d]   dense; the last page is nobody's
-    table int32 [rows, width]         the pages of each row in order
-    row, position int32 [T]           token t goes to page table[row, position // page] at position % page;
-                                      row -1 is padding and goes to the last page
-
-Arithmetic: that of transformers, step by step in the model's type. `apply_rotary_pos_emb` rounds x cos and
-rotate_half(x) sin to bfloat16 before it rounds their sum, RMSNorm computes in float32, rounds, then rounds the
-product with its weight; all of it is kept, so rollouts see the numbers that training's eager forward sees.
+    qkv [T, (heads + 2 kv_heads) d]       cos, sin [T, r]                   r = d, or less where a part is not rotated
+    keys, values [P, kv_heads, page, d]   dense; the last page is spare, for padding
+    table int32 [rows, width]             row, position int32 [T]
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.fast.kernels.dispatch import takes_triton
+from whet.fast.kernels import takes_triton
+from whet.model import ops
 
 
 def rope_write(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
-    """Rotated queries [T, heads, d]; keys and values are written in place.
-
-    `q_norm` and `k_norm` [d], both or none: the weights of an RMSNorm over each head before the rotation (Qwen3).
-    """
-    # An operator is for the compiler alone: called directly, it costs the host more than the kernel the GPU.
+    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
+    *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
+    """Rotated queries [T, heads, d]; keys and values are written in place."""
+    # An operator is for the compiler alone: called directly, it costs the host more than the kernel costs the GPU.
     call = torch.ops.whet.rope_write if torch.compiler.is_compiling() else _rope_write
     query: Tensor = call(qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps)
     return query
@@ -65,20 +43,9 @@ def write_kv(
 
 
 def _rope_write(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-) -> Tensor:
+    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
+    heads: int, kv_heads: int, q_norm: Tensor | None, k_norm: Tensor | None, eps: float,
+) -> Tensor:  # fmt: skip
     dim, rotary = keys.shape[-1], cos.shape[-1]
     _check_pages(keys, values, table, row, position, kv_heads, len(qkv))
     _require(
@@ -96,26 +63,12 @@ def _rope_write(
             "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
         }
     )
-    chosen = rope_reference
+    given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
     if takes_triton(qkv):
         from whet.fast.kernels.layer_triton import launch_rope_write
 
-        chosen = launch_rope_write
-    return chosen(
-        qkv,
-        cos,
-        sin,
-        keys,
-        values,
-        table,
-        row,
-        position,
-        heads=heads,
-        kv_heads=kv_heads,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        eps=eps,
-    )
+        return launch_rope_write(qkv, cos, sin, keys, values, table, row, position, **given)
+    return ops.rope_write(qkv, cos, sin, keys, values, table, row, position, **given)
 
 
 _rope_operator = torch.library.custom_op(
@@ -128,18 +81,8 @@ _rope_operator = torch.library.custom_op(
 
 
 @_rope_operator.register_fake
-def _queries(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    heads: int,
-    *rest: object,
-) -> Tensor:
+def _queries(qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, *rest: Any) -> Tensor:
+    heads = rest[4]  # after values, table, row and position
     return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
 
 
@@ -154,12 +97,12 @@ def _write_kv(
             "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
         }
     )
-    chosen = write_reference
     if takes_triton(key) and takes_triton(value):
         from whet.fast.kernels.layer_triton import launch_write_kv
 
-        chosen = launch_write_kv
-    chosen(key, value, keys, values, table, row, position)
+        launch_write_kv(key, value, keys, values, table, row, position)
+    else:
+        ops.write_kv(key, value, keys, values, table, row, position)
 
 
 _write_operator = torch.library.custom_op(
@@ -176,60 +119,10 @@ def _nothing(*args: object) -> None:
     return None
 
 
-def rope_reference(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
-    """`rope_write` in plain torch: the oracle, and the path without Triton."""
-    query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
-    if q_norm is not None and k_norm is not None:
-        query, key = _rms_norm(query, q_norm, eps), _rms_norm(key, k_norm, eps)
-    write_reference(_rotate(key, cos, sin), value, keys, values, table, row, position)
-    return _rotate(query, cos, sin)
-
-
-def write_reference(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
-) -> None:
-    """`write_kv` in plain torch."""
-    padding, size = row < 0, keys.shape[2]
-    position = position.masked_fill(padding, 0).long()
-    page = table[row.clamp(min=0).long(), position // size].masked_fill(padding, len(keys) - 1).long()
-    keys[page, :, position % size] = key
-    values[page, :, position % size] = value
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, d] turned in its first r numbers, pairs r / 2 apart: transformers' half-split convention."""
-    rotary = cos.shape[-1]
-    turned, rest = x[..., :rotary], x[..., rotary:]
-    first, second = turned.chunk(2, -1)
-    turned = turned * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
-    return torch.cat((turned, rest), -1)
-
-
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
-
-
 def _check_pages(
     keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor, kv_heads: int, tokens: int
 ) -> None:
-    """Shapes and types, which the host knows; a kernel would write past the end of a tensor that breaks them."""
+    """Checks shapes and types, all known to the host: a kernel would write past the end of what breaks them."""
     _require(
         {
             "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
@@ -246,30 +139,23 @@ def _require(broken: dict[str, bool]) -> None:
         raise ValueError(f"writing to KV pages needs {'; '.join(found)}")
 
 
-# ---- gated
+# ---- gated product: silu(x G^T) * (x U^T) of few tokens in one kernel, the widest product of a layer
 #
-# silu(x G^T) * (x U^T) of few tokens in one kernel: the widest product of a layer, read at the memory's speed.
-#
-# With few tokens a product costs what reading its weights costs, of which a library's kernel leaves half: it has more
-# tokens in mind. On an H200 with 8 to 64 tokens this one takes 8% to 17% less for a 1.5B model and 17% to 31% less for
-# 135M, the launch of silu that it spares included (`benchmarks/gated_kernel.py`); with two tokens they are even, and a
-# 7B model gains 1% to 4%. The other products of a layer are too small for it to matter, or no faster so.
+# With few tokens a product costs what reading its weights costs, and a library's kernel, made for more tokens, reaches
+# half of the memory's speed. On an H200 with 8 to 64 tokens this one takes 8% to 17% less for a 1.5B model and 17% to
+# 31% less for 135M, the launch of silu that it spares included (`benchmarks/gated_kernel.py`); with two tokens they are
+# even, and a 7B model gains 1% to 4%. The other products of a layer are too small to matter, or no faster this way.
 #
 # x [T, K]; weight [2N, K], the rows of gate first, then those of up; bias [2N] or none; out [T, N]. Sums are in fp32,
-# in an order that follows from shapes alone; gate and up are rounded as a product of their own would be, then once
-# more.
+# in an order that follows from shapes alone; gate and up are rounded as separate products would be, then once more.
 
-
-FEW = 64
-"""Tokens up to which the kernel beats a library's product; half as many where the weight is LARGE."""
-LARGE = 100_000_000
-"""Bytes. A 1.5B model's has 55 million, a 7B model's 272."""
-STAGES = 100_000
-"""Bytes that a program has on their way: two programs fit on a multiprocessor."""
+FEW = 64  # tokens up to which the kernel beats a library's product; half as many where the weight is LARGE
+LARGE = 100_000_000  # bytes: a 1.5B model's weight has 55 million, a 7B model's 272
+STAGES = 100_000  # bytes that a program has on their way, so that two programs fit on a multiprocessor
 
 
 class GatedTile(NamedTuple):
-    """A program has `rows` of gate and as many of up, all tokens (`columns`), and `depth` of K at a time."""
+    """A program takes `rows` of gate and as many of up, all tokens (`columns`), and `depth` of K at a time."""
 
     rows: int
     columns: int
@@ -278,14 +164,14 @@ class GatedTile(NamedTuple):
 
 
 def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether the kernel is the better way. fp32 is wanted where it must be exact; the interpreter rounds no bf16."""
+    """Whether the kernel is the better way. fp32 is for exact results, and the interpreter rounds no bf16."""
     half = x.dtype == torch.float16 or (x.dtype == torch.bfloat16 and x.is_cuda)
     most = FEW if weight.nbytes <= LARGE else FEW // 2
     return len(x) <= most and half and takes_triton(x)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """By the kernel, which must be there (`takes`)."""
+    """The product by the kernel; `takes` must be true."""
     from whet.fast.kernels.layer_triton import launch
 
     return launch(x, weight, bias, plan(len(x), len(weight) // 2, weight.shape[1], _multiprocessors(x.device)))
@@ -298,15 +184,15 @@ def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Te
 
 @functools.cache
 def plan(tokens: int, n: int, k: int, multiprocessors: int) -> GatedTile:
-    """Programs for most multiprocessors, and all that they read on its way.
+    """The tile with which there are programs for most multiprocessors, each with its reads under way.
 
-    Weights are the side of a tensor core's product that comes by 64 rows, tokens its few columns; rows are fewer only
-    where there would be too few programs, as a sum over K cannot be split: silu needs the whole.
+    Weights are the side of a tensor core's product that comes by 64 rows, tokens its few columns. There are fewer rows
+    only where there would be too few programs: a sum over K cannot be split, since silu needs the whole.
 
     >>> plan(64, 8960, 1536, 132), plan(2, 8960, 1536, 132)
-    (Tile(rows=64, columns=64, depth=64, stages=4), Tile(rows=64, columns=16, depth=64, stages=5))
+    (GatedTile(rows=64, columns=64, depth=64, stages=4), GatedTile(rows=64, columns=16, depth=64, stages=5))
     >>> plan(64, 1536, 576, 132)
-    Tile(rows=16, columns=64, depth=64, stages=6)
+    GatedTile(rows=16, columns=64, depth=64, stages=6)
     """
     columns, depth, rows = 16 if tokens <= 16 else 32 if tokens <= 32 else 64, 64, 64
     while rows > 16 and n < rows * multiprocessors * 3 // 4:

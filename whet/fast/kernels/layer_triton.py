@@ -1,7 +1,8 @@
-"""The Triton kernels of `rope`: a program takes one head of a few tokens, rotates it and puts it where it belongs.
+"""The Triton kernels of `kernels.layer`: rotation and KV write, and the gated product of few tokens.
 
-Imported when first launched, since not every machine has Triton. Launches follow from shapes alone. Places in the
-cache are 64-bit: a layer's pages may hold more than 2^31 numbers.
+`kernels.layer` imports this file at the first launch, since not every machine has Triton, and says what each kernel
+computes. Launches follow from shapes alone. Places in the cache are 64-bit: a layer's pages may hold more than 2^31
+numbers.
 """
 
 from __future__ import annotations
@@ -13,23 +14,13 @@ from torch import Tensor
 
 from whet.fast.kernels.layer import GatedTile
 
+# ---- rotation and KV write: a program takes one head of a few tokens, rotates it and writes it to its place
+
 
 def launch_rope_write(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    table: Tensor,
-    row: Tensor,
-    position: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
+    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
+    *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
+) -> Tensor:  # fmt: skip
     tokens, dim, rotary = len(qkv), keys.shape[3], cos.shape[1]
     query = qkv.new_empty(tokens, heads, dim)
     if tokens == 0:
@@ -37,36 +28,14 @@ def launch_rope_write(
     lines = heads + 2 * kv_heads
     block, warps = plan_tokens(tokens * lines)
     _rope_write[lines, triton.cdiv(tokens, block)](
-        qkv,
-        cos,
-        sin,
-        query,
-        keys,
-        values,
-        table,
-        row,
-        position,
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        tokens,
-        len(keys) - 1,
-        qkv.stride(0),
-        cos.stride(0),
-        sin.stride(0),
-        table.stride(0),
-        eps,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        PAGE=keys.shape[2],
-        DIM=dim,
-        HALF=rotary // 2,
-        LANES=triton.next_power_of_2(rotary // 2),
-        REST=triton.next_power_of_2(dim - rotary) if dim > rotary else 0,
-        NORM=q_norm is not None,
-        BLOCK=block,
-        num_warps=warps,
+        qkv, cos, sin, query, keys, values, table, row, position,
+        qkv if q_norm is None else q_norm, qkv if k_norm is None else k_norm,
+        tokens, len(keys) - 1, qkv.stride(0), cos.stride(0), sin.stride(0), table.stride(0), eps,
+        HEADS=heads, KV_HEADS=kv_heads, PAGE=keys.shape[2], DIM=dim, HALF=rotary // 2,
+        LANES=triton.next_power_of_2(rotary // 2), REST=triton.next_power_of_2(dim - rotary) if dim > rotary else 0,
+        NORM=q_norm is not None, BLOCK=block, num_warps=warps,
         enable_fp_fusion=False,  # a fused multiply-add would round once where eager torch rounds twice
-    )
+    )  # fmt: skip
     return query
 
 
@@ -80,29 +49,12 @@ def launch_write_kv(
     value = value if value.stride(2) == 1 else value.contiguous()
     block, warps = plan_tokens(tokens * heads)
     _write_kv[heads, triton.cdiv(tokens, block)](
-        key,
-        value,
-        keys,
-        values,
-        table,
-        row,
-        position,
-        tokens,
-        len(keys) - 1,
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
-        table.stride(0),
-        KV_HEADS=heads,
-        PAGE=keys.shape[2],
-        DIM=keys.shape[3],
-        VALUE_DIM=values.shape[3],
-        LANES=triton.next_power_of_2(keys.shape[3]),
-        VALUE_LANES=triton.next_power_of_2(values.shape[3]),
-        BLOCK=block,
-        num_warps=warps,
-    )
+        key, value, keys, values, table, row, position, tokens, len(keys) - 1,
+        key.stride(0), key.stride(1), value.stride(0), value.stride(1), table.stride(0),
+        KV_HEADS=heads, PAGE=keys.shape[2], DIM=keys.shape[3], VALUE_DIM=values.shape[3],
+        LANES=triton.next_power_of_2(keys.shape[3]), VALUE_LANES=triton.next_power_of_2(values.shape[3]),
+        BLOCK=block, num_warps=warps,
+    )  # fmt: skip
 
 
 def plan_tokens(heads: int) -> tuple[int, int]:
@@ -114,34 +66,11 @@ def plan_tokens(heads: int) -> tuple[int, int]:
 
 @triton.jit(do_not_specialize=["tokens", "last_page"])
 def _rope_write(  # type: ignore[no-untyped-def]
-    qkv,
-    cos,
-    sin,
-    query,
-    keys,
-    values,
-    table,
-    row,
-    position,
-    q_norm,
-    k_norm,
-    tokens,
-    last_page,
-    qkv_stride,
-    cos_stride,
-    sin_stride,
-    table_stride,
-    eps,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    LANES: tl.constexpr,
-    REST: tl.constexpr,
-    NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    qkv, cos, sin, query, keys, values, table, row, position, q_norm, k_norm,
+    tokens, last_page, qkv_stride, cos_stride, sin_stride, table_stride, eps,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+    LANES: tl.constexpr, REST: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """A head is three tiles: both halves of its rotated part, and the rest. Line = query, key or value head."""
     line = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -195,28 +124,11 @@ def _rope_write(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["tokens", "last_page"])
 def _write_kv(  # type: ignore[no-untyped-def]
-    key,
-    value,
-    keys,
-    values,
-    table,
-    row,
-    position,
-    tokens,
-    last_page,
-    key_stride,
-    key_head_stride,
-    value_stride,
-    value_head_stride,
-    table_stride,
-    KV_HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    LANES: tl.constexpr,
-    VALUE_LANES: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    key, value, keys, values, table, row, position, tokens, last_page,
+    key_stride, key_head_stride, value_stride, value_head_stride, table_stride,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    LANES: tl.constexpr, VALUE_LANES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     head = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = token < tokens
@@ -252,7 +164,7 @@ def _wide(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _product(x, y):  # type: ignore[no-untyped-def]
-    """Rounded to y's type, as torch does between two operations."""
+    """The product, rounded to y's type, as torch does between two operations."""
     return (x.to(tl.float32) * y.to(tl.float32)).to(y.dtype)
 
 
@@ -263,16 +175,11 @@ def _sum(x, y):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scaled(x, shrink, weight):  # type: ignore[no-untyped-def]
-    """RMSNorm's last two steps, each rounded."""
+    """The last two steps of RMSNorm, each rounded."""
     return _product((x.to(tl.float32) * shrink).to(x.dtype), weight[None, :])
 
 
-# ---- gated triton
-#
-# The Triton kernel of `gated`. Imported when first launched, since not every machine has Triton.
-
-
-WARPS = 4
+# ---- gated product
 
 
 def launch(x: Tensor, weight: Tensor, bias: Tensor | None, tile: GatedTile) -> Tensor:
@@ -282,42 +189,22 @@ def launch(x: Tensor, weight: Tensor, bias: Tensor | None, tile: GatedTile) -> T
         return out
     x, weight = x.contiguous(), weight.contiguous()
     gated_kernel[triton.cdiv(n, tile.rows), triton.cdiv(len(x), tile.columns)](
-        x,
-        weight,
-        weight if bias is None else bias,
-        out,
-        len(x),
-        N=n,
-        K=k,
-        BIAS=bias is not None,
-        ROWS=tile.rows,
-        COLUMNS=tile.columns,
-        DEPTH=tile.depth,
+        x, weight, weight if bias is None else bias, out, len(x),
+        N=n, K=k, BIAS=bias is not None, ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth,
         # Triton's interpreter multiplies the bits of bfloat16 as if they were integers.
         WIDEN=x.dtype == torch.bfloat16 and not x.is_cuda,
-        num_warps=WARPS,
-        num_stages=tile.stages,
-    )
+        num_warps=4, num_stages=tile.stages,
+    )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def gated_kernel(  # type: ignore[no-untyped-def]
-    x,
-    weight,
-    bias,
-    out,
-    tokens,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    WIDEN: tl.constexpr,
-):
-    """Rows n of gate and of up, N below them. N and K are constants: loops of known length need no masks where K is
-    whole. Rows and columns too many repeat the last, unused."""
+    x, weight, bias, out, tokens, N: tl.constexpr, K: tl.constexpr, BIAS: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Rows n of gate and of up, the latter N rows further down. N and K are constants: loops of known length need no
+    masks where K is a multiple of DEPTH. Rows and columns beyond the end repeat the last and are not stored."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     m = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     lane = tl.arange(0, DEPTH)
@@ -342,7 +229,7 @@ def gated_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def load(place, inside, WHOLE: tl.constexpr, WIDEN: tl.constexpr, EVICT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Weights are read once: the cache is for what is read again."""
+    """Weights are read once, so they are the first to leave the cache."""
     if WHOLE:
         values = tl.load(place, eviction_policy=EVICT)
     else:

@@ -1,22 +1,19 @@
-"""The report of a matrix: tables and figures in docs/results.md and the README, from the JSON of its cells alone.
+"""The report of a matrix: its tables in results.md and the README, from the JSON of its cells alone.
 
-`whet bench train MATRIX --report-only` calls `write_report`. It replaces what stands between the marks
-`<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word alone. The numbers are `results.py`'s.
+`whet bench train MATRIX --report-only` calls `write_report`. It replaces the text between the marks
+`<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word alone; figures in the page's folder
+figures/ are shown. `results.py` computes the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 
 from whet import files
 from whet.errors import WhetError
 from whet.report import formats
-from whet.report.chart import ticks
-from whet.report.curves import Curve, at, median_curve
 from whet.report.formats import median_reach
 from whet.tools.bench.matrix import MatrixPlan
 from whet.tools.bench.results import (
@@ -25,7 +22,6 @@ from whet.tools.bench.results import (
     Show,
     at_equal_seconds,
     cost_text,
-    curve,
     elsewhere,
     end,
     end_row,
@@ -33,6 +29,7 @@ from whet.tools.bench.results import (
     gain_shares,
     one_lower,
     pick_levels,
+    points,
     pooled_shares,
     range_text,
     reaches,
@@ -42,111 +39,7 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
-from whet.tools.bench.start import read_outcome
-
-# ---- figure
-#
-# Accuracy against what it cost, several arms with their seeds, as an SVG file that stands alone.
-#
-# `results.py` draws with it what docs/results.md shows. Standard library alone, so that a report needs nothing
-# installed; the same curves give the same bytes. The line is the median of the seeds, the band their range.
-
-
-COLOURS = ("#666666", "#0072b2", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
-"""Okabe and Ito's, which the colour-blind can tell apart; dashes tell the lines apart without colour."""
-DASHES = ("6 3", "", "", "2 2", "8 3 2 3", "5 2", "1 2", "10 3")
-WIDTH, HEIGHT = 820, 400
-LEFT, TOP, RIGHT, BOTTOM = 52, 34, 170, 44
-"""Margins; the legend stands in the right one."""
-
-
-@dataclass(frozen=True)
-class FigureLine:
-    label: str
-    curves: Sequence[Curve]
-    """One a seed."""
-
-
-@dataclass(frozen=True)
-class Plane:
-    """From values to places in the picture."""
-
-    x1: float
-    y0: float
-    y1: float
-
-    def place(self, x: float, y: float) -> str:
-        """
-        >>> Plane(x1=10, y0=0.0, y1=1.0).place(0, 0), Plane(x1=10, y0=0.0, y1=1.0).place(10, 1)
-        ('52.0 356.0', '650.0 34.0')
-        """
-        across = LEFT + (WIDTH - LEFT - RIGHT) * x / self.x1
-        down = TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - y) / (self.y1 - self.y0)
-        return f"{across:.1f} {down:.1f}"
-
-
-def figure(lines: Sequence[FigureLine], *, title: str, x_label: str, x_show: Callable[[float | None], str]) -> str:
-    """The SVG; "" where there is nothing to draw."""
-    drawn = [line for line in lines if any(len(c) > 1 for c in line.curves)]
-    if not drawn:
-        return ""
-    values = [point for line in drawn for c in line.curves for point in c]
-    x_ticks = ticks(0.0, max(x for x, _ in values))
-    y_ticks = ticks(min(y for _, y in values), max(y for _, y in values))
-    plane = Plane(x1=max(x for x, _ in values), y0=y_ticks[0], y1=y_ticks[-1])
-    parts = [_grid(plane, [x for x in x_ticks if x <= plane.x1], y_ticks, x_show)]
-    parts += [_band(line.curves, plane, number) for number, line in enumerate(drawn)]
-    parts += [_line(line.curves, plane, number) for number, line in enumerate(drawn)]
-    parts += [_legend(line, number) for number, line in enumerate(drawn)]
-    parts.append(f'<text x="{LEFT}" y="18" font-size="13">{escape(title)}</text>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-    body = "\n".join(part for part in parts if part)
-    style = 'font-family="sans-serif" font-size="11" fill="#333333"'
-    return f'{head} {style}>\n<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
-
-
-def _grid(plane: Plane, xs: Sequence[float], ys: Sequence[float], x_show: Callable[[float | None], str]) -> str:
-    parts = []
-    for y in ys:
-        across, down = plane.place(0, y).split()
-        parts.append(f'<path d="M{across} {down}H{WIDTH - RIGHT}" stroke="#e6e6e6"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{float(down) + 4:.1f}" text-anchor="end">{y:.2f}</text>')
-    for x in xs:
-        across, down = plane.place(x, plane.y0).split()
-        parts.append(f'<path d="M{across} {down}v4" stroke="#888888"/>')
-        parts.append(f'<text x="{across}" y="{float(down) + 16:.1f}" text-anchor="middle">{x_show(x)}</text>')
-    return "\n".join(parts)
-
-
-def _band(curves: Sequence[Curve], plane: Plane, number: int) -> str:
-    middle = median_curve(curves)
-    if len(curves) < 2 or not middle:
-        return ""
-    xs = [x for x, _ in middle]
-    low = [plane.place(x, min(at(c, x) for c in curves)) for x in xs]
-    high = [plane.place(x, max(at(c, x) for c in curves)) for x in xs]
-    return f'<path d="M{"L".join([*low, *reversed(high)])}Z" fill="{COLOURS[number % len(COLOURS)]}" opacity="0.13"/>'
-
-
-def _line(curves: Sequence[Curve], plane: Plane, number: int) -> str:
-    middle = median_curve(curves)
-    return f'<path d="M{"L".join(plane.place(x, y) for x, y in middle)}" {_stroke(number)}/>' if middle else ""
-
-
-def _legend(line: FigureLine, number: int) -> str:
-    x, y = WIDTH - RIGHT + 14, TOP + 8 + 18 * number
-    text = f'<text x="{x + 32}" y="{y + 4}">{escape(line.label)} ({len(line.curves)})</text>'
-    return f'<path d="M{x} {y}h26" {_stroke(number)}/>{text}'
-
-
-def _stroke(number: int) -> str:
-    """No two of 24 alike: a colour that comes again has another dash."""
-    dash = DASHES[(number + 3 * (number // len(COLOURS))) % len(DASHES)]
-    dashes = f' stroke-dasharray="{dash}"' if dash else ""
-    return f'fill="none" stroke="{COLOURS[number % len(COLOURS)]}" stroke-width="1.8"{dashes}'
-
+from whet.tools.bench.train import read_outcome
 
 COSTS: dict[str, Show] = {"tokens": formats.count, "rollouts": formats.count, "seconds": formats.duration}
 RULE = (
@@ -166,17 +59,17 @@ POOLED = "By all evaluations of an arm together (a rising fit through them; in b
 
 
 def write_report(plan: MatrixPlan, out: Path, docs: Path, readme: Path) -> list[Path]:
-    """docs/results.md, docs/figures/MATRIX_*.svg, and the README where it has the marks; gives what was written."""
+    """Write docs/evidence/results.md, and the README where it has the marks; returns the files that were written."""
     arms = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
     notes = {arm.name: arm.note for arm in plan.matrix.arm}
     page = docs / "results.md"
     text = page.read_text() if page.is_file() else "# Results\n"
     if marks(plan.name)[0] not in text:
         text = text.rstrip() + f"\n\n## {plan.name}\n" + "\n".join(marks(plan.name)) + "\n"
-    figures = write_figures(arms, plan.baseline, plan.name, docs / "figures")
-    shown = [f"![Accuracy against its cost](figures/{path.name})" for path in figures]
+    figures = [f"figures/{plan.name}_{cost}.svg" for cost in ("tokens", "seconds")]  # of benchmarks/matrix_figures.py
+    shown = [f"![Accuracy against its cost]({name})" for name in figures if (docs / name).is_file()]
     files.write_text(page, fill(text, plan.name, "\n\n".join([document(arms, plan.baseline, notes), *shown, RULE])))
-    written = [page, *figures]
+    written = [page]
     if readme.is_file() and marks(plan.name)[0] in (text := readme.read_text()):
         files.write_text(readme, fill(text, plan.name, short_table(arms, plan.baseline)))
         written.append(readme)
@@ -184,33 +77,15 @@ def write_report(plan: MatrixPlan, out: Path, docs: Path, readme: Path) -> list[
 
 
 def read_arms(folder: Path, order: Sequence[str]) -> dict[str, list[Log]]:
-    """The cells that are there, arms in the order of the matrix, then those that it no longer names."""
+    """The stored cells by arm: first the arms of the matrix in its order, then those that it no longer names."""
     cells = [read_outcome(path) for path in sorted(folder.glob("*.json"))]
-    cells = [cell for cell in cells if any(accuracy is not None for accuracy in _accuracies(cell))]
+    cells = [cell for cell in cells if points(cell, "tokens")]  # one that was never evaluated says nothing
     if not cells:
         raise WhetError(f"There are no finished cells in {folder}.")
     arms: dict[str, list[Log]] = {name: [] for name in order}
     for cell in sorted(cells, key=lambda cell: cell["seed"]):
         arms.setdefault(cell["arm"], []).append(cell)
     return {name: some for name, some in arms.items() if some}
-
-
-def _accuracies(cell: Log) -> list[float | None]:
-    place = cell["columns"].index("accuracy")
-    return [row[place] for row in cell["rows"]]
-
-
-def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Path]:
-    written = []
-    for cost in ("tokens", "seconds"):
-        told = usable(arms, baseline, cost)
-        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in told.items()]
-        label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
-        drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
-        if drawn:
-            files.write_text(folder / f"{name}_{cost}.svg", drawn)
-            written.append(folder / f"{name}_{cost}.svg")
-    return written
 
 
 def marks(name: str) -> tuple[str, str]:

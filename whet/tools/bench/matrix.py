@@ -1,9 +1,9 @@
-"""A matrix: one recipe, several arms and seeds, one start. The TOML that `whet bench train` reads, and its cells.
+"""A matrix: one recipe, several arms and seeds, one start: the TOML of `whet bench train`, its cells and its start.
 
-    recipe = "../recipes/gsm8k.toml"        # paths are taken from the matrix's own folder
+    recipe = "../recipes/gsm8k.toml"        # paths are relative to the matrix file
     seeds = [0, 1, 2]
-    seconds = 150                           # of a cell at most, from the start of its process
-    set = { "learn.lr" = 4e-5 }             # of every arm
+    seconds = 150                           # per cell at most, from the start of its process
+    set = { "learn.lr" = 4e-5 }             # settings of every arm
     pool = { size = 1536, seed = 0 }        # train on so many of the recipe's problems
     start = { adapter = "starts/gsm8k", set = { "model.lora.rank" = 16 } }
 
@@ -11,14 +11,18 @@
     name = "speed"
     set = { "curriculum.name" = "speed" }
 
-Everything that can be wrong with it is one sentence, said before anything runs. What runs is `train.py`'s matter.
+Everything that can be wrong with it is one sentence, given before anything runs. `make_start` then makes what every
+cell begins from, the same bytes for all: a pool of problems, and weights (a named model, a warm-started one, or a
+stored LoRA adapter merged into its base). What is missing is made once, in the folder of the runs.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,21 +30,27 @@ from typing import Any
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from whet import config
+from whet import config, files
 from whet.config import Section
 from whet.errors import WhetError
-from whet.recipe import override, parse_config, read_toml
+from whet.recipe import dump_config, override, parse_config, read_toml
 from whet.report.arms import flatten
-from whet.tools.experiment import merge
+from whet.run import CONFIG, best_checkpoint
+from whet.tools.experiment import merge, replace_run, start_arm
+from whet.tools.prepare import prepare_file
+
+# Settings that say where things are on a machine, or that a run fills in: no part of what a cell is.
+PLACES = ("model.name", "data_folder", "rollout.context", "data.0.path")
+OnLine = Callable[[str], None]
+
+# ---- the TOML
 
 
 class StartSettings(Section):
+    # A model folder, a run or a hub name that every cell begins from; empty is the recipe's own model, as below.
     model: str = ""
-    """A model folder, a run or a hub name that every cell begins from; empty is the recipe's own model, as below."""
-    adapter: str = ""
-    """A stored LoRA folder, merged into the recipe's model; where it is missing, `set` says how it is made."""
-    set: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the run that makes the start: the recipe's warm start, and no update."""
+    adapter: str = ""  # a stored LoRA folder, merged into the recipe's model; where it is missing, `set` makes it
+    set: dict[str, Any] = Field(default_factory=dict)  # of the run that makes the start: a warm start, and no update
 
     @model_validator(mode="after")
     def _one_way(self) -> StartSettings:
@@ -50,30 +60,25 @@ class StartSettings(Section):
 
 
 class PoolSettings(Section):
+    # Problems of the recipe's first [[data]] entry, drawn evenly over its levels, without those of the evaluation.
     size: int = Field(ge=1)
-    """Problems of the recipe's first [[data]] entry, drawn evenly over its levels, less those of the evaluation."""
     seed: int = Field(0, ge=0)
-    unseen: bool = False
-    """The warm start is trained on the others alone: what is learnt of these is learnt by reinforcement."""
+    unseen: bool = False  # the warm start is trained on the other problems alone
 
 
 class MatrixArm(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     set: dict[str, Any] = Field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
-    """Its own; none are those of the matrix."""
-    seconds: float = Field(0, ge=0)
-    """Its own cap; 0 is that of the matrix."""
+    seeds: tuple[int, ...] = ()  # empty: those of the matrix
+    seconds: float = Field(0, ge=0)  # 0: the cap of the matrix
     note: str = ""
 
 
 class Matrix(Section):
     recipe: str
     seeds: tuple[int, ...] = Field((0,), min_length=1)
-    seconds: float = Field(150, gt=0)
-    """A cell is asked to stop so long after its process began; the step it is in is finished."""
-    baseline: str = ""
-    """The arm that the others are compared with; empty is the first."""
+    seconds: float = Field(150, gt=0)  # after these a cell's process is asked to stop; it finishes its step
+    baseline: str = ""  # the arm that the others are compared with; empty is the first
     start: StartSettings = StartSettings()
     pool: PoolSettings | None = None
     set: dict[str, Any] = Field(default_factory=dict)
@@ -99,18 +104,13 @@ class Matrix(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixCell:
-    """One arm with one seed: an ordinary run.
-
-    >>> Cell(arm="speed", seed=1, seconds=150, tree={}, settings=config.Config()).name
-    'speed-seed1'
-    """
+    """One arm with one seed: an ordinary run."""
 
     arm: str
     seed: int
     seconds: float
-    note: str = ""
-    tree: Mapping[str, Any]
-    """Its recipe, before start and pool are put in."""
+    note: str
+    tree: Mapping[str, Any]  # its recipe, before start and pool are put in
     settings: config.Config
 
     @property
@@ -120,16 +120,13 @@ class MatrixCell:
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixPlan:
-    """A matrix with its recipes read: what `train.py` works off."""
+    """A matrix with its recipes read: what `train.py` works through."""
 
     name: str
-    folder: Path
-    """Of the matrix file."""
+    folder: Path  # of the matrix file
     matrix: Matrix
-    base: Mapping[str, Any]
-    """The recipe that makes the start."""
-    cells: tuple[MatrixCell, ...]
-    """Seed by seed, so that an unfinished matrix has all arms before any has many seeds."""
+    base: Mapping[str, Any]  # the recipe that makes the start
+    cells: tuple[MatrixCell, ...]  # seed by seed, so that an unfinished matrix has all arms before many seeds
 
     @property
     def baseline(self) -> str:
@@ -176,29 +173,24 @@ def cells_of(
 ) -> list[MatrixCell]:
     names = [arm.name for arm in matrix.arm]
     if unknown := next((name for name in arms if name not in names), None):
-        near = difflib.get_close_matches(unknown, names, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"there are {', '.join(names)}."
-        raise WhetError(f'{path} has no arm "{unknown}"; {hint}')
+        raise WhetError(f'{path} has no arm "{unknown}"; {hint(unknown, names, "there are")}')
     numbered = []
     for place, arm in enumerate(matrix.arm):
-        if arms and arm.name not in arms:
-            continue
         for turn, seed in enumerate(arm.seeds or matrix.seeds):
-            if seeds and seed not in seeds:
+            if (arms and arm.name not in arms) or (seeds and seed not in seeds):
                 continue
             tree = settled(recipe, [matrix.set, arm.set], [*sets, f"seed={seed}"], f'{path}, arm "{arm.name}"')
-            cell = MatrixCell(
-                arm=arm.name,
-                seed=seed,
-                seconds=arm.seconds or matrix.seconds,
-                note=arm.note,
-                tree=tree,
-                settings=parse_config(tree),
-            )
+            seconds, settings = arm.seconds or matrix.seconds, parse_config(tree)
+            cell = MatrixCell(arm=arm.name, seed=seed, seconds=seconds, note=arm.note, tree=tree, settings=settings)
             numbered.append((turn, place, cell))
     if not numbered:
         raise WhetError(f"No arm of {path} has a seed among {', '.join(map(str, seeds))}.")
     return [cell for _, _, cell in sorted(numbered, key=lambda item: item[:2])]
+
+
+def hint(word: str, known: Iterable[str], there_are: str) -> str:
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f'did you mean "{near[0]}"?' if near else f"{there_are} {', '.join(known)}."
 
 
 def check_start(plan: MatrixPlan, recipe: Mapping[str, Any], path: Path) -> None:
@@ -257,17 +249,12 @@ def parse_matrix(tree: Mapping[str, Any], path: Path) -> Matrix:
     if first["type"] == "extra_forbidden":
         sections: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
         known = (sections.get(str(first["loc"][0]), Matrix) if len(first["loc"]) > 1 else Matrix).model_fields
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        hint = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(known)}."
-        raise WhetError(f'{path}: there is no "{where}" in a matrix; {hint}')
+        near = hint(str(first["loc"][-1]), known, "known are")
+        raise WhetError(f'{path}: there is no "{where}" in a matrix; {near}')
     if first["type"] == "missing":
         raise WhetError(f'{path}: a matrix needs "{where}".')
     message = first["msg"].removeprefix("Value error, ")
     raise WhetError(f"{path}: {f'{where}: ' if where else ''}{message[0].lower()}{message[1:]}.")
-
-
-PLACES = ("model.name", "data_folder", "rollout.context", "data.0.path")
-"""Settings that say where things are on a machine, or are filled in by a run: no part of what a cell is."""
 
 
 def told_settings(settings: config.Config) -> dict[str, Any]:
@@ -277,8 +264,155 @@ def told_settings(settings: config.Config) -> dict[str, Any]:
 
 
 def differing(cell: MatrixCell, stored: Mapping[str, Any]) -> str:
-    """The first setting that a stored cell had otherwise, in words; "" where all agree."""
+    """The first setting that differs in a stored cell, in words; "" where all agree."""
     for key, value in told_settings(cell.settings).items():
         if key in stored and stored[key] != value:
             return f"{key} = {stored[key]!r} there and {value!r} in the matrix"
     return ""
+
+
+# ---- the start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    folder: Path  # of the weights
+    hashes: Mapping[str, str]  # sha256 of the weights and of the pool, for the JSON of a cell
+    pool: Path | None = None
+
+
+def make_start(plan: MatrixPlan, runs: Path, on_progress: OnLine) -> Start:
+    pool = make_pool(plan, runs) if plan.matrix.pool else None
+    folder = start_weights(plan, runs, on_progress, pool if plan.matrix.pool and plan.matrix.pool.unseen else None)
+    hashes = {"weights": hash_weights(folder)}
+    if pool is not None:
+        hashes["pool"] = hashlib.sha256(pool.read_bytes()).hexdigest()
+    return Start(folder=folder, hashes=hashes, pool=pool)
+
+
+def hash_weights(folder: Path) -> str:
+    """sha256 over the names and bytes of all safetensors of a model folder."""
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise WhetError(f"{folder} holds no *.safetensors, so there is nothing to start from.")
+    whole = hashlib.sha256()
+    for path in paths:
+        whole.update(path.name.encode())
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
+
+
+def make_pool(plan: MatrixPlan, runs: Path) -> Path:
+    """A seeded sample of the first [[data]] entry, without the problems of the evaluation sets."""
+    assert plan.matrix.pool is not None
+    settings, size, path = plan.cells[0].settings, plan.matrix.pool.size, runs / "pool.jsonl"
+    if not path.is_file():
+        tests = [entry.path for entry in settings.eval if entry.path]
+        folder = settings.data_folder
+        prepare_file(settings.data[0], path, folder=folder, against=tests, size=size, seed=plan.matrix.pool.seed)
+    with path.open("rb") as file:
+        if (found := sum(1 for _ in file)) != size:
+            raise WhetError(f"{path} holds {found:,} problems, and pool.size = {size:,} are wanted.")
+    return path
+
+
+def without(tree: Mapping[str, Any], pool: Path, path: Path) -> config.Config:
+    """The recipe on the problems outside of the pool, which are written to `path`."""
+    settings = parse_config(tree)
+    if not path.is_file():
+        tests = [entry.path for entry in settings.eval if entry.path]
+        prepare_file(settings.data[0], path, folder=settings.data_folder, against=[*tests, str(pool)])
+    return parse_config(on_problems(tree, settings, path))
+
+
+def on_problems(tree: Mapping[str, Any], settings: config.Config, path: Path) -> dict[str, Any]:
+    """The tree of a recipe with the problems of a file in place of its first [[data]] entry's."""
+    first, *rest = [entry.model_dump(exclude_none=True) for entry in settings.data]
+    kept = {key: first[key] for key in ("task", "reward", "options", "weight", "curriculum")}
+    return {**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]}
+
+
+def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Path | None = None) -> Path:
+    """The folder of the weights. unseen: problems that no warm start may see."""
+    from whet.model.load import resolve_model
+    from whet.tools.measure import weights_of
+
+    start, settings = plan.matrix.start, parse_config(plan.base)
+    if start.model:
+        named = plan.path(start.model)
+        return resolve_model(weights_of(str(named if named.exists() else start.model))[0]).resolve()
+    stored = plan.path(start.adapter) if start.adapter else None
+    if stored is None or not (stored / "adapter_config.json").is_file():
+        if not settings.warm_start:
+            return resolve_model(settings.model.name).resolve()
+        if unseen is not None:
+            settings = without(plan.base, unseen, runs / "rest.jsonl")
+        made = warm_start(runs / "base", settings, on_progress)
+        if not (made / "adapter_config.json").is_file():
+            return made.resolve()
+        stored = store_adapter(made, stored or runs / "adapter", settings.model.name)
+    return merged(settings.model, stored, runs, on_progress).resolve()
+
+
+def warm_start(folder: Path, settings: config.Config, on_progress: OnLine) -> Path:
+    """The checkpoint of a run of the recipe's warm start; an earlier one is used as it is."""
+    done = best_checkpoint(folder) if (folder / CONFIG).is_file() else None
+    if done is None:
+        on_progress(f"Warm start in {folder}, from which every cell begins.")
+        files.make_folder(folder.parent)
+        replace_run(folder)
+        recipe = folder.with_suffix(".toml")
+        files.write_text(recipe, dump_config(settings))
+        process = start_arm(recipe, folder)
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()
+        if code != 0 or (done := best_checkpoint(folder)) is None:
+            raise WhetError(f"The warm start failed: {last_words(folder, code)}")
+    return done
+
+
+def store_adapter(checkpoint: Path, folder: Path, base: str) -> Path:
+    """Store only the adapter, and no path of this machine: its base is the recipe's model."""
+    files.make_folder(folder)
+    files.write_bytes(folder / "adapter_model.safetensors", (checkpoint / "adapter_model.safetensors").read_bytes())
+    told = json.loads((checkpoint / "adapter_config.json").read_bytes())
+    told["base_model_name_or_path"] = Path(base).name if Path(base).expanduser().is_dir() else base
+    files.write_text(folder / "adapter_config.json", json.dumps(told, indent=2, sort_keys=True) + "\n")
+    return folder
+
+
+def merged(model: config.Model, adapter: Path, runs: Path, on_progress: OnLine) -> Path:
+    """The model with the adapter merged in, summed in fp64 so that every machine rounds to the same bytes."""
+    target = runs / f"start-{hash_weights(adapter)[:12]}"
+    if target.is_dir():
+        return target
+    on_progress(f"Merging {adapter} into {model.name}.")
+    import torch
+    from transformers import GenerationConfig
+
+    from whet.model.load import DTYPES, load_weights, locate_model
+    from whet.model.lora import load_lora, merge_lora
+
+    place = locate_model(model.name)
+    network: Any = load_weights(place.folder, torch.float64)
+    load_lora(network, adapter)
+    network = merge_lora(network).to(DTYPES[model.dtype])
+    network.generation_config = GenerationConfig()  # the base's own is copied
+    tmp = files.temporary(target)
+    files.remove_tree(tmp)
+    files.make_folder(tmp)
+    files.write_into(tmp, network.save_pretrained)
+    for path in place.folder.iterdir():
+        if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
+            shutil.copyfile(path, tmp / path.name)
+    files.publish(tmp, target)
+    return target
+
+
+def last_words(folder: Path, code: int) -> str:
+    """The last line that the process of a run printed."""
+    words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
+    return " ".join(words).removeprefix("whet: ") or f"code {code}"

@@ -1,9 +1,13 @@
 """What the cells of a matrix come to: the cost of each accuracy level, and where each arm ended. Pure.
 
-Takes what `outcome.py` wrote, gives numbers and short texts; `document.py` makes tables of them. A level is reached as
-in `whet compare`: at the first of two consecutive evaluations at or above it; a seed that never gets there is counted,
-not left out. Seconds are told by cells that had the machine to themselves, and are compared on one machine and at one
-commit alone.
+`document.py` makes tables of these numbers and short texts. A level is reached as in `whet compare`: at the first of
+two consecutive evaluations at or above it; a seed that never gets there is counted, not left out. Seconds come from
+cells that had the machine to themselves, and are compared on one machine and at one commit alone.
+
+One evaluation is as noisy as its problems are few, so where curves are flat a seed's own crossing is largely luck.
+`pooled_costs` therefore puts all evaluations of an arm in the order of their cost and fits the nearest rising step
+function (isotonic regression by pooling adjacent violators); `gain_costs` fits a straight line, which depends on no
+level. Their ranges come from a bootstrap: seeds are drawn again, and each evaluation is drawn again from its fit.
 """
 
 from __future__ import annotations
@@ -21,19 +25,15 @@ from whet.report import formats
 from whet.report.curves import Curve, Point, at
 from whet.report.formats import Reach, first_crossing, median_reach, reach
 
-Log = Mapping[str, Any]
-"""What `outcome` wrote of a cell."""
-Arms = Mapping[str, Sequence[Log]]
-"""Arm -> its cells, one a seed."""
-GRID = 200
-"""Levels are half hundredths."""
-MOST_LEVELS = 6
-ENOUGH = 3
-"""Seeds that a claim rests on; an arm with fewer is marked."""
+Log = Mapping[str, Any]  # the JSON of a cell
+Arms = Mapping[str, Sequence[Log]]  # arm -> its cells, one per seed
 Show = Callable[[float | None], str]
+GRID = 200  # levels are half hundredths
+MOST_LEVELS = 6
+ENOUGH = 3  # seeds that a claim rests on; an arm with fewer is marked
+DRAWS = 400  # of a bootstrap
 
-
-# What a cell says
+# ---- one cell
 
 
 def column(cell: Log, name: str) -> list[float | None]:
@@ -64,18 +64,13 @@ def last(cell: Log, name: str) -> float:
     return column(cell, name)[-1] or 0.0
 
 
-def mean(cell: Log, name: str) -> float | None:
-    values = [value for value in column(cell, name) if value is not None]
-    return fmean(values) if values else None
-
-
 def drift(cell: Log, name: str) -> tuple[float, float] | None:
-    """(in the first update, mean of the last three)."""
+    """(value in the first update, mean of the last three)."""
     values = [value for value in column(cell, name) if value is not None]
     return (values[0], fmean(values[-3:])) if values else None
 
 
-# Levels and what they cost
+# ---- levels and what they cost
 
 
 def reaches(cells: Sequence[Log], level: float, cost: str) -> list[Reach]:
@@ -88,8 +83,10 @@ def place(cell: Log) -> dict[str, Any]:
 
 
 def usable(arms: Arms, baseline: str, cost: str) -> Arms:
-    """The cells of each arm that tell a cost. Seconds: those alone on their machine, of the place of most of the
-    baseline's; those of another machine or commit would be compared by what these changed, and are left out."""
+    """The cells of each arm whose cost can be compared.
+
+    For seconds these ran alone on their machine, where and at the commit at which most of the baseline's cells ran.
+    """
     if cost != "seconds":
         return arms
     alone = {arm: [cell for cell in cells if cell["solo"]] for arm, cells in arms.items()}
@@ -99,14 +96,14 @@ def usable(arms: Arms, baseline: str, cost: str) -> Arms:
 
 
 def elsewhere(arms: Arms, baseline: str) -> dict[str, list[str]]:
-    """Of the cells that ran alone, but not where those that tell seconds did: what differs -> arms."""
-    told = usable(arms, baseline, "seconds")
-    here = next((place(cell) for cells in told.values() for cell in cells), {})
+    """What differs -> arms, for the cells that ran alone but in another place than those of `usable`."""
+    used = usable(arms, baseline, "seconds")
+    here = next((place(cell) for cells in used.values() for cell in cells), {})
     found: dict[str, list[str]] = {}
     for arm, cells in arms.items():
         for cell in cells:
             other = ", ".join(f"{key} {value}" for key, value in place(cell).items() if here.get(key) != value)
-            if cell["solo"] and cell not in told[arm] and arm not in found.setdefault(other, []):
+            if cell["solo"] and cell not in used[arm] and arm not in found.setdefault(other, []):
                 found[other].append(arm)
     return found
 
@@ -133,7 +130,7 @@ def one_lower(level: float, cell: Log) -> float:
 
 
 def pick_levels(arms: Arms, target: float | None) -> list[float]:
-    """A few from the start to the highest that any cell reaches, `target` among them, rising."""
+    """A few rising levels, from the start to the highest that any cell reaches, with `target` among them."""
     curves = [points(cell, "tokens") for cells in arms.values() for cell in cells]
     start = max((c[0].accuracy for c in curves), default=1.0)
     reached = [
@@ -182,7 +179,7 @@ def cost_text(found: Sequence[Reach], show: Show) -> str:
     return f"{text} ({show(min(known))}–{most})" + ("" if most != "never" else f", {len(known)} of {len(found)}")
 
 
-# Where the arms ended
+# ---- where the arms ended
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +188,7 @@ class Equal:
 
     seconds: float
     accuracy: Mapping[str, float]
-    interval: Interval
-    """Of the baseline."""
+    interval: Interval  # of the baseline
 
     def verdict(self, arm: str) -> str:
         if arm not in self.accuracy:
@@ -202,7 +198,7 @@ class Equal:
 
 
 def at_equal_seconds(arms: Arms, baseline: str) -> Equal | None:
-    """Between evaluations in proportion; who ended earlier keeps what it had. None without cells that ran alone."""
+    """Interpolated between evaluations; an arm that ended earlier keeps its last. None if no cell ran alone."""
     alone = {arm: cells for arm, cells in usable(arms, baseline, "seconds").items() if cells}
     if baseline not in alone:
         return None
@@ -217,7 +213,7 @@ def start_accuracy(arms: Arms) -> float:
 
 
 def end_row(arm: str, cells: Sequence[Log], alone: Sequence[Log], equal: Equal | None) -> dict[str, str]:
-    """`alone`: those of the cells that tell seconds."""
+    """One line of the table of ends. `alone`: those of the cells whose seconds can be compared."""
     accuracy = median(map(end, cells))
     low, high = wilson(accuracy, cells[0]["evaluation"]["prompts"])
     least = "≥" if any(cell["distinct_is_least"] for cell in cells) else ""
@@ -229,7 +225,7 @@ def end_row(arm: str, cells: Sequence[Log], alone: Sequence[Log], equal: Equal |
         "tokens": formats.count(median(last(cell, "tokens") for cell in cells)),
         "rollouts": formats.count(median(last(cell, "rollouts") for cell in cells)),
         "seconds": formats.duration(median(last(cell, "seconds") for cell in alone) if alone else None),
-        "informative": formats.share(_middle([mean(cell, "signal") for cell in cells])),
+        "informative": formats.share(_middle([column(cell, "signal") for cell in cells])),
         "entropy": _drift([drift(cell, "entropy") for cell in cells], "{:.2f}"),
         "length": _drift([drift(cell, "length") for cell in cells], "{:.0f}"),
         "prompts used": least + formats.count(median(cell["distinct_prompts"] for cell in cells)),
@@ -243,7 +239,7 @@ def end_row(arm: str, cells: Sequence[Log], alone: Sequence[Log], equal: Equal |
 
 
 def entropy_correlation(arms: Arms) -> float | None:
-    """Pearson's, over all cells: how far a higher accuracy goes with nothing but surer draws. None for few cells."""
+    """Pearson's correlation of final accuracy and entropy over all cells: how far gains are only surer draws."""
     pairs = [
         (drifted[1], fmean(point.accuracy for point in points(cell, "tokens")[-3:]))
         for cells in arms.values()
@@ -257,15 +253,16 @@ def entropy_correlation(arms: Arms) -> float | None:
 
 
 def _first_and_last(cells: Sequence[Log], name: str) -> str:
-    """Accuracy on a further set before the first update and after the last; a cell that was cut short has no latter."""
+    """Accuracy on a further set before the first update and after the last, which a cell cut short lacks."""
     firsts = [found[0][1] for cell in cells if (found := cell["also"].get(name))]
     lasts = [found[-1][1] for cell in cells if (found := cell["also"].get(name)) and found[-1][0] == last(cell, "step")]
     return " → ".join(f"{median(side):.3f}" if side else formats.MISSING for side in (firsts, lasts))
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+def _middle(columns: Sequence[Sequence[float | None]]) -> float | None:
+    """The median of the cells' means."""
+    known = [[value for value in values if value is not None] for values in columns]
+    return median(map(fmean, filter(None, known))) if any(known) else None
 
 
 def range_text(accuracies: Sequence[float]) -> str:
@@ -277,24 +274,11 @@ def _drift(pairs: Sequence[tuple[float, float] | None], form: str) -> str:
     return " → ".join(form.format(median(side)) for side in zip(*known, strict=True)) if known else formats.MISSING
 
 
-# ---- pooled
-#
-# The cost of an accuracy level by all evaluations of an arm together, whatever seed they are of. Pure.
-#
-# One evaluation is as noisy as its problems are few, so where curves are flat a seed's own crossing (`results.py`) is
-# largely luck. Here all evaluations of an arm are put in the order of their cost and fitted by the rising step function
-# next to them (isotonic regression, by pooling adjacent violators); the level costs what the first step at or above it
-# does. How sure that is: the same with seeds drawn again and each evaluation drawn again from its fit (a bootstrap).
-#
-# A level is one point of a curve; what a hundredth of accuracy costs by the straight line through all of it does not
-# depend on one (`gain_costs`).
-
-
-DRAWS = 400
+# ---- all evaluations of an arm together
 
 
 def rising(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The rising sequence with the least sum of squared distances: what falls is joined to its mean.
+    """The rising sequence with the least sum of squared distances: falling parts are replaced by their mean.
 
     >>> rising([1.0, 3.0, 2.0, 2.0, 5.0]).round(6).tolist()
     [1.0, 2.333333, 2.333333, 2.333333, 5.0]
@@ -309,18 +293,16 @@ def rising(values: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def crossing(costs: np.ndarray, fit: np.ndarray, level: float) -> float:
-    """The cost of the first step at or above the level, but for the start, which costs nothing and is nobody's merit;
-    infinite where there is none."""
+    """The cost of the first step at or above the level, without the start, which costs nothing; infinite if none."""
     above = np.flatnonzero((fit >= level) & (costs > 0))
     return float(costs[above[0]]) if above.size else math.inf
 
 
 def pooled_costs(cells: Sequence[Log], level: float, cost: str, seed: int = 0) -> np.ndarray:
     """[1 + DRAWS]: what the level costs, then the same in every draw of the bootstrap."""
-    curves = [np.array(curve(cell, cost)) for cell in cells]
+    curves, rolls = _curves(cells, cost)
     if not curves:
         return np.full(1 + DRAWS, math.nan)
-    rolls = [cell["evaluation"]["prompts"] * cell["evaluation"]["n"] for cell in cells]
     costs, fit, owner = _fit(curves)
     found, rng = [crossing(costs, fit, level)], np.random.default_rng(seed)
     mine = [fit[owner == number] for number in range(len(curves))]
@@ -331,8 +313,14 @@ def pooled_costs(cells: Sequence[Log], level: float, cost: str, seed: int = 0) -
     return np.array(found)
 
 
+def _curves(cells: Sequence[Log], cost: str) -> tuple[list[np.ndarray], list[int]]:
+    """Curves as [evaluations, (cost, accuracy)], and the rollouts of one evaluation."""
+    rolls = [cell["evaluation"]["prompts"] * cell["evaluation"]["n"] for cell in cells]
+    return [np.array(curve(cell, cost)) for cell in cells], rolls
+
+
 def _fit(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(costs in order, the fit, the number of the curve that each is of)."""
+    """(costs in order, the fit, the number of the curve that each belongs to)."""
     owner = np.repeat(range(len(curves)), [len(points) for points in curves])
     points = np.concatenate(curves)
     order = np.argsort(points[:, 0], kind="stable")
@@ -340,19 +328,18 @@ def _fit(curves: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def pooled_shares(arms: Arms, baseline: str, level: float, cost: str) -> list[str]:
-    """Of each arm: what part of the baseline's cost, and the middle 80% of the draws. None where the baseline does not
-    get there. Where it does not in a draw, what it spent in all stands for what it would have taken: the share is no
-    larger than told."""
+    """For each arm, its part of the baseline's cost and the middle 80% of the draws; empty if the baseline fails.
+
+    In a draw where the baseline does not get there, all that it spent stands for its cost, which can only make the
+    share look larger than it is.
+    """
     arms = usable(arms, baseline, cost)
     theirs = pooled_costs(arms[baseline], level, cost, seed=1)
     if not math.isfinite(theirs[0]):
         return []
     spent = max(curve(cell, cost)[-1][0] for cell in arms[baseline])
-    shares = []
-    for cells in arms.values():
-        mine = pooled_costs(cells, level, cost)
-        shares.append(_with_range(mine / np.minimum(theirs, spent), (0.1, 0.9)))
-    return shares
+    found = [pooled_costs(cells, level, cost) for cells in arms.values()]
+    return [_with_range(mine / np.minimum(theirs, spent), (0.1, 0.9)) for mine in found]
 
 
 def line(curves: Sequence[np.ndarray]) -> tuple[float, float]:
@@ -369,10 +356,9 @@ def line(curves: Sequence[np.ndarray]) -> tuple[float, float]:
 
 def gain_costs(cells: Sequence[Log], cost: str, seed: int = 0) -> np.ndarray:
     """[1 + DRAWS]: what a hundredth of accuracy costs, then the same in every draw; infinite where it does not rise."""
-    curves = [np.array(curve(cell, cost)) for cell in cells]
+    curves, rolls = _curves(cells, cost)
     if not curves:
         return np.full(1 + DRAWS, math.nan)
-    rolls = [cell["evaluation"]["prompts"] * cell["evaluation"]["n"] for cell in cells]
     start, slope = line(curves)
     slopes, rng = [slope], np.random.default_rng(seed)
     for _ in range(DRAWS):
@@ -384,17 +370,13 @@ def gain_costs(cells: Sequence[Log], cost: str, seed: int = 0) -> np.ndarray:
 
 
 def gain_shares(arms: Arms, baseline: str, cost: str) -> list[str]:
-    """Of each arm: what part of the baseline's cost a hundredth gained takes, with the middle 95% of the draws. None
-    where the baseline gains nothing."""
+    """For each arm, its part of the baseline's cost of a hundredth gained and the middle 95% of the draws; empty if
+    the baseline gains nothing."""
     arms = usable(arms, baseline, cost)
     theirs = gain_costs(arms[baseline], cost, seed=1)
     if not math.isfinite(theirs[0]):
         return []
-    shares = []
-    for cells in arms.values():
-        mine = gain_costs(cells, cost)
-        shares.append(_with_range(mine / theirs, (0.025, 0.975)))
-    return shares
+    return [_with_range(gain_costs(cells, cost) / theirs, (0.025, 0.975)) for cells in arms.values()]
 
 
 def _with_range(shares: np.ndarray, ends: tuple[float, float]) -> str:

@@ -1,9 +1,16 @@
-"""How fast rollouts are generated: our engine beside transformers' `generate`, the same work on the same model.
+"""How fast rollouts are generated: our engine beside its peers, the same work on the same model.
 
-64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one CPU thread; `generate` takes them in the
-given order in batches of 16 and of 64, each batch running until its longest request is done. Only asked-for tokens
-count, and all ways must have produced the same number. Repeats are interleaved, so that a busy machine slows all
-alike. `whet bench rollout` prints what this returns; nothing is printed here.
+`whet bench rollout` calls `rollout_bench` on a CPU and `decode_bench` on a GPU; both write JSON and print nothing.
+
+CPU: 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside transformers'
+`generate` in batches of 16 and of 64, each of which runs until its longest request is done. Only requested tokens
+count, and all ways must produce the same number of them.
+
+GPU: a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer warms up once
+and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine. Tokens per
+second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of the same
+prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context. The file is
+written after every cell, and a later run adds to it, so that nothing measured is lost.
 """
 
 from __future__ import annotations
@@ -13,7 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +33,35 @@ from whet.errors import WhetError
 from whet.estimate import CARDS, attainable_rate, dims_of
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.peers import LIMITS, PEERS, Whet, missing, shape_config
-from whet.tools.bench.stand import Apart, Here, PeerFailed, Taken, circumstances
+from whet.tools.bench.peers import PEERS, Whet, generate_batch, missing, no_stop_strings, requests_of, shape_config
+from whet.tools.bench.stand import Apart, Here, PeerFailed, circumstances
 from whet.tools.experiment import one_thread
-from whet.types import Request, Rollout, Sampling
+from whet.types import Rollout
+
+Stand = Here | Apart
+Round = tuple[float, float | None]  # seconds of a cell, and of its prompts with one new token (not for the tail)
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
+
+
+# ---- the table of a CPU
 
 VOCAB = 20
 REQUESTS = 64
 LONGEST = 512
 CONTEXT = 544
+FULL = 100  # new tokens per row where all 64 rows run throughout
 
 
 def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
-    """Measures, writes `rollout.json` into `out`, and returns what it wrote."""
+    """Measure, write `rollout.json` into `out`, and return what it holds."""
     prompts, lengths = _work(seed)
     model = tiny_model(VOCAB, seed=seed).eval()
-    engine = _make_engine(model, prompts, seed)  # made once, as a run makes it
+    engine = LocalEngine(
+        model, encode=lambda i: prompts[int(i)], decode=no_stop_strings, seed=seed, slots=REQUESTS, context=CONTEXT
+    )
     ways: dict[str, Callable[[], int]] = {
         "engine": lambda: _engine(engine, lengths),
         "generate_16": lambda: _generate(model, prompts, lengths, 16),
@@ -51,25 +71,24 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
     rates: dict[str, list[float]] = {name: [] for name in ways}
     with one_thread(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        for name, run in ways.items():  # warm: the first call pays for lazy imports and thread pools
-            assert run() == tokens, f"{name} made another number of tokens"
-        for _ in range(repeats):
+        for number in range(1 + repeats):  # the first round warms up: it pays for lazy imports and thread pools
             for name, run in ways.items():
-                begin = time.perf_counter()
+                begun = time.perf_counter()
                 made = run()
-                rates[name].append(tokens / (time.perf_counter() - begin))
+                if number:
+                    rates[name].append(tokens / (time.perf_counter() - begun))
                 assert made == tokens, f"{name} made another number of tokens"
         full = [_full_batch(engine) for _ in range(repeats)]
     result = {
-        "what": "tokens a second, one CPU thread, tiny model (hidden 96, 2 layers), float32, temperature 1",
+        "what": "tokens per second, one CPU thread, tiny model (hidden 96, 2 layers), float32, temperature 1",
         "requests": REQUESTS,
         "lengths": {"median": 60, "sigma": 1.0, "cap": LONGEST, "mean": tokens / REQUESTS, "max": max(lengths)},
         "tokens": tokens,
-        "same_tokens": "every way generated the same number of asked-for tokens",
-        "tokens_per_second": {name: _summary(values) for name, values in rates.items()},
-        "tokens_per_second_full_batch": _summary(full),
+        "same_tokens": "every way generated the same number of requested tokens",
+        "tokens_per_second": {name: spread(values) for name, values in rates.items()},
+        "tokens_per_second_full_batch": spread(full),
         "ratio_to_generate": {
-            name: _summary([a / b for a, b in zip(rates["engine"], rates[name], strict=True)])
+            name: spread([a / b for a, b in zip(rates["engine"], rates[name], strict=True)])
             for name in rates
             if name != "engine"
         },
@@ -77,8 +96,8 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
         "seed": seed,
         **circumstances(),
     }
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "rollout.json").write_text(json.dumps(result, indent=2) + "\n")
+    files.make_folder(out)
+    files.write_text(out / "rollout.json", json.dumps(result, indent=2) + "\n")
     return result
 
 
@@ -89,98 +108,28 @@ def _work(seed: int) -> tuple[list[list[int]], list[int]]:
     return prompts, lengths.tolist()
 
 
-def _make_engine(model: PreTrainedModel, prompts: list[list[int]], seed: int) -> LocalEngine:
-    def decode(ids: Any) -> str:
-        raise AssertionError("no stop strings here")
-
-    return LocalEngine(model, encode=lambda i: prompts[int(i)], decode=decode, seed=seed, slots=64, context=CONTEXT)
+def _engine(engine: LocalEngine, lengths: Sequence[int]) -> int:
+    engine.submit(requests_of(lengths))
+    return sum(rollout.length for rollout in engine.collect())
 
 
-def _engine(engine: LocalEngine, lengths: list[int]) -> int:
-    engine.submit([_request(i, n) for i, n in enumerate(lengths)])
-    return sum(r.length for r in engine.collect())
-
-
-def _request(i: int, tokens: int) -> Request:
-    return Request(prompt_id=str(i), group_id=i, n=1, sampling=Sampling(max_tokens=tokens))
-
-
-def _full_batch(engine: LocalEngine, tokens: int = 100) -> float:
-    """All 64 rows running throughout: what a batch that is kept full gives."""
-    begin = time.perf_counter()
-    made = _engine(engine, [tokens] * REQUESTS)
-    return made / (time.perf_counter() - begin)
+def _full_batch(engine: LocalEngine) -> float:
+    """Tokens per second with all 64 rows running throughout."""
+    begun = time.perf_counter()
+    made = _engine(engine, [FULL] * REQUESTS)
+    return made / (time.perf_counter() - begun)
 
 
 def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int], batch: int) -> int:
-    """Left-padded batches in the given order; what a row writes beyond its own length is thrown away."""
-    made = 0
-    for first in range(0, REQUESTS, batch):
-        rows, wanted = prompts[first : first + batch], lengths[first : first + batch]
-        width = max(map(len, rows))
-        ids = torch.tensor([[0] * (width - len(row)) + row for row in rows])
-        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
-        out = model.generate(
-            ids,
-            attention_mask=mask,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max(wanted),
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-        made += sum(row[width : width + n].numel() for row, n in zip(out, wanted, strict=True))
-    return made
+    parts = [slice(first, first + batch) for first in range(0, len(prompts), batch)]
+    return sum(generate_batch(model, prompts[part], lengths[part]) for part in parts)
 
 
-def _summary(values: list[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": values}
-
-
-# ---- gap
-#
-# How far recorded log-probs are from those of a teacher-forced forward of the plain model: max, mean and KL.
-
-
-@torch.inference_mode()
-def log_prob_gap(
-    model: PreTrainedModel, prompts: Mapping[str, Sequence[int]], rollouts: Sequence[Rollout]
-) -> dict[str, float]:
-    """Over all tokens of rollouts at temperature 1, with d = plain - recorded: max |d|, mean |d|, and the mean of
-    exp(d) - 1 - d, which estimates KL(engine || plain) as the tokens were drawn by the engine."""
-    gaps = []
-    for rollout in rollouts:
-        assert rollout.trace is not None
-        prompt = list(prompts[rollout.prompt_id])
-        ids = torch.tensor([prompt + rollout.trace.ids.tolist()], device=model.device)
-        logits = model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
-        plain = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
-        gaps.append(plain.double().cpu().numpy() - rollout.trace.log_probs)
-    d = np.concatenate(gaps)
-    return {
-        "tokens": float(d.size),
-        "max": float(np.abs(d).max()),
-        "mean": float(np.abs(d).mean()),
-        "kl": float(np.mean(np.exp(d) - 1 - d)),
-    }
-
-
-# ---- decode
-#
-# `whet bench rollout` on a GPU: a grid of batch sizes and contexts, our engine and its peers in turn on one card.
-#
-# A cell is B prompts of one length with 128 new tokens each, or the long-tailed workload. Every peer runs it once to
-# warm up and then in `repeats` rounds, one after the other in each round, so that all meet the same machine. Tokens a
-# second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the same prompts
-# asked for one token; it is compared with what `roofline.py` says of the cell's mean context. The file is written
-# after every cell, and a later run adds to it, so that nothing measured is lost.
-
+# ---- the cells of a GPU
 
 NEW = 128
-WARM = 8
-"""New tokens of a warm-up, where a peer does not warm up whole: graphs are captured and kernels built by then."""
+SLOW_NEW = 32  # new tokens of a slow peer where only the decode rate counts
+WARM = 8  # new tokens of a warm-up: graphs are captured and kernels built by then
 TAIL = {"requests": 256, "median": 256, "sigma": 1.0, "cap": 2048, "prompt": 128}
 
 
@@ -190,15 +139,13 @@ class DecodeCell:
     batch: int
     prompt: int
     new: int
-    group: int
-    """Cells of one group are measured with one engine; the next has longer contexts."""
+    group: int  # cells of one group are measured with one engine; the next group has longer contexts
     tail: bool = False
-    decode_only: bool = False
-    """Where a peer may make fewer tokens, as only its decode rate is asked for."""
+    decode_only: bool = False  # only the decode rate counts, so a slow peer may make fewer tokens
 
     @property
     def context(self) -> int:
-        """The mean while decoding.
+        """The mean context while decoding.
 
         >>> CELLS["b64_c512"].context, CELLS["b64_p128"].context
         (512, 192)
@@ -206,7 +153,7 @@ class DecodeCell:
         return self.prompt + self.new // 2
 
     def work(self, vocab: int, seed: int, round_: int) -> tuple[list[list[int]], list[int]]:
-        """Prompts and lengths: the lengths hang on the seed alone, the prompts are new in every round."""
+        """Prompts and lengths: the lengths depend on the seed alone, the prompts are new in every round."""
         rng = np.random.default_rng((seed, round_, self.batch, self.prompt))
         prompts = rng.integers(1, vocab, (self.batch, self.prompt)).tolist()
         if not self.tail:
@@ -215,9 +162,16 @@ class DecodeCell:
         lengths = np.exp(np.log(self.new / 8) + TAIL["sigma"] * draws).clip(1, self.new)
         return prompts, lengths.astype(int).tolist()
 
+    def takes(self, peer: str) -> bool:
+        return not (PEERS[peer].slow and self.name.endswith("_p128"))
+
+    def new_of(self, peer: str) -> int:
+        """New tokens per row, at most, that a peer makes in this cell."""
+        return min(self.new, SLOW_NEW) if PEERS[peer].slow and self.decode_only else self.new
+
 
 def _cells() -> Iterator[DecodeCell]:
-    """The most wanted first: a run may end early."""
+    """The most wanted cells come first, because a run may end early."""
     for batch in (64, 256, 8, 1):
         yield DecodeCell(name=f"b{batch}_p128", batch=batch, prompt=128, new=NEW, group=0)
     for batch in (64, 256, 1, 8):
@@ -229,17 +183,6 @@ def _cells() -> Iterator[DecodeCell]:
 
 
 CELLS = {cell.name: cell for cell in _cells()}
-TINY = {
-    cell.name: cell
-    for cell in (
-        DecodeCell(name="b4_p8", batch=4, prompt=8, new=6, group=0),
-        DecodeCell(name="b1_c512", batch=1, prompt=13, new=6, group=0, decode_only=True),
-        DecodeCell(name="tail", batch=12, prompt=8, new=24, group=0, tail=True),
-        DecodeCell(name="b2_c4k", batch=2, prompt=29, new=6, group=1, decode_only=True),
-    )
-}
-"""The same in small, for a CPU: the names are those of cells that all peers take part in."""
-Stand = Here | Apart
 
 
 def decode_bench(
@@ -254,27 +197,30 @@ def decode_bench(
     seed: int = 0,
     on_progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measures, writes rollout_gpu.json (rollout_grid_cpu.json on a CPU) into `out` as it goes, and returns it.
+    """Measure, write rollout_gpu.json (rollout_grid_cpu.json on a CPU) into `out` along the way, and return it.
 
-    cells, peers: which, by name; no cells means all of them. seconds: after these, what is left is skipped and said so.
+    cells, peers: names; no cells means all of them. seconds: cells that are left after these are skipped and named.
     """
     until = time.monotonic() + seconds
     path = out / ("rollout_gpu.json" if device == "cuda" else "rollout_grid_cpu.json")
     chosen = {shape: _chosen(shape, cells) for shape in shapes}
-    unknown = [name for name in peers if name not in PEERS]
-    if unknown:
+    if unknown := [name for name in peers if name not in PEERS]:
         raise WhetError(f'There is no peer "{unknown[0]}"; there are {", ".join(PEERS)}.')
     for name in peers:
         if why := missing(name, device):
             on_progress(why)
     here = [name for name in PEERS if name in peers and missing(name, device) is None]
-    result = _begun(path)
+    what = "tokens per second of random weights at temperature 1; decode_ leaves out the prefill; ratios: ours / theirs"
+    # An earlier run's cells are kept; one that is measured again replaces the old one.
+    result: dict[str, Any] = {"what": what, "runs": [], "shapes": {}}
+    if path.is_file():
+        result = json.loads(path.read_text())
     result["runs"].append({"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()})
     files.make_folder(out)
     for shape in shapes:
         found = result["shapes"].setdefault(shape, {"cells": {}, "startup_seconds": {}})
         found["skipped"] = [cell.name for cell in chosen[shape]]
-        bench = _Bench(shape, torch.device(device), chosen[shape], repeats, seed, until, on_progress)
+        bench = ShapeBench(shape, torch.device(device), chosen[shape], repeats, seed, until, on_progress)
         try:
             bench.start(here)
             for cell, measured in bench.measured():
@@ -292,39 +238,41 @@ def decode_bench(
     return result
 
 
-class _Bench:
+def _chosen(shape: str, names: Sequence[str]) -> list[DecodeCell]:
+    shape_config(shape)  # refuses an unknown shape
+    if unknown := [name for name in names if name not in CELLS]:
+        raise WhetError(f'There is no cell "{unknown[0]}"; there are {", ".join(CELLS)}.')
+    return [cell for cell in CELLS.values() if not names or cell.name in names]
+
+
+@dataclass
+class ShapeBench:
     """One shape: its model, the stands of its peers, and the rounds."""
 
-    def __init__(
-        self,
-        shape: str,
-        device: torch.device,
-        cells: Sequence[DecodeCell],
-        repeats: int,
-        seed: int,
-        until: float,
-        on_progress: Callable[[str], None],
-    ) -> None:
-        self.shape, self.device, self.cells = shape, device, cells
-        self.repeats, self.seed, self.until, self.on_progress = repeats, seed, until, on_progress
-        self.dims = dims_of(shape_config(shape))
-        self.stands: dict[str, Stand] = {}
-        self.startup: dict[str, list[float]] = {}
-        """Until a peer was ready, once for each group it was made for; what it does at its first run comes on top."""
-        self.group: int | None = None
+    shape: str
+    device: torch.device
+    cells: Sequence[DecodeCell]
+    repeats: int
+    seed: int
+    until: float
+    on_progress: Callable[[str], None]
+    stands: dict[str, Stand] = field(default_factory=dict)
+    startup: dict[str, list[float]] = field(default_factory=dict)  # seconds until ready, once per group it is made for
+
+    def __post_init__(self) -> None:
+        self.dims = dims_of(shape_config(self.shape))
 
     def start(self, peers: Sequence[str]) -> None:
-        """vLLM first: it reads how much of the GPU is free, and nothing else may take any meanwhile."""
+        """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
             try:
-                if name == "vllm":
-                    self.stands[name] = Apart(stand_of, name, self.shape, "cuda")
-                else:
-                    self.stands[name] = stand_of(name, self.shape, self.device)
+                apart = name == "vllm"
+                made = Apart(stand_of, name, self.shape, "cuda") if apart else stand_of(name, self.shape, self.device)
             except PeerFailed as error:
                 self.on_progress(f"{self.shape}, {name}: {error}")
                 continue
-            if not self.stands[name].sized:
+            self.stands[name] = made
+            if name != "whet":  # ours is made for each group of cells, the others once, for the longest
                 self._prepare(name, self.cells)
         self.stands = {name: self.stands[name] for name in PEERS if name in self.stands}
 
@@ -338,46 +286,45 @@ class _Bench:
             self.stands.pop(name).close()
 
     def measured(self) -> Iterator[tuple[DecodeCell, dict[str, Any]]]:
+        group = None
         for cell in self.cells:
             if time.monotonic() >= self.until:
                 return
-            if cell.group != self.group:
-                mine = [c for c in self.cells if c.group == cell.group]
-                for name in list(self.stands):
-                    if self.stands[name].sized:
-                        self._prepare(name, mine)
-                self.group = cell.group
-            yield cell, self._cell(cell)
+            if cell.group != group and "whet" in self.stands:
+                self._prepare("whet", [c for c in self.cells if c.group == cell.group])
+            group = cell.group
+            yield cell, self.measure(cell)
 
-    def _cell(self, cell: DecodeCell) -> dict[str, Any]:
-        takes_part = {name: stand for name, stand in self.stands.items() if LIMITS[name].takes(cell.name)}
-        rounds: dict[str, list[tuple[Taken, Taken | None]]] = {name: [] for name in takes_part}
+    def measure(self, cell: DecodeCell) -> dict[str, Any]:
+        """All peers that take part in a cell, in turn: a warm-up, then the rounds."""
+        takes_part = [name for name in self.stands if cell.takes(name)]
+        rounds: dict[str, list[Round]] = {name: [] for name in takes_part}
         warm: dict[str, float] = {}
         failed: dict[str, str] = {}
-        for round_ in range(self.repeats + 1):  # the first is the warm-up
-            if round_ > 1 and time.monotonic() >= self.until:
+        for number in range(self.repeats + 1):  # the first is the warm-up
+            if number > 1 and time.monotonic() >= self.until:
                 break
-            for name, stand in takes_part.items():
-                once = cell.tail and not LIMITS[name].tail_repeats
-                if name in failed or (once and round_ != 1):
+            for name in takes_part:
+                once = cell.tail and PEERS[name].slow
+                if name in failed or (once and number != 1):
                     continue
                 try:
-                    if round_ == 0:
-                        warm[name] = self._warm(stand, cell)
+                    if number == 0:
+                        warm[name] = self._timed(name, cell, 0, cell.new_of(name) if PEERS[name].slow else WARM)
                     else:
-                        rounds[name].append(self._round(stand, cell, round_))
+                        whole = self._timed(name, cell, number, cell.new_of(name))
+                        rounds[name].append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
                 except PeerFailed as error:
                     failed[name] = str(error)
                     self.on_progress(f"{self.shape} {cell.name}, {name}: {error}")
         peers: dict[str, Any] = {name: {"failed": reason} for name, reason in failed.items()}
-        for name, taken_ in rounds.items():
-            if taken_ and name not in failed:
-                peers[name] = self._figures(cell, taken_, self._new(name, cell)) | {
-                    "warmup_seconds": warm.get(name),
-                    "idle_share": self._idle(takes_part[name], cell, taken_),
-                    "note": takes_part[name].note,
-                }
-        self.on_progress(_line(self.shape, cell, peers))
+        for name, taken in rounds.items():
+            if taken and name not in failed:
+                known = {"warmup_seconds": warm.get(name), "note": PEERS[name].note}
+                peers[name] = self._figures(cell, taken, cell.new_of(name)) | known
+        rates = {name: main_rate(found, cell.decode_only) for name, found in peers.items() if "failed" not in found}
+        shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+        self.on_progress(f"{self.shape} {cell.name}: tokens/s {shown}")
         return {
             "batch": cell.batch,
             "prompt": cell.prompt,
@@ -388,63 +335,31 @@ class _Bench:
             "ratios": ratios(peers),
         }
 
-    def _new(self, name: str, cell: DecodeCell) -> int:
-        most = LIMITS[name].most
-        return min(cell.new, most) if most is not None and cell.decode_only else cell.new
+    def _timed(self, name: str, cell: DecodeCell, number: int, most: int) -> float:
+        """Seconds of round `number` with at most so many new tokens per row."""
+        prompts, lengths = cell.work(self.dims.vocab, self.seed, number)
+        return self.stands[name].timed(prompts, [min(n, most) for n in lengths])
 
-    def _warm(self, stand: Stand, cell: DecodeCell) -> float:
-        """Seconds of a first run, a short one but for peers whose first call of a length is slower."""
-        prompts, lengths = cell.work(self.dims.vocab, self.seed, 0)
-        most = self._new(stand.name, cell) if LIMITS[stand.name].warm_whole else WARM
-        return stand.timed(prompts, [min(n, most) for n in lengths]).seconds
-
-    def _round(self, stand: Stand, cell: DecodeCell, round_: int) -> tuple[Taken, Taken | None]:
-        """The cell once, and its prompts for one token."""
-        prompts, lengths = cell.work(self.dims.vocab, self.seed, round_)
-        new = self._new(stand.name, cell)
-        whole = stand.timed(prompts, [min(n, new) for n in lengths])
-        return whole, None if cell.tail else stand.timed(prompts, [1] * cell.batch)
-
-    def _figures(self, cell: DecodeCell, rounds: Sequence[tuple[Taken, Taken | None]], new: int) -> dict[str, Any]:
-        figures: dict[str, Any] = {"repeats": len(rounds), "seconds": spread([t.seconds for t, _ in rounds])}
+    def _figures(self, cell: DecodeCell, rounds: Sequence[Round], new: int) -> dict[str, Any]:
+        figures: dict[str, Any] = {"repeats": len(rounds), "seconds": spread([whole for whole, _ in rounds])}
         if new == cell.new:  # else the prefill would weigh too much
-            figures["tokens_per_second"] = spread([t.tokens / t.seconds for t, _ in rounds])
-        firsts = [first.seconds for _, first in rounds if first is not None]
-        steps = [(t.seconds - first.seconds) / (new - 1) for t, first in rounds if first is not None]
+            tokens = sum(cell.work(self.dims.vocab, self.seed, 0)[1])
+            figures["tokens_per_second"] = spread([tokens / whole for whole, _ in rounds])
+        firsts = [first for _, first in rounds if first is not None]
+        steps = [(whole - first) / (new - 1) for whole, first in rounds if first is not None]
         if firsts:
             figures["prefill_seconds"] = spread(firsts)
-        if steps and min(steps) > 0:  # else the steps drown in the noise of the prefill
+        if steps and min(steps) > 0:  # else the steps are smaller than the noise of the prefill
             figures["ms_a_step"] = spread([1000 * step for step in steps])
             figures["decode_tokens_per_second"] = spread([cell.batch / step for step in steps])
             figures["share_of_attainable"] = {
                 name: cell.batch / statistics.median(steps) / attainable_rate(self.dims, cell.batch, cell.context, card)
                 for name, card in CARDS.items()
             }
-        last = rounds[-1][0]
-        figures["peak_gib"] = None if last.peak is None else last.peak / 2**30
-        graphs = last.stats.get("rollout/graph_bytes")
-        figures["graph_gib"] = None if graphs is None else graphs / 2**30
-        figures["stats"] = last.stats
         return figures
 
-    def _idle(self, stand: Stand, cell: DecodeCell, rounds: Sequence[tuple[Taken, Taken | None]]) -> float | None:
-        """1 - busy / wall: the busy seconds of a profiled run over the seconds of those that were not profiled.
-
-        Slow peers are profiled where they make few tokens only."""
-        slow = LIMITS[stand.name].most is not None and not cell.decode_only
-        if slow or time.monotonic() >= self.until:
-            return None
-        prompts, lengths = cell.work(self.dims.vocab, self.seed, self.repeats)
-        new = self._new(stand.name, cell)
-        try:
-            busy = stand.busy(prompts, [min(n, new) for n in lengths])
-        except PeerFailed as error:
-            self.on_progress(f"{self.shape} {cell.name}, {stand.name}, profiled: {error}")
-            return None
-        return None if busy is None else 1 - busy / statistics.median(t.seconds for t, _ in rounds)
-
     def log_probs(self, cell: DecodeCell) -> dict[str, float]:
-        """Of our engine, as it stands, against the plain model."""
+        """The gap between our engine, as it stands, and the plain model."""
         stand = self.stands["whet"]
         assert isinstance(stand, Here) and isinstance(stand.peer, Whet)
         few = DecodeCell(name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group)
@@ -455,7 +370,7 @@ class _Bench:
     def close(self) -> None:
         while self.stands:
             self.stands.popitem()[1].close()
-        torch.compiler.reset()  # what was compiled holds models and graphs, and the next shape wants the memory
+        torch.compiler.reset()  # what was compiled holds models and graphs, and the next shape needs the memory
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -463,12 +378,11 @@ class _Bench:
 
 def stand_of(name: str, shape: str, device: torch.device | str) -> Here:
     """A peer with the model of a shape; called in this process or in one of its own."""
-    width = 2 if torch.device(device).type == "cuda" else 4
-    return Here(PEERS[name](shape, device), device, width * dims_of(shape_config(shape)).weights)
+    return Here(PEERS[name](shape, device), device)
 
 
 def ratios(peers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Ours over theirs, round by round, of whatever both have."""
+    """Our rate divided by each peer's, round by round, for every rate that both have."""
     ours = peers.get("whet", {})
     found: dict[str, dict[str, Any]] = {}
     for name, theirs in peers.items():
@@ -479,40 +393,34 @@ def ratios(peers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
-
-
-def _chosen(shape: str, names: Sequence[str]) -> list[DecodeCell]:
-    shape_config(shape)  # refuses a shape that is not there
-    known = TINY if shape == "tiny" else CELLS
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise WhetError(f'The shape {shape} has no cell "{unknown[0]}"; it has {", ".join(known)}.')
-    return [cell for cell in known.values() if not names or cell.name in names]
-
-
-def _begun(path: Path) -> dict[str, Any]:
-    """What an earlier run left, to be added to; a cell that is measured again replaces the old one."""
-    if path.is_file():
-        earlier: dict[str, Any] = json.loads(path.read_text())
-        return earlier
-    what = (
-        "tokens a second of random weights at temperature 1; decode_ leaves out the prefill; ratios are ours / theirs"
-    )
-    return {"what": what, "runs": [], "shapes": {}}
-
-
-def _line(shape: str, cell: DecodeCell, peers: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is told of a cell when it is done."""
-    shown = [
-        f"{name} {main_rate(found, cell.decode_only):,.0f}" for name, found in peers.items() if "failed" not in found
-    ]
-    return f"{shape} {cell.name}: tokens/s {', '.join(shown)}"
-
-
-def main_rate(figures: Mapping[str, Any], decode: bool = False) -> float:
-    """The median of the rate a peer is shown by: with the prefill where it has it, or without if asked and known."""
+def main_rate(figures: Mapping[str, Any], decode: bool) -> float:
+    """The median rate that a peer is shown by: without the prefill if `decode` and known, else with it."""
     order = ("tokens_per_second", "decode_tokens_per_second")
     rates = [figures[name]["median"] for name in (reversed(order) if decode else order) if name in figures]
     return float(rates[0]) if rates else float("nan")
+
+
+@torch.inference_mode()
+def log_prob_gap(
+    model: PreTrainedModel, prompts: Mapping[str, Sequence[int]], rollouts: Sequence[Rollout]
+) -> dict[str, float]:
+    """How far recorded log-probs are from those of a teacher-forced forward of the plain model.
+
+    Over all tokens of rollouts at temperature 1, with d = plain - recorded: max |d|, mean |d|, and the mean of
+    exp(d) - 1 - d, which estimates KL(engine || plain) because the tokens were drawn by the engine.
+    """
+    gaps = []
+    for rollout in rollouts:
+        assert rollout.trace is not None
+        prompt = list(prompts[rollout.prompt_id])
+        ids = torch.tensor([prompt + rollout.trace.ids.tolist()], device=model.device)
+        logits = model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
+        plain = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+        gaps.append(plain.double().cpu().numpy() - rollout.trace.log_probs)
+    d = np.concatenate(gaps)
+    return {
+        "tokens": float(d.size),
+        "max": float(np.abs(d).max()),
+        "mean": float(np.abs(d).mean()),
+        "kl": float(np.mean(np.exp(d) - 1 - d)),
+    }

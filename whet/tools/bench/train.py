@@ -1,11 +1,11 @@
 """`whet bench train`: the cells of a matrix, each an ordinary `whet train` process, from the same bytes.
 
     RUNS/pool.jsonl  base/  start-HASH/     the training problems, the run that warm-started, the merged weights
-    RUNS/ARM-seedN/  .toml  .log            a cell's run, its recipe, what it said
-    OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell (`outcome.py`)
+    RUNS/ARM-seedN/  .toml  .log            a cell's run, its recipe, its output
+    OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell
 
 A finished cell is never run again, an interrupted one goes on from its checkpoint, so a matrix may be completed over
-several calls, or machines that share OUT. Tables and plots are made by `results.py` from the JSON alone.
+several calls, or by machines that share OUT. `results.py` and `document.py` make tables from the JSON alone.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,18 +25,26 @@ from typing import Any
 
 from whet import config, files
 from whet.errors import WhetError
-from whet.recipe import dump_config, parse_config, read_toml
+from whet.problems import load_problems
+from whet.recipe import dump_config, load_config, parse_config, read_toml
 from whet.report.arms import flatten
-from whet.run import CONFIG, has_collapsed, read_metrics
-from whet.tools.bench.matrix import MatrixCell, MatrixPlan, differing
-from whet.tools.bench.start import OnLine, Start, last_words, on_problems, outcome, read_outcome, write_outcome
+from whet.report.curves import number
+from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
+from whet.tools.bench.matrix import (
+    MatrixCell,
+    MatrixPlan,
+    OnLine,
+    Start,
+    differing,
+    last_words,
+    on_problems,
+    told_settings,
+)
 from whet.tools.experiment import cores
 
 WHET = (sys.executable, "-m", "whet", "train")
-POLL = 0.2
-"""Seconds between two looks at the processes."""
-GRACE = 120.0
-"""Seconds that a cell has to finish its step and save; then it is stopped at once, and stays unfinished."""
+POLL = 0.2  # seconds between two looks at the processes
+GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
 
 
 @dataclass(kw_only=True)
@@ -53,14 +62,14 @@ class Places:
         return self.out / "train" / self.plan.name / f"{cell.name}.json"
 
     def goes(self, cell: MatrixCell) -> Path:
-        """[solo, seconds] of each process that worked at the cell; no seconds while it runs."""
+        """File with [solo, seconds] of each process that worked on the cell; no seconds while it runs."""
         return self.runs / f"{cell.name}.goes.json"
 
     def read_goes(self, cell: MatrixCell) -> list[list[Any]]:
         return json.loads(self.goes(cell).read_bytes()) if self.goes(cell).is_file() else []
 
     def spent(self, cell: MatrixCell) -> float:
-        """Seconds of its processes so far; of one that was killed, those in the metrics."""
+        """Seconds of its processes so far; for one that was killed, those in the metrics."""
         known = sum(seconds or 0.0 for _, seconds in self.read_goes(cell))
         begun = (self.run(cell) / CONFIG).is_file()
         recorded = sum(row.get("time/total") or 0.0 for row in read_metrics(self.run(cell))) if begun else 0.0
@@ -72,14 +81,12 @@ class Planned:
     """A line of the table that is shown first."""
 
     cell: MatrixCell
-    state: str
-    """done, begun or to do."""
-    seconds: float
-    """That it took, or will take."""
+    state: str  # done, begun or to do
+    seconds: float  # that it took, or will take
 
 
 def planned(places: Places) -> list[Planned]:
-    """What is to be done, with the seconds it will take; refuses other settings."""
+    """The state of every cell and the seconds it will take; refuses cells that were run with other settings."""
     done = {}
     for cell in places.plan.cells:
         if places.result(cell).is_file():
@@ -118,18 +125,16 @@ class Going:
 
     cell: MatrixCell
     process: subprocess.Popen[bytes]
-    left: float
-    """Seconds until it is asked to stop."""
+    left: float  # seconds until it is asked to stop
     began: float = field(default_factory=time.monotonic)
-    asked: float | None = None
-    """When it was asked to stop."""
+    asked: float | None = None  # when it was asked to stop
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
     def hurry(self) -> None:
-        """Asks it to stop when its time is up; one that does not listen is killed."""
+        """Ask it to stop when its time is up; kill it where it does not."""
         if self.asked is None and self.seconds >= self.left:
             self.asked = time.monotonic()
             self.process.send_signal(signal.SIGINT)
@@ -145,15 +150,14 @@ class CellWork:
     start: Start
     beside: int
     on_progress: OnLine
-    about: Mapping[str, Any]
-    """What every JSON says of the circumstances."""
+    about: Mapping[str, Any]  # the circumstances, for every JSON
     going: dict[str, Going] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
     def run(self, seconds: float) -> int:
-        """Begins none that would end later than `seconds` from now, and says how many were left for that reason.
+        """Begin no cell that would end later than `seconds` from now; returns how many were left for that reason.
 
-        A cell that fails does not stop the others; at the end it is said which, and why.
+        A cell that fails does not stop the others; an error at the end names it and says why.
         """
         refuse_other_start(self.places, self.start)
         begun, left = time.monotonic(), 0
@@ -183,7 +187,7 @@ class CellWork:
     def begin(self, line: Planned) -> None:
         cell, places = line.cell, self.places
         left = cell.seconds - places.spent(cell)
-        if left <= 0 or has_collapsed(places.run(cell)):  # it is over, and whoever waited for it was gone
+        if left <= 0 or has_collapsed(places.run(cell)):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
         files.make_folder(places.runs)
@@ -208,7 +212,7 @@ class CellWork:
             self.fail(f"The cell {cell.name} failed: {last_words(self.places.run(cell), code)}")
 
     def end(self, cell: MatrixCell, *, asked: bool) -> None:
-        """asked: it was stopped when its time was up."""
+        """Decide what an ended process means. asked: it was stopped when its time was up."""
         folder = self.places.run(cell)
         rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
         if not rows:
@@ -216,7 +220,7 @@ class CellWork:
         elif rows[-1].get("collapsed"):
             self.finish(cell, "collapse")
         elif not asked and not at_its_end(cell.settings, rows):
-            self.fail(f"The cell {cell.name} was stopped by somebody; the same command goes on with it.")
+            self.fail(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
         else:
             self.finish(cell, "recipe" if at_its_end(cell.settings, rows) else "time")
 
@@ -230,7 +234,7 @@ class CellWork:
         files.write_text(self.places.goes(one.cell), json.dumps(goes))
 
     def finish(self, cell: MatrixCell, ended_by: str) -> None:
-        """Its JSON, which is what makes it done."""
+        """Write its JSON, which is what makes it done."""
         places = self.places
         goes = places.read_goes(cell)
         found = {
@@ -251,7 +255,7 @@ class CellWork:
 
 
 def refuse_other_start(places: Places, start: Start) -> None:
-    """Cells that are done must have begun from the same bytes."""
+    """Refuse to add to cells that began from other bytes."""
     for cell in places.plan.cells:
         if places.result(cell).is_file():
             before = read_outcome(places.result(cell))["start"]
@@ -268,7 +272,7 @@ def cell_settings(cell: MatrixCell, start: Start) -> config.Config:
 
 
 def start_run(recipe: Path, folder: Path, beside: int) -> subprocess.Popen[bytes]:
-    """A process for the run, which goes on where there is one; cores are shared out among those beside it."""
+    """Start the process of a run, or resume it; the cores are divided among the cells that run side by side."""
     words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
     environment = dict(os.environ)
     if beside > 1:
@@ -289,3 +293,131 @@ def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bo
     return last["step"] >= settings.steps or any(
         budget and (last.get(name) or 0.0) >= budget for name, budget in spent.items()
     )
+
+
+# ---- what a finished cell leaves
+
+# Column -> metric: totals since the start, of training alone.
+COUNTS = {
+    "step": "step",
+    "tokens": "tokens_generated",
+    "tokens_trained": "tokens_trained",
+    "rollouts": "rollouts",
+    "visits": "prompts_seen",
+    "seconds": "time_s",
+}
+# Column -> metric of the update.
+GAUGES = {
+    "signal": "curriculum/signal_share",
+    "trained_signal": "learn/signal_share",
+    "groups": "batch/groups",
+    "right": "verdict/right",
+    "entropy": "learn/entropy",
+    "length": "length/mean",
+    "truncated": "length/truncated",
+    "gradient": "learn/grad_norm",
+    "mismatch": "learn/mismatch",
+    "generate_s": "time/generate",
+    "train_s": "time/train",
+    "draft_s": "time/draft",
+    "gpu_idle": "time/gpu_idle",
+    "stage": "curriculum/stage",
+}
+# Tokens and seconds of all evaluations so far; accuracy and mean length where this update was evaluated.
+EVALUATED = ("eval_tokens", "eval_seconds", "accuracy", "eval_length")
+COLUMNS = (*COUNTS, *GAUGES, *EVALUATED)
+
+
+def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
+    """The JSON of a cell, from the folder of its run: one row per update, cumulative where it counts something."""
+    problems = load_problems(load_config(folder / CONFIG))
+    tries = {entry.name: entry.n for entry in cell.settings.eval}
+    sizes = {name: len(prompts) * tries.get(name, 1) for name, prompts in problems.evals.items()}
+    if evaluation not in sizes:
+        raise WhetError(f'The run {folder} has no evaluation "{evaluation}" (it has: {", ".join(sizes) or "none"}).')
+    metrics = read_metrics(folder)
+    prompts, complete = distinct_prompts(folder, cell.settings.save.rollouts)
+    return {
+        "arm": cell.arm,
+        "seed": cell.seed,
+        "note": cell.note,
+        "evaluation": {"name": evaluation, "prompts": len(problems.evals[evaluation]), "n": tries.get(evaluation, 1)},
+        "pool": len(problems.train),
+        "distinct_prompts": prompts,
+        "distinct_is_least": not complete,
+        "also": {name: scores_of(metrics, name) for name in sizes if name != evaluation},
+        "settings": told_settings(cell.settings),
+        "columns": list(COLUMNS),
+        "rows": rows_of(metrics, evaluation, sizes),
+    }
+
+
+def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mapping[str, int]) -> list[list[Any]]:
+    """One row per update. `sizes`: rollouts of each evaluation set; its tokens are their number times the mean length.
+
+    >>> metrics = [{"step": 0, "eval/a/accuracy": 0.1, "eval/a/length": 20.0, "time/eval": 2.0}, {"step": 1}]
+    >>> [row[-4:] for row in rows_of(metrics, "a", {"a": 100})]
+    [[2000, 2.0, 0.1, 20], [2000, 2.0, None, None]]
+    """
+    rows: list[list[Any]] = []
+    tokens, seconds = 0.0, 0.0
+    for row in metrics:
+        tokens += sum((number(row, f"eval/{name}/length") or 0.0) * size for name, size in sizes.items())
+        seconds += number(row, "time/eval") or 0.0
+        counts = [_short(number(row, key)) for key in COUNTS.values()]
+        gauges = [_short(number(row, key)) for key in GAUGES.values()]
+        found = [number(row, f"eval/{evaluation}/{what}") for what in ("accuracy", "length")]
+        rows.append([*counts, *gauges, round(tokens), round(seconds, 2), *map(_short, found)])
+    return rows
+
+
+def scores_of(metrics: Sequence[Mapping[str, Any]], evaluation: str) -> list[list[Any]]:
+    """[step, accuracy] of every evaluation on a set.
+
+    >>> scores_of([{"step": 0, "eval/greedy/accuracy": 0.07}, {"step": 1}], "greedy")
+    [[0, 0.07]]
+    """
+    found = [(row, number(row, f"eval/{evaluation}/accuracy")) for row in metrics]
+    return [[row["step"], _short(accuracy)] for row, accuracy in found if accuracy is not None]
+
+
+def distinct_prompts(folder: Path, kept: int) -> tuple[int, bool]:
+    """Distinct prompts of training, and whether all are counted: False where a step made more than `kept` rollouts.
+
+    A run keeps the first `save.rollouts` of a step, so the count is then the least that it can be.
+    """
+    prompts: set[str] = set()
+    made: Counter[int] = Counter()
+    for row in read_rollouts(folder):
+        if row["phase"] != "eval":
+            prompts.add(row["prompt_id"])
+            made[row["step"]] += 1
+    return len(prompts), max(made.values(), default=0) < kept
+
+
+def write_outcome(path: Path, found: Mapping[str, Any]) -> None:
+    """Write the JSON with one line per row: small, and readable."""
+    head = {key: value for key, value in found.items() if key != "rows"}
+    rows = ",\n  ".join(json.dumps(row) for row in found["rows"])
+    files.write_text(path, json.dumps(head, indent=1)[:-2] + f',\n "rows": [\n  {rows}\n ]\n}}\n')
+
+
+def read_outcome(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+        if {"arm", "seed", "columns", "rows"} <= found.keys():
+            return found
+        what = "it is no cell of a matrix"
+    except (OSError, ValueError, AttributeError) as error:
+        what = str(error)
+    raise WhetError(f"{path} cannot be used: {what}; move it away, and the cell is run again.")
+
+
+def _short(value: float | None) -> float | int | None:
+    """
+    >>> [_short(v) for v in (None, 3.0, 0.123456789, 12345678.0)]
+    [None, 3, 0.12346, 12345678]
+    """
+    if value is None:
+        return None
+    return int(value) if value == int(value) else float(f"{value:.5g}")

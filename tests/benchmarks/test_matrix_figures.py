@@ -1,0 +1,33 @@
+"""Figures of a matrix: they stand alone, repeat, and tell their lines apart."""
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+
+from matrix_figures import FigureLine, figure
+
+from whet.report import formats
+
+
+def test_a_figure_stands_alone_and_repeats() -> None:
+    lines = [
+        FigureLine("uniform", [[(0, 0.1), (10, 0.2)], [(0, 0.1), (8, 0.3)]]),
+        FigureLine("<speed>", [[(0, 0.1), (5, 0.4)]]),
+        FigureLine("empty", []),
+    ]
+    text = figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
+    assert text == figure(lines, title="accuracy", x_label="tokens", x_show=formats.count)
+    tree = ElementTree.fromstring(text)
+    words = [element.text for element in tree.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"uniform (2)", "<speed> (1)", "tokens", "0.40"} <= set(words) and "empty (0)" not in words
+    bands = [path for path in tree.iter("{http://www.w3.org/2000/svg}path") if path.get("opacity")]
+    assert len(bands) == 1, "one seed has no range"
+    assert figure([FigureLine("empty", [])], title="", x_label="", x_show=formats.count) == ""
+
+
+def test_no_two_lines_of_a_figure_look_alike() -> None:
+    lines = [FigureLine(f"arm {i}", [[(0, 0.1), (10, 0.2)]]) for i in range(24)]
+    tree = ElementTree.fromstring(figure(lines, title="", x_label="", x_show=formats.count))
+    paths = tree.iter("{http://www.w3.org/2000/svg}path")
+    strokes = [path.attrib for path in paths if path.get("stroke-width") == "1.8"]
+    looks = Counter((stroke["stroke"], stroke.get("stroke-dasharray")) for stroke in strokes)
+    assert len(looks) == 24 and set(looks.values()) == {2}, "the line, and its sample in the legend"

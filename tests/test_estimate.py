@@ -1,0 +1,121 @@
+"""What a run will cost: hand-computed numbers, and the measured ones it must come back to."""
+
+import json
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from whet import estimate as budget
+from whet.estimate import (
+    MEASURED,
+    QWEN25_15B,
+    SMOLLM2_135M,
+    Machine,
+    Workload,
+    card_of,
+    cost,
+    decode_steps,
+    estimate_lines,
+    forward_seconds,
+    stage_steps,
+    step_seconds,
+)
+
+H200 = Machine(name="NVIDIA H200", card=MEASURED)
+CPU = Machine(name="a CPU, 2 threads", threads=2)
+WORK = Workload(
+    steps=100,
+    prompts=64,
+    generated=512,
+    trained=512,
+    prompt=100,
+    response=128,
+    limit=256,
+    slots=512,
+    stream=False,
+    graphs=True,
+    passes=3,
+)
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+SHAPES = {"1.5b": QWEN25_15B, "135m": SMOLLM2_135M}
+
+
+def test_measured_decode_steps_come_out() -> None:
+    """One factor for all batches, contexts and both shapes: in the median it is right, and nowhere off by a third."""
+    stored = json.loads((RESULTS / "rollout_gpu.json").read_text())["shapes"]
+    off = [
+        cell["peers"]["whet"]["ms_a_step"]["median"]
+        / (1000 * step_seconds(dims, cell["batch"], cell["context"], H200, graphs=True))
+        for shape, dims in SHAPES.items()
+        for cell in stored[shape]["cells"].values()
+        if "ms_a_step" in cell["peers"]["whet"]
+    ]
+    assert len(off) >= 20 and min(off) > 0.75 and max(off) < 1.33
+    assert statistics.median(off) == pytest.approx(1, abs=0.03)
+
+
+@pytest.mark.parametrize(("shape", "way"), [("1.5b", "whole"), ("135m", "graphed")])
+def test_measured_updates_come_out(shape: str, way: str) -> None:
+    stored = json.loads((RESULTS / f"learner_{shape}_16384.json").read_text())
+    update = 3 * forward_seconds(SHAPES[shape], stored["tokens"], H200)
+    assert update == pytest.approx(stored["summary"][way]["step_ms"] / 1000, rel=0.03)
+
+
+def test_plain_calls_are_bound_by_the_host() -> None:
+    assert step_seconds(SMOLLM2_135M, 512, 192, H200, graphs=False) == 30 * budget.PLAIN_LAYER
+
+
+def test_cost_of_a_step_by_hand_on_a_cpu() -> None:
+    """Barrier with all rollouts in their slots: the limit in steps, half of the slots busy on average."""
+    n, rate = SMOLLM2_135M.weights, 2 * budget.CPU_RATE
+    spent = cost(WORK, SMOLLM2_135M, CPU)
+    assert spent.tokens == 512 * 128
+    assert spent.generate == pytest.approx(256 * (30 * budget.CPU_LAYER + 2 * n * 256 / rate) + 2 * n * 6400 / rate)
+    assert spent.train == pytest.approx(6 * n * 512 * 228 / rate)
+    assert spent.seconds == spent.generate + spent.train
+
+
+def test_longer_slower_and_a_slower_card_is_slower() -> None:
+    base = cost(WORK, QWEN25_15B, H200)
+    assert cost(replace(WORK, stream=True), QWEN25_15B, H200).generate < base.generate
+    assert cost(replace(WORK, limit=1024), QWEN25_15B, H200).generate > base.generate
+    assert cost(replace(WORK, passes=4), QWEN25_15B, H200).train == pytest.approx(base.train * 4 / 3)
+    a100 = card_of("NVIDIA A100-SXM4-80GB")
+    assert a100 is not None
+    assert cost(WORK, QWEN25_15B, Machine(name="A100", card=a100)).train == pytest.approx(base.train * 989 / 312)
+
+
+def test_cards_by_their_names() -> None:
+    assert card_of("NVIDIA H200") == MEASURED
+    pcie, sxm = card_of("NVIDIA H100 PCIe"), card_of("NVIDIA H100 80GB HBM3")
+    assert pcie is not None and sxm is not None and pcie.bandwidth < sxm.bandwidth
+    assert card_of("NVIDIA GeForce GTX 1080") is None
+    l40s, l4 = card_of("NVIDIA L40S"), card_of("NVIDIA L4")
+    assert l40s is not None and l4 is not None and l40s.bandwidth > l4.bandwidth
+
+
+def test_more_rollouts_than_slots_take_turns() -> None:
+    assert decode_steps(1024, 100, 100, 64, stream=False) == 1600
+    assert decode_steps(10, 50, 200, 64, stream=False) == 200, "the longest decides"
+
+
+def test_stage_steps_add_up() -> None:
+    for total, limits in ((100, [0]), (100, [30, 0, 0]), (7, [10, 10, 0]), (0, [0, 5])):
+        assert sum(stage_steps(total, limits)) == total
+
+
+def test_lines() -> None:
+    lines = estimate_lines([WORK], SMOLLM2_135M, H200, known=False)
+    assert lines[0].startswith("512 rollouts of 128 tokens (half of the limit) are 65,536 tokens per step; ")
+    assert "generate" in lines[0] and "train" in lines[0]
+    assert lines[1].startswith("100 steps on NVIDIA H200 take ")
+    staged = estimate_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True)
+    assert len(staged) == 3 and staged[1].startswith("stage 2, 50 steps: ") and "150 steps" in staged[2]
+    assert estimate_lines([WORK], SMOLLM2_135M, "a new GPU", known=True) == [
+        "512 rollouts of 128 tokens (as in that run) are 65,536 tokens per step",
+        "no estimate of the time, since whet does not know how fast a new GPU is",
+    ]

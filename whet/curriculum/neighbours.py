@@ -1,0 +1,318 @@
+"""Ideas of neighbouring papers, each a few lines around a gate, a source or a whole curriculum; `build.py` adds them.
+
+`KimiSource` (Kimi k1.5) draws prompts by their failure rate, `Unsolved` (ScaleRL) leaves out solved prompts,
+`TokenBudget` (C3PO) ends a batch by tokens instead of groups, and `Reset` (ProRL) renews reference and optimiser.
+docs/curricula-neighbours.md says what to expect of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from math import ceil
+from typing import Any, Protocol
+
+import numpy as np
+
+from whet.curriculum.base import Curriculum, Evidence, Progress, Source, smoothed
+from whet.curriculum.gate import Gate
+from whet.curriculum.ids import Ids
+from whet.curriculum.source import Returns, WeightedRows
+from whet.types import Batch, Clock, Report, Request, Rollout
+
+# ---- sources that count verdicts
+
+
+class Tally(Returns):
+    """Counts right and judged rollouts of each prompt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, list[int]] = {}  # [right, judged] of each prompt that was visited
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            count = self.counts.setdefault(rollout.prompt_id, [0, 0])
+            count[0] += rollout.verdict == "right"
+            count[1] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {prompt_id: list(count) for prompt_id, count in self.counts.items()}
+        return {"counts": counts, "returned": list(self.returned)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.counts = {prompt_id: list(count) for prompt_id, count in state["counts"].items()}
+        self.returned = list(state["returned"])
+
+
+def weight(right: float, judged: float) -> float:
+    """1 - s with s = (right + 1) / (judged + 2), the mean of a Beta(1, 1) after the evidence.
+
+    >>> weight(0, 0), weight(2, 2), weight(0, 6)
+    (0.5, 0.25, 0.875)
+    """
+    return (judged - right + 1) / (judged + 2)
+
+
+class KimiSource(Tally):
+    """Kimi k1.5's prioritised sampling (arXiv 2501.12599, section 2.3.4): prompts are drawn in proportion to 1 - s.
+
+    s is the success rate of a prompt. The paper starts from ten rollouts of every prompt. OURS starts from none and
+    takes the mean of a Beta(1, 1) posterior (`weight`), so an unseen prompt counts as half solved and no prompt is
+    ever excluded. The prompts of one pick differ, as long as there are enough. Prompts that are never solved keep
+    being drawn, so a gate that screens should stand over this source. Each draw is from (seed, number of the draw).
+    """
+
+    def __init__(self, ids: Sequence[str], seed: int):
+        super().__init__()
+        self.ids, self.seed = Ids.of(ids), seed
+        self.draws = 0
+        self._weighted = WeightedRows(len(ids))
+        self._weighted.fill(np.full(len(ids), weight(0, 0)))
+
+    def pick(self, k: int, clock: Clock) -> list[str]:
+        picked = self.take_back(k)
+        while len(picked) < k:
+            rng = np.random.default_rng((self.seed, self.draws))
+            rows = self._weighted.draw(min(k - len(picked), len(self.ids)), rng)
+            self.draws += 1
+            ids = [self.ids[row] for row in rows.tolist()]
+            self._weigh(ids)  # a drawn prompt has no weight until the draw is over
+            picked += ids
+        return picked
+
+    def _weigh(self, ids: Sequence[str]) -> None:
+        rows = np.array([self.ids.row(prompt_id) for prompt_id in ids], np.int64)
+        self._weighted.put(rows, np.array([weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids]))
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        super().observe(rollouts)
+        self._weigh(sorted({rollout.prompt_id for rollout in rollouts}))
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            "curriculum/prompts": float(len(self.ids)),
+            "curriculum/visited": float(len(self.counts)),
+            "curriculum/success_mean": 1.0 - self._weighted.total / len(self.ids),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "prompts": self.ids.fingerprint, "draws": self.draws}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.ids.check(state["prompts"])
+        super().load_state_dict(state)
+        self.draws = state["draws"]
+        self._weighted.fill(np.full(len(self.ids), weight(0, 0)))
+        self._weigh(list(self.counts))
+
+
+class Unsolved(Tally):
+    """No-positive-resampling (ScaleRL, arXiv 2510.13786): prompts that are nearly always solved are left out.
+
+    Wraps any source of `prompts` ids and skips those whose pass rate over all their judged rollouts reaches `solved`
+    (0.9 in the paper). OURS: a prompt that got no verdict is asked again whatever its rate, and if a whole pass over
+    the data finds no unsolved prompt, the source is dry, which the gate's starvation policy answers.
+
+    >>> source = Unsolved(UniformSource(["a", "b"], seed=0), prompts=2)
+    >>> source.counts["a"] = [9, 10]
+    >>> source.pick(2, Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0))
+    ['b', 'b']
+    """
+
+    def __init__(self, source: Source, *, prompts: int, solved: float = 0.9):
+        super().__init__()
+        self.source, self.prompts, self.solved = source, prompts, solved
+        self.skipped = 0
+
+    def pick(self, k: int, clock: Clock) -> list[str]:
+        picked = self.take_back(k)
+        in_vain = 0  # solved prompts since the last unsolved one
+        while len(picked) < k and in_vain < self.prompts:
+            some = self.source.pick(k - len(picked), clock)
+            if not some:
+                break
+            for prompt_id in some:
+                if self.is_solved(prompt_id):
+                    in_vain += 1
+                    self.skipped += 1
+                else:
+                    in_vain = 0
+                    picked.append(prompt_id)
+        return picked
+
+    def is_solved(self, prompt_id: str) -> bool:
+        right, judged = self.counts.get(prompt_id, (0, 0))
+        return judged > 0 and right >= self.solved * judged
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        super().observe(rollouts)
+        self.source.observe(rollouts)
+
+    def metrics(self) -> dict[str, float]:
+        return {**self.source.metrics(), "curriculum/skipped_solved": float(self.skipped)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "source": self.source.state_dict(), "skipped": self.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.source.load_state_dict(state["source"])
+        self.skipped = state["skipped"]
+
+
+# ---- wrappers
+
+
+class TokenBudget:
+    """A token budget per update, after C3PO (Ring-lite, arXiv 2506.14731): a batch is as many groups as reach it.
+
+    Long responses then make few groups and short ones many, and every update costs the same. C3PO cuts the set of
+    rollouts to exactly the budget. OURS keeps groups whole, in the order of first request, up to the one that reaches
+    it; the surplus stays for the next batch, as far as `max_age` allows. The `groups` of the clock no longer count. To
+    weigh every token alike, as C3PO does, set learn.aggregate = "batch_tokens".
+
+    A group weighs 1 / (recent groups per batch), not 1 / (groups of this batch): otherwise a long response, in a batch
+    of few groups, would weigh more than a short one among many. The number of groups that reach the budget is a
+    stopping time, so with a weight fixed beforehand groups of any length count alike (Wald: E[sum to G] = E[G] E[one]).
+    """
+
+    def __init__(self, inner: Gate, *, tokens: int):
+        assert tokens > 0, "a budget is at least one token"
+        self.inner, self.needs, self.tokens = inner, inner.needs, tokens
+        self.mean: float | None = None  # smoothed tokens per trained group
+        self.count: float | None = None  # smoothed groups per batch, before the next one is known
+        self.last = (0, 0)  # groups and tokens of the last batch
+
+    def plan(self, clock: Clock) -> list[Request]:
+        while self.inner.settle(self._clock(clock).groups):  # what is decided may move the end of the batch
+            pass
+        return self.inner.plan(self._clock(clock))
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.inner.observe(rollouts)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        batch = self.inner.emit(self._clock(clock))
+        if batch is None:
+            return None
+        tokens, groups = sum(group.tokens for group in batch.groups), len(batch.groups)
+        weight = 1 / (self.count or groups)
+        self.last = (groups, tokens)
+        self.mean, self.count = smoothed(self.mean, tokens / groups), smoothed(self.count, groups)
+        return replace(batch, groups=tuple(replace(group, weight=weight) for group in batch.groups))
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self.inner.updated(self._clock(clock), report)
+
+    def holds(self) -> set[int]:
+        return self.inner.holds()
+
+    def _clock(self, clock: Clock) -> Clock:
+        """The clock with the groups of the next batch: known once the budget is reached, else estimated."""
+        oldest, book = clock.version - self.inner.max_age, self.inner.book
+        tokens = [group.tokens for group in book.first_ready(book.ready) if group.oldest_version >= oldest]
+        if (count := groups_within(tokens, self.tokens)) is not None:
+            return replace(clock, groups=count)
+        mean = self.mean or (sum(tokens) / len(tokens) if tokens else 0.0)
+        if not mean:
+            return clock
+        return replace(clock, groups=len(tokens) + max(1, ceil((self.tokens - sum(tokens)) / mean)))
+
+    def metrics(self) -> dict[str, float]:
+        """`groups` and `batch_tokens` are those of the last batch."""
+        groups, tokens = self.last
+        own = {"curriculum/groups": float(groups), "curriculum/batch_tokens": float(tokens)}
+        return {**self.inner.metrics(), **own}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inner": self.inner.state_dict(), "mean": self.mean, "count": self.count, "last": list(self.last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        self.mean, self.count = state["mean"], state.get("count")
+        groups, tokens = state["last"]
+        self.last = (groups, tokens)
+
+
+def groups_within(tokens: Sequence[int], budget: int) -> int | None:
+    """The number of groups, from the first on, that reach the budget; None if all together do not.
+
+    >>> groups_within([300, 500, 400, 100], 1000), groups_within([300, 500], 1000)
+    (3, None)
+    """
+    return next((i + 1 for i, total in enumerate(accumulate(tokens)) if total >= budget), None)
+
+
+class Subsets(Protocol):
+    @property
+    def turn(self) -> int:
+        """The number of subsets begun, less one."""
+
+
+class Reset:
+    """Marks a batch now and then, with which reference and optimiser start anew. The batches stay the same.
+
+    `every`: updates between resets; `plateau`: updates over which a gain of the smoothed reward below 0.01 causes a
+    reset (both count from the last reset, 0 turns them off); `subset`: the first batch of each subset but the first
+    causes one. Under a KL term the reference holds the policy back once it has moved; the policy of today as reference
+    lets it go on. ProRL (arXiv 2505.24864) resets by hand when a validation score stalls; the rule on the training
+    reward is OURS. The subsets of CurES (arXiv 2510.01037) are runs of their own from the weights of the last one.
+    """
+
+    def __init__(self, inner: Curriculum, *, every: int = 0, plateau: int = 0, subset: Subsets | None = None):
+        self.inner, self.needs = inner, inner.needs
+        self.every, self.plateau, self.subset = every, plateau, subset
+        self.progress, self.evidence = Progress(keep=plateau), Evidence()
+        self.since = self.resets = 0
+        self.due = False
+        self.turn = 0  # of the subset, at the last batch
+
+    def plan(self, clock: Clock) -> list[Request]:
+        return self.inner.plan(clock)
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.evidence.rollouts += rollouts
+        self.inner.observe(rollouts)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        batch = self.inner.emit(clock)
+        if batch is None:
+            return None
+        self.evidence.emitted(clock)
+        if self.subset is not None:
+            self.due, self.turn = self.due or self.subset.turn > self.turn, max(self.subset.turn, 0)
+        if not self.due:
+            return batch
+        self.due = False
+        self.resets += 1
+        return replace(batch, reset_reference=True, reset_optimizer=True)
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self.inner.updated(clock, report)
+        self.progress.observe(self.evidence.updated(clock, self.inner.holds()))
+        self.progress.update()
+        self.since += 1
+        if 0 < self.every <= self.since or self.progress.stalled(self.plateau):
+            self.due, self.since = True, 0
+            self.progress.forget()
+
+    def holds(self) -> set[int]:
+        return self.inner.holds()
+
+    def metrics(self) -> dict[str, float]:
+        metrics = self.inner.metrics()
+        return {**metrics, "curriculum/resets": metrics.get("curriculum/resets", 0.0) + self.resets}
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"since": self.since, "resets": self.resets, "due": self.due, "turn": self.turn}
+        parts = {"inner": self.inner, "progress": self.progress, "hearing": self.evidence}
+        return {**{name: part.state_dict() for name, part in parts.items()}, **own}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.inner.load_state_dict(state["inner"])
+        self.progress.load_state_dict(state["progress"])
+        self.evidence.load_state_dict(state.get("hearing", ()))  # older checkpoints lack it
+        self.since, self.resets, self.due = state["since"], state["resets"], state["due"]
+        self.turn = state.get("turn", 0)
