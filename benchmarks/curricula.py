@@ -65,7 +65,7 @@ MAIN = {
     "speed_16_1e-4": arm("speed"),
     "cures_16_1e-4": arm("cures", every=4, save=ALL_ROLLOUTS),
 }
-"""Learning rates 1e-4 and 2e-4 of each; the first five have the one that was chosen on other seeds (docs/evidence/LOG.md)."""
+# Each has learning rates 1e-4 and 2e-4; the first five have the rate chosen on other seeds (docs/evidence/LOG.md).
 FURTHER = {
     "speed_2_16": arm("speed", lr=2e-4, curriculum={"speed": {"n_init": 2}}),
     "speed_8_16": arm("speed", lr=2e-4, curriculum={"speed": {"n_init": 8}}),

@@ -1,6 +1,6 @@
 """Accuracy against what it cost, all arms of a matrix with their seeds, as SVG files that stand alone.
 
-    python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml --results benchmarks/results --out docs/evidence/figures
+    python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml
 
 Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells; `whet bench train MATRIX --report-only` shows
 those that are there. The standard library draws them; the same cells give the same bytes. The line is the median of

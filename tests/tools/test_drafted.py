@@ -159,7 +159,7 @@ def test_a_run_is_evaluated_twice_and_writes_the_same(
     printed = capsys.readouterr().out
     assert "accept length" in printed and "0 of 12" in printed and "time in " in printed
     assert printed.count("held_out") == 2, "one table of the set, one of its drafts"
-    assert "tokens a second, plain" in printed and "tokens a second, drafted" in printed
+    assert "tokens per second, plain" in printed and "tokens per second, drafted" in printed
     stored = json.loads((out / "eval.json").read_text())
     at = "eval/held_out/draft/"
     assert stored[at + "differ"] == 0 and stored[at + "rollouts"] == 12

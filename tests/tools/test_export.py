@@ -105,7 +105,7 @@ def test_card_tells_the_training(tmp_path: Path) -> None:
     said = front_matter(readme)
     assert said["tags"] == ["whet", "reinforcement-learning", "grpo"] and said["pipeline_tag"] == "text-generation"
     assert "license" not in said and "base_model" not in said
-    assert "- Data: sums.jsonl" in readme and "- Curriculum: dapo, 16 groups of 16 rollouts a step" in readme
+    assert "- Data: sums.jsonl" in readme and "- Curriculum: dapo, 16 groups of 16 rollouts per step" in readme
     assert "after step 2 of 3, 2,468 tokens generated" in readme
     assert "| held\\_out | 0.100 (1) | 0.800 (2) | 0.400 (3) | 0.800 (2) |" in readme
     assert 'path = "sums.jsonl"' in readme and "/data/mine" not in readme

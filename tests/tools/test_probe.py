@@ -148,7 +148,7 @@ def test_where_nothing_helps_it_says_so(right: list[int], words: str) -> None:
 
 def test_scarce_signal_and_far_extrapolation_are_said() -> None:
     text = " ".join(report_of([0] * 194 + [1, 1, 2, 3, 5, 7], 8, group=32).suggestions)
-    assert "makes every curriculum dear" in text and "--n 32" in text
+    assert "makes every curriculum expensive" in text and "--n 32" in text
 
 
 def test_limits() -> None:

@@ -233,7 +233,8 @@ def _add_set(table: Table, name: str, size: str, lines: Sequence[tuple[str, ...]
     """Name and size of a set stand in front of its first two lines."""
     heads = [Text(printable(name, one_line=True), style="bold"), Text(size, style="dim")]
     for at, (measure, value, *spread) in enumerate(lines):
-        cells = [Text(printable(measure, one_line=True)), value, *(Text(ends, style="dim") for ends in spread)]
+        cells: list[Text | str] = [Text(printable(measure, one_line=True)), value]
+        cells += [Text(ends, style="dim") for ends in spread]
         table.add_row(heads[at] if at < len(heads) else "", *cells, end_section=at == len(lines) - 1)
 
 

