@@ -93,11 +93,12 @@ def find_source(path: Path) -> ExportSource:
     """The model folder of a path, checked to be whole as far as its own files tell."""
     from whet.model.lora import base_name, is_peft_folder
 
+    run: Path | None = path
     if (path / CONFIG).is_file():
         best = best_checkpoint(path)
         if best is None:
             raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
-        folder, run = best, path
+        folder = best
     else:
         beside, above = path.resolve().parent, path.resolve().parent.parent
         folder, run = path, above if beside.name == CHECKPOINTS and (above / CONFIG).is_file() else None
