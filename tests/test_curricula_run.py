@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from small_run import Silent, Stop, assert_same_run, even_digits, small_config
-from whet.check import check, dry_run
 
 from whet import api
+from whet.assembly import check_run
 from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.run import read_metrics, read_rollouts
@@ -90,7 +90,7 @@ def test_a_curriculum_of_ones_own_trains_resumes_and_mixes(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)  # found in the current directory, as a judge is
     monkeypatch.setattr(sys, "path", [*sys.path])
     sets = ('curriculum.name="own_band:Band"', "save.every=1", "steps=2")
-    assert any("(own_band:Band)" in line for line in dry_run(check(small_config(*sets), even_digits)))
+    assert any("(own_band:Band)" in line for line in check_run(small_config(*sets), even_digits).describe())
     whole = run(tmp_path / "whole", *sets)
     assert whole[-1]["curriculum/trained"] > 0 and whole[-1]["curriculum/rejected_hard"] >= 0
     run(tmp_path / "parts", *sets, watcher=Stop(1))

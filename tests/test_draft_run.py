@@ -43,6 +43,7 @@ def plain(
     return mode, rows(tmp_path_factory.mktemp("plain") / "run", even_digits, mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafters", ['["ngram"]', '["suffix"]', '["suffix", "eagle"]'])
 def test_thirty_steps_are_the_same(
     tmp_path: Path, plain: tuple[str, list[dict[str, float]]], drafters: str, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ class WritesAndRenames(Faults):
     CHANGES = ("write", "replace", "rename", "truncate", "unlink", "rmtree")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "least"), [("before", 24), ("half", 10)])
 def test_a_crash_at_any_write_or_rename_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, least: int
@@ -105,6 +106,7 @@ def process_recipe(tmp_path: Path, steps: int) -> Path:
     return recipe
 
 
+@pytest.mark.slow
 def test_three_real_kills(tmp_path: Path) -> None:
     recipe = process_recipe(tmp_path, 40)
     whole = start_process(tmp_path / "whole", recipe, resume=False)

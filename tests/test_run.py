@@ -92,6 +92,7 @@ def test_a_whole_life(whole):
     assert (whole / "config.toml").read_text() == CONFIG
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_instant_a_run_goes_on_as_if_nothing_had_happened(monkeypatch, tmp_path, whole, kind):
     for at in range(10_000):

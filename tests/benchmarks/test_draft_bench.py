@@ -20,6 +20,8 @@ from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
 from whet.model.load import char_tokenizer, tiny_model
 
+pytestmark = pytest.mark.slow  # its fixture runs the whole ladder
+
 ALPHABET = "0123456789+="
 
 

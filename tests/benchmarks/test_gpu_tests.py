@@ -25,6 +25,7 @@ def test_crash(): os._exit(7)
 """
 
 
+@pytest.mark.slow
 def test_every_outcome_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tests = tmp_path / "tests"
     (tests / "deep").mkdir(parents=True)

@@ -87,6 +87,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made | {"other": write_run(folder / "other", "dapo", replace(TRUTH, rate=5 * TRUTH.rate))}
 
 
+@pytest.mark.slow
 def test_a_policy_that_is_a_toy_is_foretold_and_another_is_not(runs: dict[str, Path]) -> None:
     """Fitted to the uniform run alone, wherever it stands in the list; runs of the same policy are within a fifth."""
     found = calibrate(list(runs.values()))

@@ -234,6 +234,7 @@ KINDS: dict[str, tuple[list[dict[str, Any]], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "max_age"), [("uniform and speed", 0), ("cures and scalingrl", 1), ("dapo and staged speed", 1)]
 )

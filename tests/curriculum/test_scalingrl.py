@@ -390,6 +390,7 @@ def test_cures_draws_no_prompt_twice_for_an_update_while_there_are_others() -> N
         assert pool.version == version or step == 0 or len(pool.active) >= asks[step - 1] + 3
 
 
+@pytest.mark.slow
 def test_the_contract_of_speed_and_cures_over_the_pool() -> None:
     def over_cures(ids: Sequence[str], seed: int) -> Gate:
         source = CuresSource(ids, seed, tau=0.1, pool=ScalingRLSource(ids, seed))

@@ -68,6 +68,7 @@ def test_the_contract() -> None:
         check_world(lambda ids, seed: build(ids, seed, name="all", max_age=1), world, epochs=False, max_age=1)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(world=WORLDS, name=st.sampled_from(["cures", "all"]), tokens=st.sampled_from([0, 200]), share=st.floats(0, 1))
 def test_the_contract_in_any_world(world: World, name: str, tokens: int, share: float) -> None:

@@ -334,6 +334,7 @@ WORLDS = st.builds(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Stage . ends early")
 @pytest.mark.parametrize("name", TABLE)
 @settings(max_examples=25, deadline=None)

@@ -12,6 +12,7 @@ from whet.draft.controller import Acceptance, Controller
 ARMS = [Arm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("accept", "token"),
     [

@@ -374,6 +374,7 @@ def margins(model: Any, request: Request, index: int, ids: Sequence[int]) -> tup
     return first - second, order
 
 
+@pytest.mark.slow
 def test_in_bfloat16_only_close_draws_turn_out_otherwise() -> None:
     """Forwards of other shapes round otherwise, here by up to 0.02 in a log-prob. What that changes, with drafts as
     without them in other batches, are draws whose first two were as close; and after them the text is another."""

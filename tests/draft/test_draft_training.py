@@ -111,6 +111,7 @@ def test_packed_is_unpacked_and_chunks_do_not_matter() -> None:
             torch.testing.assert_close(sum(parts), whole, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True])
 def test_losses_fall_on_a_fixed_buffer(half: bool) -> None:
     model = target(torch.float32)
@@ -251,6 +252,7 @@ def accepted(head: EagleHead, model: LlamaForCausalLM, ids: Tensor, steps: int) 
     return total / len(ids)
 
 
+@pytest.mark.slow
 def test_the_trained_drafter_is_accepted_far_above_chance() -> None:
     model, random = counting_target(), torch.Generator().manual_seed(1)
     live, buffer = eagle_head(model), DataBuffer(5000)

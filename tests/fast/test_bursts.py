@@ -73,6 +73,7 @@ def assert_same(on_progress: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]
         np.testing.assert_allclose(mine[-1], other[-1], rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []

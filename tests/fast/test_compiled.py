@@ -112,6 +112,7 @@ def same(got, want, tolerance=1e-9):
         torch.testing.assert_close(got[1][name], want[1][name], rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_one_graph_serves_all_layers_and_every_pack(flash, checkpoint):
     """The first pack is a single sequence, so that its longest is its length: no later pack may be held to that."""
@@ -124,6 +125,7 @@ def test_one_graph_serves_all_layers_and_every_pack(flash, checkpoint):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_one_more_graph_serves_packs_that_share_prompts(flash):
     """What is fed once trains as what is fed for each, compiled or not."""
     model = tiny_model(37, hidden=32, layers=2, heads=4, kv_heads=2, dtype=torch.float64).eval()
@@ -343,6 +345,7 @@ def test_a_plain_gradient_that_is_not_finite_is_not_laid_to_the_compiler(flash):
     assert "no_such_backend" not in reason
 
 
+@pytest.mark.slow
 def test_the_trial_leaves_out_the_padding_token_whose_embedding_is_zero():
     """Through 14 norms of a zero vector a slope grows beyond float32: no fault of the model or the compiler."""
     model = tiny_model(64, hidden=16, layers=14, heads=2, kv_heads=1)

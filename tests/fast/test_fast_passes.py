@@ -89,6 +89,7 @@ def test_a_rehearsal_makes_every_size_ready_and_changes_nothing(model_of, batch_
         torch.testing.assert_close(results[1][1][name], tensor, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize(("again", "form"), [(False, "whole"), (True, "whole"), (True, "split"), (False, "head")])
 def test_compiled_training_is_the_same(model_of, batch_of, encoder, monkeypatch, again, form):

@@ -203,6 +203,7 @@ def flash(monkeypatch):
         yield
 
 
+@pytest.mark.slow
 def test_through_the_flash_kernel_and_compiled_there_is_one_graph(flash):
     """Neither a padded pack nor the stand-ins for the weights are anything new to the compiler. What it sees first has
     no two sizes that are equal by chance: it would take them for one."""
@@ -220,6 +221,7 @@ def test_through_the_flash_kernel_and_compiled_there_is_one_graph(flash):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_shared_prompts_through_the_flash_kernel(flash):
     """Keys that no sequence has get no number from it, and no token may hear of that."""
     torch._dynamo.reset()

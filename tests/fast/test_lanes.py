@@ -218,6 +218,7 @@ def test_a_row_that_wants_no_drafts_has_none() -> None:
     assert modest.drafted == 0 and some.drafted > 0
 
 
+@pytest.mark.slow
 def test_a_published_drafter_drafts_better() -> None:
     """Within the captured step, from its next round on."""
     model, buffer = sharp_model(heads=6, kv_heads=2, dtype=torch.float32), DataBuffer(50_000)

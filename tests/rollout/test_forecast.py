@@ -98,6 +98,7 @@ def run(engine: LocalEngine, lengths: Script, visits: int = 1) -> list[dict[str,
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 1000),

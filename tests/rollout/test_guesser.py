@@ -205,6 +205,7 @@ def watch_drafts(runner: GraphRunner, seen: list[tuple[list[int], list[int]]]) -
     runner._draft = watched  # type: ignore[method-assign]
 
 
+@pytest.mark.slow
 def test_a_trained_drafter_is_accepted_more_often_and_changes_nothing() -> None:
     model, buffer = target(), DataBuffer(50_000)
     head = eagle_head(model)

@@ -113,6 +113,7 @@ def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., 
     assert results[0] == results[1] and len(results[0]) == sum(r.n for r in requests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What running rows drew beside a wave that failed is drawn again, whatever the device had begun."""

@@ -88,7 +88,8 @@ def test_a_resumed_run_writes_the_drafter_on(tmp_path: Path, lessons: bool, monk
     run_recipe(small_config(*EAGLE), tmp_path, watcher=Stop(after=2), reward=even_digits)
     before = load_file(checkpoints(tmp_path)[-1] / "drafter/model.safetensors")
     if not lessons:
-        monkeypatch.setattr(DrafterTrainer, "budget", lambda *given: 0)
+        run = DrafterTrainer.run
+        monkeypatch.setattr(DrafterTrainer, "run", lambda self, budget, **rest: run(self, 0, **rest))
     run_recipe(small_config(*EAGLE), tmp_path, watcher=Silent(), reward=even_digits, resume=True)
     newest = checkpoints(tmp_path)[-1]
     check_layout(newest / "drafter")

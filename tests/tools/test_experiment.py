@@ -50,6 +50,7 @@ def test_only_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     replace_run(run)  # nothing there is no reason to complain
 
 
+@pytest.mark.slow
 def test_an_arm_that_fails_ends_the_experiment_in_its_own_words(tmp_path: Path) -> None:
     arms = {tmp_path / "deep" / "bad": parse_config({"model": {"name": str(tmp_path / "nowhere")}})}
     with pytest.raises(WhetError, match=r"The arm bad failed: .*nowhere"):

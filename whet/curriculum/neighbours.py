@@ -115,6 +115,7 @@ class Unsolved(Tally):
     (0.9 in the paper). OURS: a prompt that got no verdict is asked again whatever its rate, and if a whole pass over
     the data finds no unsolved prompt, the source is dry, which the gate's starvation policy answers.
 
+    >>> from whet.curriculum.source import UniformSource
     >>> source = Unsolved(UniformSource(["a", "b"], seed=0), prompts=2)
     >>> source.counts["a"] = [9, 10]
     >>> source.pick(2, Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0))

@@ -38,6 +38,8 @@ from whet.tools.bench.matrix import (
 from whet.tools.bench.stand import circumstances
 from whet.tools.bench.train import COLUMNS, CellWork, Going, Places, cell_settings, planned, read_outcome
 
+pytestmark = pytest.mark.slow  # its fixture trains cells
+
 KILLED = "uniform-seed0"
 MATRIX = """
 recipe = "recipe.toml"
