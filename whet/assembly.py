@@ -363,7 +363,7 @@ class Parts(Actor):
 
     @property
     def progress(self) -> float:
-        shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]
+        shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]  # steps = 0 only evaluates
         if self.config.token_budget:
             shares.append(self.tally.tokens_generated / self.config.token_budget)
         if self.config.time_budget:
@@ -439,7 +439,7 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     watch, room = Stopwatch(), plan.room
     with watch.timing("model, judges and engine"):
         actor = build_actor(plan, weights, room=room)
-    actor.engine.release()  # masters are made and the compiler tries its work with the memory of an update
+    actor.engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
     with watch.timing("the learner"):
         learner = Learner(
             actor.model,

@@ -52,8 +52,8 @@ def train(parts: Parts, log: Log) -> None:
                 with watch.timing("judge"):
                     judged = judge.receive(wait=engine.idle)
                 parts.tally.generated(asked, finished)
-                curriculum.observe(store.put(judged))  # judged rollouts, also those it will drop
-                log.observe(asked, judged)  # nothing asked, running or judged: starved
+                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped rollouts count, too
+                log.observe(asked, judged)  # raises Starved if nothing was asked, runs or was judged
             log.emitted(batch)
             with watch.timing("sync"):
                 engine.release()  # a GPU's memory goes to the learner
@@ -128,6 +128,7 @@ class Log:
 
     def emitted(self, batch: Batch) -> None:
         """A batch is full; `seen` is all that was judged on the way to it."""
+        # Rollouts of groups that an update drops must not count in the metrics: the short ones finish first.
         self.evidence = Evidence(self.seen)
         self.evidence.emitted(self.parts.clock())
 

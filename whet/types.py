@@ -179,7 +179,9 @@ class Clock:
     step: int  # updates done
     version: int  # the policy version that generates now
     groups: int  # groups wanted per update
-    free: int | None  # rollouts that the engine could start at once; None means no limit (barrier)
+    # Rollouts that the engine could start at once (stream: rollouts return as they finish, and freed slots are filled).
+    # None means no limit (barrier: every request finishes before judging goes on).
+    free: int | None
     tokens: int  # tokens generated so far
     progress: float  # 0..1 of the run
     # An update cuts running rollouts. Long ones would be cut more often, so no group that began before the update may
@@ -196,8 +198,8 @@ class Report:
     """
 
     metrics: Mapping[str, float]
-    # Per trained rollout, the signals that the curriculum's `needs` names: "score" is a float32 vector, the gradient of
-    # the response's log-prob (`model/head.py`).
+    # Per trained rollout, the signals that the curriculum's `needs` names. "score" is the score function: a float32
+    # vector, the gradient of the response's log-prob (`model/head.py`); it is not the judge's `Rollout.score`.
     signals: Mapping[Key, Mapping[str, float | np.ndarray]] = field(default_factory=dict)
 
 

@@ -4,10 +4,13 @@ It requests prompts of the source, keeps the book of groups, and emits a batch o
 subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`. Ages, cuts, look-ahead,
 starvation, counters and state are the same for all gates and are handled here.
 
-No response is left out or drawn again because it was long. Where rollouts run on over an update, every group is
-decided in the end, and its age follows from when it was requested. Where an update cuts what runs (`Clock.cut`), the
-long rollouts would be cut and the short ones would stay. So nothing is requested ahead then, only the first groups in
-line, without which the batch cannot be filled, are decided and shown to the source, and an update lets go the rest.
+A group is open (rollouts are still to come), waiting (its admission was "more", so it is open, too), ready (it will
+train) or spare (rejected, but kept for starvation = "relax"). `len(book)` and `in_line()` cover open and ready groups.
+
+No response is left out or drawn again because it was long. Without cuts a group is decided as soon as it is complete.
+With cuts (`Clock.cut`) short groups complete first, so deciding in that order would favour short responses. Then
+nothing is requested ahead, only the first `inside` groups in the order of request are decided and shown to the source,
+and each update drops all the others, finished or not, and requests them again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ Starvation = Literal["raise", "relax", "partial"]
 
 
 class Gate(ABC):
+    """The base class of most curricula. `curriculum.name = "module:Class"` may name a subclass: `build.py` gives it the
+    arguments below. Any other class with the methods of `base.Curriculum` may be named as well."""
+
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"  # of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
@@ -65,7 +71,7 @@ class Gate(ABC):
         return clock.groups - self.book.ready - self.book.open
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
-        """The first size of each new group; on average `rollouts`, since capacity is checked for so many."""
+        """The first size of each new group. `_room` counts on `rollouts` on average; Speed overrides both."""
         return [self.rollouts] * len(prompt_ids)
 
     def continuations(self, clock: Clock) -> list[Request]:
@@ -106,6 +112,7 @@ class Gate(ABC):
         for visit in self.book.expire(clock.version - self.max_age):
             self._give_back(visit, "expired")
         if self.book.ready >= clock.groups:
+            # There may be fewer: the line stops at the first undecided group, so no short group overtakes a long one.
             groups = self.book.first_ready(clock.groups)
             return self._take(groups, clock) if len(groups) == clock.groups else None
         if self.book.open == 0 and (self.dry or self._budget(clock) <= 0):
@@ -235,7 +242,7 @@ class Gate(ABC):
     # Deciding
 
     def _decide(self, visit: Visit) -> None:
-        group = visit.group
+        group = visit.group  # its judged rollouts only
         if len(group.rollouts) < 2:
             self.counts.add("unjudged_groups")
             self.counts.acceptance.add(False)

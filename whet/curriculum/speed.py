@@ -160,7 +160,7 @@ class Speed(Gate):
         self.least = 1 if use_screening else 2  # rollouts of a continuation: two share a baseline
         self.seen = Screenings()
         self.saved = 0.0  # rollouts saved, compared with DAPO
-        self.weight = 0.0  # mean implicit weight of the last batch
+        self.weight = 0.0  # mean implicit weight of the last batch: a metric, the loss is not reweighted
         self._held_up = False  # in this plan a group should have been continued, and there was no room
         self._check()
         if low > 0.0 or high < 1.0:
@@ -200,7 +200,7 @@ class Speed(Gate):
             idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
-        fresh = not self.use_screening
+        fresh = not self.use_screening  # then the continuation trains without the screening's rollouts
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
             for group, n in zip(groups, self._divide(groups), strict=True)
@@ -251,7 +251,7 @@ class Speed(Gate):
     def _ahead(self, clock: Clock) -> int:
         """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call."""
         barrier = clock.free is None
-        alone = barrier and self._certain == self.book.ready
+        alone = barrier and self._certain == self.book.ready  # no group waits or is being continued
         if alone or clock.cut or (self.max_age == 0 and not barrier):
             return 0
         reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
@@ -272,7 +272,9 @@ class Speed(Gate):
             return []
         waiting = {group.group_id: group for group in self.book.waiting()}
         due: list[Group] = []
-        before, chance = 0.0, self.acceptance  # groups expected to train first; exact once no screening runs
+        # Walk the line and add up how many groups are expected to train before each one: that says how many updates
+        # away its batch is. Under barrier only groups of the next batch are continued.
+        before, chance = 0.0, self.acceptance
         for visit in self.book.in_line():
             if not waiting:
                 break

@@ -135,6 +135,7 @@ class Learner:
         """
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
+        # samples.py turns rewards into advantages and lengths into token weights: one sample per judged rollout.
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
@@ -236,7 +237,7 @@ class Learner:
         Metrics belong to the last pass, scores to the weights before the first update.
         """
         samples, scores = batch.samples, batch.scores
-        parts = minibatches(samples, count)
+        parts = minibatches(samples, count)  # weights are scaled, so each part has a gradient of full size
         begun = time.perf_counter()
         old = reference = None
         if self.config.updates * len(parts) > 1:
@@ -283,7 +284,7 @@ class Learner:
             for pack in self._packs(part.samples, self.device):
                 loss, metrics = self._loss(pack, part)
                 loss.backward()
-                self.optimizer.accumulate()
+                self.optimizer.accumulate()  # half-precision gradients are summed in fp32
                 sums.add(loss, metrics)
         return sums
 

@@ -110,6 +110,9 @@ def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLos
 
 
 class Estimator(NamedTuple):
+    """An advantage per rollout of a group, a loss per token, and how token losses add up. Its name also stands in
+    `config.Learn.estimator`; all use learn.clip_low and learn.clip_high, of which GSPO needs far smaller values."""
+
     advantage: advantages.Advantage
     surrogate: Surrogate
     aggregate: str  # how the paper, or its released code, makes one number of the token losses

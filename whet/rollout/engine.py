@@ -33,10 +33,18 @@ from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
-EARLY = 8  # steps after which `early` is called though nothing has finished
+EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 
 
 class LocalEngine:
+    """Decodes rollouts of one model on one device.
+
+    A flight is a rollout under way; while it decodes it has one of `slots` rows. A wave is what is prefilled in one
+    step: chunks of prompts, and forks, which share the prompt of another flight. An arm is one way to speculate. The
+    tokens of a rollout depend on the weights, the prompt and its key (seed, train or eval, group, index) alone, not on
+    the batch: exactly in float64 on a CPU, up to rounding elsewhere.
+    """
+
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
 
     def __init__(
@@ -150,6 +158,8 @@ class LocalEngine:
         return max(0, self.slots - self.rows.size - len(self.scheduler.waiting))
 
     def update(self, version: int) -> None:
+        """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
+        computed again (recompute), or continue with the old ones (keep)."""
         if self.on_update != "keep":
             self._evict_all()
         if self.on_update == "cut":
@@ -184,6 +194,7 @@ class LocalEngine:
         return [*self.cache.notes(), *([f"{slow} {self.lack}."] if self.lack else [])]
 
     def stats(self) -> dict[str, float]:
+        """Return the counters since the last call and reset them; rollout/oom counts from the start."""
         names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
         rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
