@@ -45,7 +45,7 @@ from tail_work import TailWork
 from transformers import PreTrainedModel
 
 from whet import config, files
-from whet.draft.base import OFF, Arm, Chooser
+from whet.draft.base import OFF, Chooser, DraftArm
 from whet.draft.controller import Bandit
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import DEPTHS, DRAFTERS, DraftGuard, build_speculation, serves
@@ -143,7 +143,7 @@ class Bench:
         assert self.lessons is not None
         lesson = self.lessons.take(self.engine(rung.engine))
         taken = self._run(rung, rung.engine)
-        arm = Arm("eagle", ELASTIC["eagle"])
+        arm = DraftArm("eagle", ELASTIC["eagle"])
         alone = self._run(Rung(f"learning_{arm.name}", ("eagle",), lambda: Fixed(arm, serves)), rung.engine)
         lengths = {"accept_length": accept_length(taken.steps), "eagle_accept_length": accept_length(alone.steps)}
         self.lessons.ended(lesson, taken.seconds, **lengths)
@@ -411,7 +411,7 @@ class Rung:
     drafters: tuple[str, ...] = ()
     chooser: Callable[[], Chooser] | None = None
     """None: plain decoding, by an engine that knows of no drafts."""
-    arms: tuple[Arm, ...] = ()
+    arms: tuple[DraftArm, ...] = ()
     """What it may choose, beside OFF."""
     sharing: bool = False
     """Rows have budgets."""
@@ -434,7 +434,7 @@ def ladder(
 
     def chosen(name: str, by: str, *names: Any) -> Rung:
         settings = config.Draft.model_validate({"drafters": names, "chooser": by})
-        arms = tuple(Arm(name, depth) for name in names for depth in DEPTHS)
+        arms = tuple(DraftArm(name, depth) for name in names for depth in DEPTHS)
 
         def chooser() -> Chooser:
             made = build_speculation(settings, vocab=vocab, sizes=sizes, seed=seed)
@@ -444,10 +444,10 @@ def ladder(
         return Rung(name, names, chooser, arms)
 
     def elastic(name: str) -> Rung:
-        arm = Arm(name, ELASTIC[name])
+        arm = DraftArm(name, ELASTIC[name])
         return Rung(f"elastic_{name}", (name,), lambda: Bandit([arm], serves=serves, seed=seed), (arm,))
 
-    def alone(arm: Arm) -> Rung:
+    def alone(arm: DraftArm) -> Rung:
         return Rung(arm.name, (arm.drafter,), lambda: Fixed(arm, serves), (arm,))
 
     names = ("ngram", "suffix", *(("eagle",) if eagle else ()))
@@ -459,7 +459,7 @@ def ladder(
         rungs.append(replace(chosen("training", "controller", "ngram", "suffix", "eagle"), learning=True))
     rungs.append(chosen("bandit", "bandit", *names))
     if fixed:
-        rungs += [alone(Arm(name, depth)) for name in names for depth in DEPTHS]
+        rungs += [alone(DraftArm(name, depth)) for name in names for depth in DEPTHS]
     return [*rungs, Rung("off_again")]
 
 
@@ -468,7 +468,7 @@ def plans(rungs: Sequence[Rung], slots: int) -> tuple[list[GraphKey], list[Graph
     arm and batch size, with the name of its drafter."""
     arms = dict.fromkeys(arm for rung in rungs for arm in rung.arms)
     naive = [(size, arm.tokens, arm.drafter) for arm in arms for size in buckets(slots)]
-    shared = dict.fromkeys((size, new, "") for size, new, _ in naive if serves(Arm("", new - 1), size))
+    shared = dict.fromkeys((size, new, "") for size, new, _ in naive if serves(DraftArm("", new - 1), size))
     return list(shared), naive
 
 

@@ -25,7 +25,7 @@ import torch
 from draft_watch import Fixed, Step, Watch, WatchedSpeculation, accept_length
 
 from whet import files
-from whet.draft.base import OFF, Arm, RowView
+from whet.draft.base import OFF, DraftArm, RowView
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
@@ -89,7 +89,7 @@ class Grid:
             speculation=self.speculation,
         )
 
-    def run(self, batch: int, arm: Arm) -> tuple[list[Step], float, np.ndarray]:
+    def run(self, batch: int, arm: DraftArm) -> tuple[list[Step], float, np.ndarray]:
         """The steps of a run, seconds of one in which all rows run, and what was written [batch, new]."""
         watch = self.speculation.chooser = Watch(Fixed(arm))
         self.speculation.drafting = 0.0
@@ -114,7 +114,7 @@ class Grid:
         return seconds, written
 
     def cell(self, batch: int, verify: int, accept: float, off: Sequence[float], plain: np.ndarray) -> dict[str, Any]:
-        arm = Arm(Forced.name, verify - 1)
+        arm = DraftArm(Forced.name, verify - 1)
         self.engine.runner.prepare(batch, arm)
         self.forced.know(plain, accept, arm.depth, self.options.seed)
         taken, lengths, drafting, same = [], [], [], []

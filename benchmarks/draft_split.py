@@ -12,7 +12,7 @@ from typing import Any
 
 from draft_watch import Fixed, Step, WatchedCaptures
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.fast.pool import Key, graph_name
 
 HOST, APART = "by the host's clock", "replayed apart"
@@ -86,7 +86,7 @@ class Wanted(Fixed):
         self.captures, self.sizes = captures, sizes
         self.usual = sorted(uses, key=lambda key: -uses[key])
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         size = next(size for size in self.sizes if size >= batch)
         wanted = (key for key in (*self.captures.wanted, *self.usual) if key[0] == size and key[2] not in retired)
-        return next((Arm(drafter, depth) for _, depth, drafter in wanted), OFF)
+        return next((DraftArm(drafter, depth) for _, depth, drafter in wanted), OFF)

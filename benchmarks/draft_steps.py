@@ -25,7 +25,7 @@ from rich.table import Table
 from whet import config, files, loop
 from whet.api import start
 from whet.assembly import Parts, check_run
-from whet.draft.base import Arm
+from whet.draft.base import DraftArm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
@@ -53,7 +53,7 @@ class Follower:
 
     def attach(self, parts: Parts, depth: int) -> None:
         assert isinstance(parts.engine, LocalEngine) and parts.engine.speculation is not None
-        self.parts, self.watch = parts, Watch(Fixed(Arm("eagle", depth)))
+        self.parts, self.watch = parts, Watch(Fixed(DraftArm("eagle", depth)))
         parts.engine.speculation.chooser = self.watch
 
     def update(self, metrics: dict[str, float], progress: float) -> None:

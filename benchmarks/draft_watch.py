@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.draft.base import OFF, Arm, Chooser
+from whet.draft.base import OFF, Chooser, DraftArm
 from whet.draft.speculation import Columns, Speculation
 from whet.fast.graphs import PROMPTS
 from whet.fast.pool import Captures, Key
@@ -28,7 +28,7 @@ REPLAYS = 20
 class Step:
     """A decode step of `batch` rows, or several that were launched together."""
 
-    arm: Arm
+    arm: DraftArm
     batch: int
     seconds: float
     accepted: np.ndarray | None = None
@@ -44,13 +44,13 @@ class Step:
 class Fixed:
     """One arm for every batch that it serves, OFF for the others."""
 
-    def __init__(self, arm: Arm, serves: Callable[[Arm, int], bool] = lambda arm, batch: True) -> None:
+    def __init__(self, arm: DraftArm, serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True) -> None:
         self.arm, self.serves = arm, serves
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arm if self.serves(self.arm, batch) and self.arm.drafter not in retired else OFF
 
-    def record(self, arm: Arm, batch: int, seconds: float, **rest: Any) -> None: ...
+    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None: ...
 
     def updated(self) -> None: ...
 
@@ -70,12 +70,12 @@ class Watch:
         self.chooser = chooser
         self.steps: list[Step] = []
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.chooser.choose(batch, kv_bytes, retired)
 
     def record(
         self,
-        arm: Arm,
+        arm: DraftArm,
         batch: int,
         seconds: float,
         *,
@@ -114,7 +114,7 @@ class WatchedSpeculation(Speculation):
     drafting = 0.0
     """Seconds since it was last set to 0."""
 
-    def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
+    def draft(self, arm: DraftArm, rows: Columns, most: np.ndarray) -> np.ndarray:
         begin = time.perf_counter()
         drafts = super().draft(arm, rows, most)
         self.drafting += time.perf_counter() - begin

@@ -2,7 +2,7 @@
 
     python benchmarks/matrix_figures.py benchmarks/gsm8k_matrix.toml
 
-Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells; `whet bench train MATRIX --report-only` shows
+Writes MATRIX_tokens.svg and MATRIX_seconds.svg from the stored cells; `matrix_document.py MATRIX` shows
 those that are there. The standard library draws them; the same cells give the same bytes. The line is the median of
 the seeds, the band their range.
 """
@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from matrix_document import COSTS, read_arms
+from matrix_results import Arms, curve, usable
+
 from whet import files
 from whet.report.chart import ticks
 from whet.report.curves import Curve, at, median_curve
-from whet.tools.bench.document import COSTS, read_arms
 from whet.tools.bench.matrix import read_plan
-from whet.tools.bench.results import Arms, curve, usable
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes tell the lines apart without colour.
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from whet.config import Config
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import Controller
 from whet.recipe import load_config
 
@@ -63,7 +63,7 @@ class Silent:
 class Restless(Controller):
     """Any arm at any time: what a clock would choose must not decide what is tested."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         arms = [arm for arm in self.arms if arm == OFF or (self.serves(arm, batch) and arm.drafter not in retired)]
         return arms[int(self.generator.integers(len(arms)))]
 

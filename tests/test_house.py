@@ -58,7 +58,7 @@ STARRED = {
     "draft": "base speculation",
 }
 # Lines and files that the package may have. Both may only fall.
-LINES, STARRED_LINES, COUNT = 33_000, 9_000, 130
+LINES, STARRED_LINES, COUNT = 32_000, 9_000, 125
 
 
 def part_of(path: Path) -> str:

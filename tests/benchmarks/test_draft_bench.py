@@ -15,7 +15,7 @@ from draft_watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from tail_work import model_work, read_texts, shape_work
 from typer.testing import CliRunner
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
 from whet.model.load import char_tokenizer, tiny_model
@@ -186,7 +186,7 @@ def test_drafters_remember_nothing_of_the_last_round() -> None:
     model = tiny_model(20, hidden=16, layers=1, heads=2).eval()
     bench = Bench(model, shape_work(20, rollouts=4, siblings=2, cap=24, seed=0), None, seed=0)
     bench.run(Rung("off"))
-    arm = Arm("suffix", 4)
+    arm = DraftArm("suffix", 4)
     rung = Rung("suffix", ("suffix",), lambda: Fixed(arm), (arm,))
     first, second = bench.run(rung), bench.run(rung)
     assert [s.accepted.tolist() for s in first.steps if s.accepted is not None] == [
@@ -211,22 +211,22 @@ def test_figures_of_steps() -> None:
     most = np.full(4, 3)
     steps = [
         Step(OFF, 8, 1.0),
-        Step(Arm("ngram", 3), 4, 2.0, np.array([3, 1, 0, 1]), most),
-        Step(Arm("eagle", 3), 2, 1.0, np.array([0, 3]), most[:2]),
+        Step(DraftArm("ngram", 3), 4, 2.0, np.array([3, 1, 0, 1]), most),
+        Step(DraftArm("eagle", 3), 2, 1.0, np.array([0, 3]), most[:2]),
     ]
     assert chances(steps) == {"ngram": [0.75, 1 / 3, 1.0], "eagle": [0.5, 1.0, 1.0]}
     assert arm_shares(steps) == {"ngram_3_1_4": 0.5, "off": 0.25, "eagle_3_1_4": 0.25}
     found = by_batch(steps)
     assert found["4"] == {"steps": 1, "seconds": 2.0, "speculating": 1.0, "accept_length": 2.25}
     assert found["8"]["accept_length"] is None and list(found) == ["2", "4", "8"]
-    watch = Watch(Fixed(Arm("ngram", 3), lambda arm, batch: batch < 8))
+    watch = Watch(Fixed(DraftArm("ngram", 3), lambda arm, batch: batch < 8))
     assert watch.choose(8) == OFF and watch.choose(4).name == "ngram_3_1_4"
     watch.record(OFF, 8, 1.0)
     assert [step.batch for step in watch.take()] == [8] and watch.take() == []
 
 
 def test_the_controller_is_held_against_the_best_arm() -> None:
-    arm = Arm("ngram", 2)
+    arm = DraftArm("ngram", 2)
     rungs = [Rung("off"), Rung("controller", ("ngram",)), Rung(arm.name, ("ngram",), None, (arm,)), Rung("off_again")]
     seconds = {"off": [2.0, 2.2], "controller": [1.0, 1.2], arm.name: [1.0, 1.0], "off_again": [2.0, 2.0]}
     found = verdict(rungs, seconds)
@@ -244,7 +244,7 @@ def test_graphs_are_shared() -> None:
 def test_what_the_naive_plan_captures() -> None:
     """4 slots, sizes 2 and 4. Two drafters of one depth share what verifies it, and 4 rows of 200 drafts serve
     nobody."""
-    arms = (Arm("ngram", 2), Arm("suffix", 2), Arm("ngram", 200))
+    arms = (DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("ngram", 200))
     shared, naive = plans([Rung("a", arms=arms[:2]), Rung("b", arms=arms)], 4)
     assert shared == [(2, 3, ""), (4, 3, ""), (2, 201, "")]
     assert naive == [(size, arm.tokens, arm.drafter) for arm in arms for size in (2, 4)]

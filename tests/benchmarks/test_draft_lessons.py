@@ -9,12 +9,12 @@ from draft_lessons import Lessons, renamed
 from draft_watch import Fixed
 from tail_work import TailWork, shape_work
 
-from whet.draft.base import Arm
+from whet.draft.base import DraftArm
 from whet.draft.eagle import eagle_head
 from whet.draft.training import SHARE, AdaptiveDrafter
 from whet.model.load import tiny_model
 
-ARM = Arm("eagle", 2)
+ARM = DraftArm("eagle", 2)
 RUNG = Rung("training", ("ngram", "eagle"), lambda: Fixed(ARM), (ARM,), learning=True)
 
 

@@ -10,7 +10,7 @@ from draft_split import APART, HOST, Wanted, drafting_seconds, split, timed_shar
 from draft_watch import REPLAYS, Fixed, Step, WatchedCaptures
 from tail_work import shape_work
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.eagle import eagle_head
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunner, GraphRunners
@@ -18,7 +18,7 @@ from whet.fast.pool import Captures, Key
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 
-NGRAM, EAGLE = Arm("ngram", 2), Arm("eagle", 2)
+NGRAM, EAGLE = DraftArm("ngram", 2), DraftArm("eagle", 2)
 RUNGS = [
     Rung("off"),
     Rung("ngram", ("ngram",), lambda: Fixed(NGRAM), (NGRAM,)),
@@ -84,10 +84,10 @@ def test_what_is_wanted_is_chosen() -> None:
     captures = graphed().engine("model_free").runner.captures  # type: ignore[attr-defined]
     captures.wanted = [(4, 2, "eagle"), (2, 8, "ngram")]
     chooser = Wanted(captures, [2, 4, 8], {(2, 8, "ngram"): 1, (4, 2, "eagle"): 1, (4, 4, "ngram"): 2})
-    assert [chooser.choose(batch) for batch in (1, 2, 3, 4, 5)] == [Arm("ngram", 8)] * 2 + [EAGLE] * 2 + [OFF]
+    assert [chooser.choose(batch) for batch in (1, 2, 3, 4, 5)] == [DraftArm("ngram", 8)] * 2 + [EAGLE] * 2 + [OFF]
     assert chooser.choose(4, retired={"eagle", "ngram"}) == OFF
     captures.wanted = []
-    assert chooser.choose(4) == Arm("ngram", 4), "what was used most"
+    assert chooser.choose(4) == DraftArm("ngram", 4), "what was used most"
 
 
 def test_drafts_of_the_device_are_timed_apart() -> None:

@@ -9,13 +9,13 @@ from statistics import median
 from typing import Any
 
 import pytest
+from matrix_document import document, marks, read_arms, short_table, write_report
 from matrix_figures import write_figures
+from matrix_results import Arms, target_level
 
 from whet.report.curves import Point
 from whet.report.formats import first_crossing
-from whet.tools.bench.document import document, marks, read_arms, short_table, write_report
 from whet.tools.bench.matrix import MatrixPlan, read_plan
-from whet.tools.bench.results import Arms, target_level
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,7 +30,7 @@ def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
 
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Path) -> None:
-    """matrix_figures.py and `whet bench train MATRIX --report-only` on copies of the pages change no byte of them."""
+    """matrix_figures.py and `matrix_document.py MATRIX` on copies of the pages change no byte of them."""
     folder = tmp_path / "docs" / "evidence"
     folder.mkdir(parents=True)
     (folder / "results.md").write_text((EVIDENCE / "results.md").read_text())

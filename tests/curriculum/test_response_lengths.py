@@ -4,12 +4,12 @@ import json
 
 from scripted import SAMPLING, rollout
 
-from whet.curriculum.stages import ResponseLengths
+from whet.curriculum.stages import LengthRecord
 from whet.types import Request
 
 
 def test_sums_and_counts_without_what_was_cut() -> None:
-    lengths, again = ResponseLengths(["A", "B", "C"]), ResponseLengths(["A", "B", "C"])
+    lengths, again = LengthRecord(["A", "B", "C"]), LengthRecord(["A", "B", "C"])
     a, c = (Request(prompt_id=i, group_id=0, n=4, sampling=SAMPLING) for i in "AC")
     lengths.observe([rollout(a, 0, "r", length=7), rollout(a, 1, "u", length=5), rollout(c, 0, "w", finish="length")])
     lengths.observe([rollout(c, 1, "u", length=3, finish="cut")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from whet.draft.base import OFF, Arm, Chooser
+from whet.draft.base import OFF, Chooser, DraftArm
 
 
 class World:
@@ -14,11 +14,11 @@ class World:
         self.accept, self.base, self.token = accept, base, token
         self.rng = np.random.default_rng(seed)
 
-    def seconds(self, arm: Arm, batch: int) -> float:
+    def seconds(self, arm: DraftArm, batch: int) -> float:
         drafting = 5e-5 if arm.depth else 0.0
         return (self.base + self.token * batch * arm.tokens + drafting) * float(self.rng.uniform(0.97, 1.03))
 
-    def accepted(self, arm: Arm, batch: int) -> np.ndarray:
+    def accepted(self, arm: DraftArm, batch: int) -> np.ndarray:
         if not arm.depth:
             return np.zeros(batch, int)
         hit = self.rng.random((batch, arm.depth)) < self.accept[arm.drafter]
@@ -28,7 +28,7 @@ class World:
 class Stepped(World):
     """Rows are padded to powers of two, a forward gets dear beyond 200 tokens, suffix drafts cost 0.3 ms."""
 
-    def seconds(self, arm: Arm, batch: int) -> float:
+    def seconds(self, arm: DraftArm, batch: int) -> float:
         tokens = (1 << max(0, batch - 1).bit_length()) * arm.tokens
         drafting = {"": 0.0, "suffix": 3e-4}.get(arm.drafter, 5e-5)
         seconds = self.base * max(1.0, tokens / 200) + self.token * tokens + drafting
@@ -38,10 +38,10 @@ class Stepped(World):
 class Fixed:
     """One arm, always; OFF where it is not served."""
 
-    def __init__(self, arm: Arm, batch: int = 10**9) -> None:
+    def __init__(self, arm: DraftArm, batch: int = 10**9) -> None:
         self.arm, self.most = arm, batch
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0) -> DraftArm:
         return self.arm if batch <= self.most else OFF
 
     def record(self, *_: object, **__: object) -> None: ...
@@ -51,7 +51,7 @@ def lengths(rows: int = 128, seed: int = 0) -> np.ndarray:
     return np.minimum(np.random.default_rng(seed).lognormal(5.5, 1.0, rows), 4000).astype(int) + 1
 
 
-def write(chooser: Chooser | Fixed, world: World, length: np.ndarray) -> tuple[float, list[Arm]]:
+def write(chooser: Chooser | Fixed, world: World, length: np.ndarray) -> tuple[float, list[DraftArm]]:
     """Seconds until all rows are written, and the arms chosen."""
     left, total, arms = length.copy(), 0.0, []
     while left.size:

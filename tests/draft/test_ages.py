@@ -6,12 +6,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import Ages, Controller, age_of
 from whet.draft.speculation import DEPTHS, serves
 
 SIZES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-ARMS = [Arm(drafter, depth) for drafter in ("suffix", "eagle") for depth in DEPTHS]
+ARMS = [DraftArm(drafter, depth) for drafter in ("suffix", "eagle") for depth in DEPTHS]
 BURST = 4
 KV = 16 * 1024
 """Bytes of a token."""
@@ -28,18 +28,18 @@ class Growing:
         self.suffix, self.eagle = suffix, eagle
         self.rng = np.random.default_rng(seed)
 
-    def seconds(self, arm: Arm, batch: int) -> float:
+    def seconds(self, arm: DraftArm, batch: int) -> float:
         drafting = {"": 0.0, "suffix": 2e-5, "eagle": 9e-5 + 5e-5 * arm.depth}[arm.drafter]
         step = 4.4e-4 + 5.5e-7 * max(0, padded(batch) * arm.tokens - 64) + drafting
         return step * float(self.rng.uniform(0.96, 1.04))
 
-    def accepted(self, arm: Arm, batch: int, written: float) -> np.ndarray:
+    def accepted(self, arm: DraftArm, batch: int, written: float) -> np.ndarray:
         chance = self.suffix(min(1.0, written / 400)) if arm.drafter == "suffix" else self.eagle
         hit = self.rng.random((batch, arm.depth)) < chance * 0.95 ** np.arange(arm.depth)
         return np.logical_and.accumulate(hit, axis=1).sum(1)
 
 
-def write(chooser: Controller | None, world: Growing, fixed: Arm = OFF) -> float:
+def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> float:
     """Seconds until 128 rows with a long tail are written, by a chooser or by one arm where it serves."""
     left = np.minimum(np.random.default_rng(0).lognormal(math.log(332), 1.0, 128), 2048).astype(int) + 1
     total, written = 0.0, 0.0

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from whet import config
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import SWITCH, Bandit
 from whet.draft.speculation import DEPTHS, build_speculation
 
-SHIPPED = [Arm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)]
+SHIPPED = [DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)]
 
 
-def on(arms: list[Arm], **settings: float) -> Bandit:
+def on(arms: list[DraftArm], **settings: float) -> Bandit:
     bandit = Bandit(arms, patience=0, **settings)  # type: ignore[arg-type]
     return bandit
 
@@ -45,7 +45,7 @@ def test_every_arm_of_all_three_drafters_has_a_batch_size() -> None:
     bandit = built()
     batches = range(1, SWITCH + 1)
     open_to = {arm for batch in batches for arm in bandit.group(batch) if bandit.serves(arm, batch)}
-    assert open_to == {Arm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS}
+    assert open_to == {DraftArm(name, depth) for name in ("ngram", "suffix", "eagle") for depth in DEPTHS}
 
 
 def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
@@ -68,7 +68,7 @@ def test_a_size_without_a_threshold_is_a_fault_of_ours() -> None:
 
 def test_what_chance_chose_stands_until_it_was_in_use() -> None:
     """The turn after it may have been launched with another arm before: that one is recorded, and the choice stands."""
-    arms = [Arm("suffix", 4), Arm("eagle", 4)]
+    arms = [DraftArm("suffix", 4), DraftArm("eagle", 4)]
     bandit = on(arms, epsilon=0.0)
     for arm, seconds in zip(arms, (0.1, 0.2), strict=True):
         bandit.record(arm, 2, seconds, accepted=np.zeros(2, int))
@@ -89,7 +89,7 @@ def test_what_chance_chose_stands_until_it_was_in_use() -> None:
 
 
 def test_reward_and_median() -> None:
-    arms = [Arm("ngram", 4), Arm("eagle", 4)]
+    arms = [DraftArm("ngram", 4), DraftArm("eagle", 4)]
     bandit = on(arms, epsilon=0.0, window=3)
     for seconds in (0.1, 0.2, 0.4):
         bandit.record(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2]))  # a = 3: rewards 120, 60, 30
@@ -103,7 +103,7 @@ def test_reward_and_median() -> None:
 
 
 def test_finds_the_better_arm_and_explores() -> None:
-    arms = [Arm("ngram", 4), Arm("suffix", 4), Arm("eagle", 4)]
+    arms = [DraftArm("ngram", 4), DraftArm("suffix", 4), DraftArm("eagle", 4)]
     bandit, rng = on(arms, epsilon=0.1, seed=0), np.random.default_rng(0)
     picks = []
     for _ in range(1000):
@@ -130,12 +130,12 @@ def test_saved_as_json() -> None:
 
 
 def test_not_among_those_that_are_retired() -> None:
-    bandit = Bandit([Arm("ngram", 4), Arm("suffix", 4)], patience=0, epsilon=0.5)
-    assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {Arm("suffix", 4)}
+    bandit = Bandit([DraftArm("ngram", 4), DraftArm("suffix", 4)], patience=0, epsilon=0.5)
+    assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {DraftArm("suffix", 4)}
     assert bandit.choose(1, 0.0, {"ngram", "suffix"}) == OFF
 
 
 def test_where_nothing_was_drafted() -> None:
-    bandit = Bandit([Arm("ngram", 4)])
+    bandit = Bandit([DraftArm("ngram", 4)])
     bandit.record(OFF, 4, 1.0)
     assert bandit.metrics() == {"draft/share_off": 1.0, "draft/accept_length": 1.0, "draft/saved": 0.0}

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from simulated import Fixed, Stepped, World, lengths, write
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import Acceptance, Controller
 
-ARMS = [Arm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
+ARMS = [DraftArm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
 
 
 @pytest.mark.slow
@@ -47,12 +47,12 @@ def test_converges_within_two_hundred_steps() -> None:
         arm = ours.choose(8)
         ours.record(arm, 8, world.seconds(arm, 8), accepted=world.accepted(arm, 8))
         if step == 200:
-            assert ours.current == Arm("suffix", 8)
+            assert ours.current == DraftArm("suffix", 8)
     assert ours.metrics()["draft/share_suffix_8_1_9"] > 0.6
 
 
 def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None:
-    world, ours = World({"suffix": 0.9}, token=1e-5), Controller([Arm("suffix", 4)], seed=0)
+    world, ours = World({"suffix": 0.9}, token=1e-5), Controller([DraftArm("suffix", 4)], seed=0)
 
     def play(steps: int) -> float:
         ours.metrics()
@@ -89,7 +89,7 @@ def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typica
 
 
 def test_never_an_arm_without_graphs() -> None:
-    def serves(arm: Arm, batch: int) -> bool:
+    def serves(arm: DraftArm, batch: int) -> bool:
         return arm.tokens * batch <= 40
 
     world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves, epsilon=0.5, spend=1.0)
@@ -106,7 +106,7 @@ def test_never_an_arm_without_graphs() -> None:
 
 def test_trials_stay_within_what_they_may_lose() -> None:
     """Half of all steps would begin a trial of an arm ten times as slow."""
-    ours = Controller([Arm("ngram", 1)], epsilon=0.5, spend=0.01)
+    ours = Controller([DraftArm("ngram", 1)], epsilon=0.5, spend=0.01)
     lost = total = 0.0
     for _ in range(5000):
         arm = ours.choose(4)

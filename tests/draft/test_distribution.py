@@ -19,7 +19,7 @@ import torch
 from adversaries import adversaries
 from torch import Tensor
 
-from whet.draft.base import OFF, Arm, Drafter
+from whet.draft.base import OFF, DraftArm, Drafter
 from whet.draft.lookup import NGram, Suffix
 from whet.model.load import tiny_model
 from whet.model.noise import GOLDEN64, row_key
@@ -349,7 +349,7 @@ def test_noise_used_twice_does_not_fit(of: Any, bound: float, monkeypatch: pytes
 def taking_turns(plain: Sequence[Any], seed: int) -> tuple[Any, Whim]:
     """Every drafter there is, and none, at three depths."""
     drafters: list[Drafter] = [NGram(), Suffix(), *adversaries(slow.VOCAB, EOS, plain_tokens(plain))]
-    whim = Whim([OFF, *(Arm(drafter.name, depth) for drafter in drafters for depth in (1, 3, 6))], seed)
+    whim = Whim([OFF, *(DraftArm(drafter.name, depth) for drafter in drafters for depth in (1, 3, 6))], seed)
     return speculating(drafters, whim), whim
 
 

@@ -1,7 +1,7 @@
 """What the recipe's [draft] becomes: drafters, and the arms that are made ready."""
 
 from whet import config
-from whet.draft.base import Arm
+from whet.draft.base import DraftArm
 from whet.draft.speculation import DEPTHS, MOST_VERIFIED, build_speculation, serves
 
 
@@ -41,7 +41,7 @@ def test_arms_are_made_ready_for_the_batches_they_serve() -> None:
         (64, 4),
     ]
     assert len(found.served) == 2 * len(suffix)
-    assert serves(Arm("suffix", 31), 16) and not serves(Arm("suffix", 32), 16)
+    assert serves(DraftArm("suffix", 31), 16) and not serves(DraftArm("suffix", 32), 16)
 
 
 def test_rows_have_budgets_where_the_recipe_says_so() -> None:

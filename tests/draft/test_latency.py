@@ -2,13 +2,13 @@
 
 import pytest
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import Latency, cell_of
 
-ARMS = [OFF, Arm("ngram", 4), Arm("ngram", 8)]
+ARMS = [OFF, DraftArm("ngram", 4), DraftArm("ngram", 8)]
 
 
-def true(arm: Arm, rows: int, kv: int = 0) -> float:
+def true(arm: DraftArm, rows: int, kv: int = 0) -> float:
     return 1e-3 + 4e-6 * rows * arm.tokens + 2e-5 * (2**kv - 1)
 
 

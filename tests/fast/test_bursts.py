@@ -9,7 +9,7 @@ import pytest
 from slow_engine import VOCAB, ask, make_engine, sharp_model
 from test_speculation import Whim
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
 from whet.fast import graphs
@@ -28,7 +28,9 @@ def engine_of(how: str, seed: int) -> LocalEngine:
     rng = np.random.default_rng(seed)
     form: dict[str, Any] = {"slots": int(rng.integers(2, 8)), "page": 4, "pages": int(rng.integers(18, 60))}
     if how == "drafts":
-        form["speculation"] = Speculation([Suffix()], Whim([OFF, Arm("suffix", 2), Arm("suffix", 6)]), vocab=VOCAB)
+        form["speculation"] = Speculation(
+            [Suffix()], Whim([OFF, DraftArm("suffix", 2), DraftArm("suffix", 6)]), vocab=VOCAB
+        )
     on_update = str(rng.choice(["keep", "recompute"]))
     return make_engine(model, graphs=how != "plain", mode="stream", on_update=on_update, **form)
 
@@ -79,7 +81,7 @@ def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch
     launched: list[int] = []
     before = graphs.GraphRunner._launch
 
-    def noting(self: Any, running: int, arm: Arm, steps: int = 1) -> Any:
+    def noting(self: Any, running: int, arm: DraftArm, steps: int = 1) -> Any:
         launched.append(steps)
         return before(self, running, arm, steps)
 
@@ -96,7 +98,7 @@ def test_a_burst_by_hand() -> None:
     """Two rows, three steps of up to two tokens: 1; 2 3; 4 and 5 6; 7; 8 9. The second ends after 7."""
     token = np.array([[[1, 0], [5, 6]], [[2, 3], [7, 0]], [[4, 0], [8, 9]]])
     counted = np.array([[1, 2], [2, 1], [1, 2]])
-    drawn = burst(token, token / 10, counted, np.ones_like(counted), Arm("suffix", 1))
+    drawn = burst(token, token / 10, counted, np.ones_like(counted), DraftArm("suffix", 1))
     assert drawn.token.tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 9, 0]]
     assert drawn.log_prob[0, :4].tolist() == [0.1, 0.2, 0.3, 0.4]
     assert drawn.before.tolist() == [[0, 0], [1, 2], [3, 3]]
@@ -110,7 +112,7 @@ def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypat
     monkeypatch.setattr(Captures, "capture", lambda self, keys: asked.extend(keys))
     model = sharp_model(heads=6, kv_heads=2)
     share_storage(model)
-    served = [(2, Arm("suffix", 2)), (4, Arm("suffix", 2)), (2, Arm("suffix", 8))]
+    served = [(2, DraftArm("suffix", 2)), (4, DraftArm("suffix", 2)), (2, DraftArm("suffix", 8))]
     speculation = Speculation([Suffix()], Whim([OFF]), vocab=VOCAB, served=served)
     make_engine(model, graphs=True, slots=4, page=4, speculation=speculation).begin()
     prompts, plain, drafting = asked[: len(SIZES)], asked[len(SIZES) : len(SIZES) + 2], asked[len(SIZES) + 2 :]

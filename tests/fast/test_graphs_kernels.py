@@ -11,7 +11,7 @@ from test_graphs import gemma
 from test_speculation import Whim
 from transformers import PreTrainedModel
 
-from whet.draft.base import Arm
+from whet.draft.base import DraftArm
 from whet.draft.eagle import eagle_head
 from whet.draft.speculation import Speculation
 from whet.fast.fused import share_storage
@@ -46,7 +46,7 @@ def test_kernels_verify_drafts() -> None:
     plain = make_engine(model("fused"), page=16, slots=3)
     plain.submit(requests)
     traces = {r.key: r.trace for r in plain.collect()}
-    made, whim = model("fused"), Whim([Arm("half_wrong", 3), Arm("eagle", 2)])
+    made, whim = model("fused"), Whim([DraftArm("half_wrong", 3), DraftArm("eagle", 2)])
     known = {d.name: d for d in adversaries(VOCAB, 3, {k: t.ids for k, t in traces.items() if t is not None})}
     speculation = Speculation([known["half_wrong"]], whim, vocab=VOCAB)
     engine = make_engine(made, graphs=True, page=16, slots=3, speculation=speculation, eagle=eagle_head(made))

@@ -10,7 +10,7 @@ import torch
 from slow_engine import PROMPTS, VOCAB, ask, expecting_short, make_engine, sharp_model
 from test_speculation import EOS, Whim, each_updated_after, requests, run, same, updated_midway
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import eagle_head
 from whet.draft.lookup import NGram, Suffix
@@ -22,10 +22,10 @@ from whet.rollout.engine import LocalEngine
 from whet.rollout.guesser import Guesser
 
 ARMS = {
-    "ngram": [OFF, Arm("ngram", 1), Arm("ngram", 4), Arm("ngram", 8)],
-    "suffix": [OFF, Arm("suffix", 2), Arm("suffix", 8)],
-    "eagle": [OFF, Arm("eagle", 2), Arm("eagle", 4)],
-    "always": [Arm("ngram", 3), Arm("suffix", 3), Arm("eagle", 3)],
+    "ngram": [OFF, DraftArm("ngram", 1), DraftArm("ngram", 4), DraftArm("ngram", 8)],
+    "suffix": [OFF, DraftArm("suffix", 2), DraftArm("suffix", 8)],
+    "eagle": [OFF, DraftArm("eagle", 2), DraftArm("eagle", 4)],
+    "always": [DraftArm("ngram", 3), DraftArm("suffix", 3), DraftArm("eagle", 3)],
 }
 
 
@@ -125,8 +125,8 @@ def test_a_drafter_that_fails_on_the_device_is_retired(part: str, after: int, mo
         return right(self, *given, **named)
 
     monkeypatch.setattr(owner, part, breaks)
-    others = [Arm("ngram", 3)] if name == "eagle" else [Arm("eagle", 3)]
-    whim = Whim([OFF, Arm(name, 4), *others])
+    others = [DraftArm("ngram", 3)] if name == "eagle" else [DraftArm("eagle", 3)]
+    whim = Whim([OFF, DraftArm(name, 4), *others])
     engine = drafting(whim, slots=3)
     assert engine.speculation is not None
     asked = requests()
@@ -143,7 +143,7 @@ def test_a_drafter_that_fails_on_the_device_is_retired(part: str, after: int, mo
 
 def test_greedy_siblings_write_each_others_drafts() -> None:
     """The first of a group has only itself to look at; those that come after it copy it, whole runs at a time."""
-    whim = Whim([Arm("suffix", 8)])
+    whim = Whim([DraftArm("suffix", 8)])
     engine = drafting(whim, slots=1)
     asked = [ask(3, n=4, temperature=0.0, max_tokens=48)]
     same(run(plain(slots=1), asked), run(engine, asked), atol=CLOSE)
@@ -176,7 +176,7 @@ def test_drafters_hear_of_rollouts_where_they_draft(on_device: bool) -> None:
     model = sharp_model(heads=6, kv_heads=2)
     share_storage(model)
     drafter = Listening()
-    speculation = Speculation([drafter], Whim([Arm("suffix", 4)]), vocab=VOCAB)
+    speculation = Speculation([drafter], Whim([DraftArm("suffix", 4)]), vocab=VOCAB)
     engine = make_engine(model, graphs=on_device, slots=3, speculation=speculation)
     done = run(engine, requests())
     engine.update(1)
@@ -189,7 +189,7 @@ def test_drafters_hear_of_rollouts_where_they_draft(on_device: bool) -> None:
 
 def test_budgets_follow_from_what_has_ended() -> None:
     """Sixteen rollouts of 5 tokens have ended: rows that may go on for long want drafts, those about to end none."""
-    engine = drafting(Whim([Arm("ngram", 4)]), slots=2)
+    engine = drafting(Whim([DraftArm("ngram", 4)]), slots=2)
     assert engine.speculation is not None
     asked = [ask(0, max_tokens=6, temperature=0.0), ask(1, max_tokens=50, temperature=0.0)]
     for sharing in (False, True):
@@ -210,7 +210,7 @@ def test_a_row_that_wants_no_drafts_has_none() -> None:
 
     model = sharp_model(heads=6, kv_heads=2)
     share_storage(model)
-    whim = Whim([Arm("ngram", 8)])
+    whim = Whim([DraftArm("ngram", 8)])
     engine = make_engine(model, graphs=True, slots=2, speculation=Modest([NGram()], whim, vocab=VOCAB))
     asked = [ask(i, temperature=0.0, max_tokens=50) for i in range(2)]
     same(run(plain(slots=2), asked), done := run(engine, asked), atol=CLOSE)
@@ -223,7 +223,7 @@ def test_a_published_drafter_drafts_better() -> None:
     """Within the captured step, from its next round on."""
     model, buffer = sharp_model(heads=6, kv_heads=2, dtype=torch.float32), DataBuffer(50_000)
     share_storage(model)
-    head, whim = eagle_head(model), Whim([Arm("eagle", 4)])
+    head, whim = eagle_head(model), Whim([DraftArm("eagle", 4)])
     speculation = Speculation([], whim, vocab=VOCAB)
     engine = make_engine(model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer)
     asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3, stop_ids=(EOS,)) for i in range(16)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from slow_engine import PROMPTS, decode
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import Chunk, Flight
@@ -30,7 +30,7 @@ class ScriptedRunner(EagerRunner):
         """Tokens fed in one step at most, those of running rows apart."""
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
     ) -> Drawn:
         rows = self.engine.rows
         self.widest = max(self.widest, sum(chunk.size for chunk in chunks))

@@ -14,7 +14,7 @@ from test_speculation import Whim, requests, run, same
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead, eagle_head
 from whet.draft.speculation import Speculation
@@ -44,7 +44,7 @@ def target() -> PreTrainedModel:
 
 
 def drafting(
-    model: PreTrainedModel, head: EagleHead, arms: list[Arm], buffer: DataBuffer | None = None, **form: Any
+    model: PreTrainedModel, head: EagleHead, arms: list[DraftArm], buffer: DataBuffer | None = None, **form: Any
 ) -> LocalEngine:
     speculation = Speculation([], Whim(arms), vocab=VOCAB)
     return make_engine(model, speculation=speculation, eagle=head, buffer=buffer, **form)
@@ -55,7 +55,7 @@ def test_tokens_are_those_of_plain_decoding(form: dict[str, Any]) -> None:
     """A drafter that knows nothing, switched on and off at random."""
     model = target()
     plain = run(make_engine(model, **form), requests())
-    arms = [OFF, *(Arm("eagle", depth) for depth in (1, 3, 7))]
+    arms = [OFF, *(DraftArm("eagle", depth) for depth in (1, 3, 7))]
     engine = drafting(model, eagle_head(model), arms, **form)
     same(plain, run(engine, requests()), atol=1e-5 if "graphs" in form else 1e-9)
     assert engine.stats()["draft/failures"] == 0
@@ -65,7 +65,7 @@ def test_tokens_are_those_of_plain_decoding(form: dict[str, Any]) -> None:
 def test_hidden_states_are_those_of_one_forward(form: dict[str, Any]) -> None:
     """What goes to the buffer, tokens and states, beside the model's own over the same text."""
     model, buffer = target(), DataBuffer(10_000)
-    engine = drafting(model, eagle_head(model), [OFF, Arm("eagle", 3)], buffer, **form)
+    engine = drafting(model, eagle_head(model), [OFF, DraftArm("eagle", 3)], buffer, **form)
     rollouts = {r.key: r for r in run(engine, requests())}
     assert len(buffer.entries) == len(rollouts)
     written = sorted((*PROMPTS[r.prompt_id], *r.trace.ids.tolist()) for r in rollouts.values() if r.trace is not None)
@@ -149,7 +149,7 @@ def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
     model = target()
     head, alone = eagle_head(model, seed=3), eagle_head(model, seed=3)
     attach_slots(alone, 1, 64)
-    engine = drafting(model, head, [OFF, Arm("eagle", 4), Arm("eagle", 2)], **form)
+    engine = drafting(model, head, [OFF, DraftArm("eagle", 4), DraftArm("eagle", 2)], **form)
     seen: list[tuple[list[int], list[int]]] = []
     verify = engine.runner.verify
 
@@ -218,7 +218,7 @@ def test_a_trained_drafter_is_accepted_more_often_and_changes_nothing() -> None:
             trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
             trainer.run(30_000)
             trainer.publish(head)
-        engine = drafting(model, head, [Arm("eagle", 4)], None if trained else buffer, slots=8)
+        engine = drafting(model, head, [DraftArm("eagle", 4)], None if trained else buffer, slots=8)
         same(plain, run(engine, asked))
         assert engine.speculation is not None
         accepted.append(engine.speculation.chooser.accepted)  # type: ignore[attr-defined]

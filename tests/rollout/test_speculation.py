@@ -13,7 +13,7 @@ import pytest
 import torch
 from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.controller import Controller
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
@@ -32,15 +32,15 @@ EOS = 3
 class Whim:
     """Another arm at every step, OFF among them: a chooser may do anything."""
 
-    def __init__(self, arms: Sequence[Arm], seed: int = 0) -> None:
+    def __init__(self, arms: Sequence[DraftArm], seed: int = 0) -> None:
         self.arms, self.rng = arms, np.random.default_rng(seed)
         self.used: dict[str, int] = {}
         self.accepted = 0
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
-    def record(self, arm: Arm, batch: int, seconds: float, **rest: Any) -> None:
+    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None:
         self.used[arm.name] = self.used.get(arm.name, 0) + 1
         if rest.get("accepted") is not None:
             self.accepted += int(rest["accepted"].sum())
@@ -99,7 +99,7 @@ def test_tokens_are_those_of_plain_decoding(name: str, form: dict[str, Any]) -> 
     share_storage(model)
     plain = run(make_engine(model, **form), requests())
     known = {d.name: d for d in adversaries(VOCAB, EOS, plain_tokens(plain))} | {"ngram": NGram(), "suffix": Suffix()}
-    whim = Whim([OFF, *(Arm(name, depth) for depth in (1, 3, 7))])
+    whim = Whim([OFF, *(DraftArm(name, depth) for depth in (1, 3, 7))])
     engine = make_engine(model, speculation=speculating([known[name]], whim), **form)
     same(plain, run(engine, requests()), atol=1e-5 if "graphs" in form else 1e-9)
     if name == "oracle":
@@ -115,7 +115,7 @@ def test_stop_strings_inside_an_accepted_run() -> None:
     plain = run(make_engine(model), asked)
     assert sum(r.finish == "stop" for r in plain) == 12
     (oracle,) = [d for d in adversaries(VOCAB, EOS, plain_tokens(long)) if d.name == "oracle"]
-    engine = make_engine(model, speculation=speculating([oracle], Whim([Arm("oracle", 5)])))
+    engine = make_engine(model, speculation=speculating([oracle], Whim([DraftArm("oracle", 5)])))
     same(plain, run(engine, asked))
 
 
@@ -125,7 +125,7 @@ def test_the_oracle_saves_steps() -> None:
     plain_engine = make_engine(model)
     plain = run(plain_engine, asked)
     (oracle,) = [d for d in adversaries(VOCAB, EOS, plain_tokens(plain)) if d.name == "oracle"]
-    engine = make_engine(model, speculation=speculating([oracle], Whim([Arm("oracle", 7)])))
+    engine = make_engine(model, speculation=speculating([oracle], Whim([DraftArm("oracle", 7)])))
     drafted = run(engine, asked)
     same(plain, drafted)
     assert engine.stats()["rollout/steps"] == 1 + 4, "the first token with the prompt, then 8 + 8 + 8 + 8"
@@ -186,7 +186,7 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
     asked = [ask(i, n=2, temperature=0.6, max_tokens=30) for i in range(4)]
     before = run(make_engine(sharp_model(), slots=8), asked)
     half_wrong = next(d for d in adversaries(VOCAB, EOS, plain_tokens(before)) if d.name == "half_wrong")
-    speculation = speculating([NGram(), half_wrong], Whim([OFF, Arm("ngram", 3), Arm("half_wrong", 3)]))
+    speculation = speculating([NGram(), half_wrong], Whim([OFF, DraftArm("ngram", 3), DraftArm("half_wrong", 3)]))
     engine = make_engine(sharp_model(), slots=8, mode=mode, on_update=on_update, speculation=speculation)
     done, written = updated_midway(engine, asked, lambda engine: True)
     assert len(set(written.values())) > 1, "drafts were accepted before the update"
@@ -203,10 +203,10 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
 @pytest.mark.parametrize("name", ["empty", "suffix"])
 def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
     """Its tries fade with the updates until it is as promising as one that nobody knows: it is not chosen again."""
-    speculation = speculating([Empty(), Suffix()], Controller([Arm("empty", 4), Arm("suffix", 4)], seed=1))
+    speculation = speculating([Empty(), Suffix()], Controller([DraftArm("empty", 4), DraftArm("suffix", 4)], seed=1))
     rows, world = Rows(8, 64, np.dtype(np.float64), torch.device("cpu")), World({"empty": 0.5, "suffix": 0.5})
     (healthy,) = {"empty", "suffix"} - {name}
-    chosen: list[Arm] = []
+    chosen: list[DraftArm] = []
     for step in range(3000):
         if step == 300:
             assert not speculation.drafters[name].hold(lambda: 1 / 0)
@@ -225,7 +225,7 @@ def test_evaluation_with_top_p_beside_it() -> None:
     picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9)]
     results = []
     for drafts in (False, True):
-        speculation = speculating([NGram()], Whim([Arm("ngram", 3)])) if drafts else None
+        speculation = speculating([NGram()], Whim([DraftArm("ngram", 3)])) if drafts else None
         engine = make_engine(model, slots=6, speculation=speculation)
         engine.submit(requests()[:3])
         results.append((engine.generate(picky), engine.collect()))
@@ -239,7 +239,7 @@ def test_the_cache_is_that_of_a_fresh_prefill() -> None:
     model = sharp_model()
     long = run(make_engine(model), [ask(i, max_tokens=30) for i in range(3)])
     half_wrong = next(d for d in adversaries(VOCAB, EOS, plain_tokens(long)) if d.name == "half_wrong")
-    engine = make_engine(model, speculation=speculating([half_wrong], Whim([OFF, Arm("half_wrong", 4)])))
+    engine = make_engine(model, speculation=speculating([half_wrong], Whim([OFF, DraftArm("half_wrong", 4)])))
     engine.submit([ask(i, max_tokens=30) for i in range(3)])
     while engine.rows.size < 3 or engine.rows.count[:3].min() < 15:
         engine.step()
@@ -259,7 +259,7 @@ def test_the_controller_in_the_engine() -> None:
     model = sharp_model()
     asked = [ask(i % 10, n=2, group=500 + i, max_tokens=40) for i in range(30)]
     plain = run(make_engine(model, slots=8), asked)
-    arms = [Arm("ngram", 2), Arm("suffix", 2), Arm("suffix", 6)]
+    arms = [DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("suffix", 6)]
     engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms, epsilon=0.3)))
     same(plain, run(engine, asked))
     metrics = engine.stats()

@@ -9,7 +9,7 @@ from slow_engine import VOCAB, ask, make_engine, sharp_model
 from test_graphs_cuda import on_cuda
 from test_speculation import EOS, Whim, plain_tokens, requests, run, same
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import eagle_head
 from whet.draft.lookup import NGram, Suffix
@@ -31,7 +31,7 @@ def test_tokens_are_those_of_plain_decoding_on_a_cpu(name: str, form: dict[str, 
     model = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32)
     known: dict[str, Any] = {d.name: d for d in adversaries(VOCAB, EOS, plain_tokens(plain))}
     known |= {"ngram": NGram(), "suffix": Suffix()}
-    arms = [OFF, *(Arm(name, depth) for depth in (1, 4, 8))]
+    arms = [OFF, *(DraftArm(name, depth) for depth in (1, 4, 8))]
     speculation = Speculation([known[name]] if name in known else [], Whim(arms), vocab=VOCAB)
     eagle = eagle_head(model) if name == "eagle" else None
     engine = make_engine(model, graphs=True, page=16, speculation=speculation, eagle=eagle, **form)
@@ -56,7 +56,7 @@ def test_a_drafter_that_fails_before_a_capture_is_retired(
     monkeypatch.setattr(owner, part, breaks)
     plain = run(make_engine(sharp_model(heads=6, kv_heads=2).float(), page=16, slots=5), requests())
     model = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32)
-    speculation = Speculation([Suffix()], Whim([Arm(name, 4)]), vocab=VOCAB)
+    speculation = Speculation([Suffix()], Whim([DraftArm(name, 4)]), vocab=VOCAB)
     engine = make_engine(model, graphs=True, page=16, slots=5, speculation=speculation, eagle=eagle_head(model))
     same(plain, run(engine, requests()), atol=2e-3)
     assert speculation.drafters[name].retired and engine.stats()["draft/failures"] == 1
@@ -67,7 +67,7 @@ def test_a_drafter_published_in_place_drafts_better() -> None:
     model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
     head = eagle_head(model)
     asked = [ask(i, n=4, group=1000 + i, max_tokens=40, temperature=0.3) for i in range(30)]
-    whim = Whim([Arm("eagle", 4)])
+    whim = Whim([DraftArm("eagle", 4)])
     speculation = Speculation([], whim, vocab=VOCAB)
     engine = make_engine(model, graphs=True, slots=8, speculation=speculation, eagle=head, buffer=buffer)
     before = run(engine, asked)
@@ -82,7 +82,7 @@ def test_a_drafter_published_in_place_drafts_better() -> None:
 def test_rows_come_and_go_without_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps are under way then: a copy that waits for them would leave the device idle afterwards."""
     model, buffer = on_cuda(sharp_model(heads=6, kv_heads=2), torch.float32), DataBuffer(50_000, device="cuda")
-    speculation = Speculation([Suffix()], Whim([OFF, Arm("suffix", 4), Arm("eagle", 3)]), vocab=VOCAB)
+    speculation = Speculation([Suffix()], Whim([OFF, DraftArm("suffix", 4), DraftArm("eagle", 3)]), vocab=VOCAB)
     engine = make_engine(
         model, graphs=True, slots=8, speculation=speculation, eagle=eagle_head(model), buffer=buffer, mode="stream"
     )

@@ -12,7 +12,7 @@ from test_bursts import assert_same, story
 from test_engine_update import drain, step
 from test_speculation import Whim
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.eagle import eagle_head
 from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
@@ -144,7 +144,7 @@ def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch:
 def test_a_drafter_that_reads_hidden_states(form: dict[str, Any]) -> None:
     requests = [ask(i, n=2, max_tokens=6 + 3 * i) for i in range(8)]
     wanted = by_key(make_engine(MODEL, slots=5, **form).generate(requests))
-    speculation = Speculation([Suffix()], Whim([OFF, Arm("eagle", 3), Arm("suffix", 2)]), vocab=VOCAB)
+    speculation = Speculation([Suffix()], Whim([OFF, DraftArm("eagle", 3), DraftArm("suffix", 2)]), vocab=VOCAB)
     engine = make_engine(MODEL, slots=5, speculation=speculation, eagle=eagle_head(MODEL), **form)
     full_after(engine, 8)
     with pytest.warns(UserWarning, match=SENTENCE):

@@ -24,7 +24,7 @@ from whet.types import Batch, Clock, Report, Request, Rollout
 # ---- sources that count verdicts
 
 
-class Tally(Returns):
+class VerdictCounts(Returns):
     """Counts right and judged rollouts of each prompt."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ def weight(right: float, judged: float) -> float:
     return (judged - right + 1) / (judged + 2)
 
 
-class KimiSource(Tally):
+class KimiSource(VerdictCounts):
     """Kimi k1.5's prioritised sampling (arXiv 2501.12599, section 2.3.4): prompts are drawn in proportion to 1 - s.
 
     s is the success rate of a prompt. The paper starts from ten rollouts of every prompt. OURS starts from none and
@@ -108,7 +108,7 @@ class KimiSource(Tally):
         self._weigh(list(self.counts))
 
 
-class Unsolved(Tally):
+class Unsolved(VerdictCounts):
     """No-positive-resampling (ScaleRL, arXiv 2510.13786): prompts that are nearly always solved are left out.
 
     Wraps any source of `prompts` ids and skips those whose pass rate over all their judged rollouts reaches `solved`

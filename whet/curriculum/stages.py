@@ -71,7 +71,7 @@ def short_by_responses(characters: np.ndarray, tokens: np.ndarray, seen: np.ndar
     return short
 
 
-class ResponseLengths:
+class LengthRecord:
     """Tokens and number of a prompt's responses over the whole run, for stages that split by them.
 
     Cut rollouts do not count; those that end at the limit count with the limit.
@@ -157,7 +157,7 @@ class Stages:
         self._characters, self._tasks = np.asarray(characters, np.int64), tasks
         self._of_tasks = [self._rows_of_tasks(stage) for stage in self.stages]  # now: it is too slow for a border
         by_responses = any(stage.by == "responses" and stage.subset != "all" for stage in stages)
-        self.lengths = ResponseLengths(self.ids) if by_responses else None
+        self.lengths = LengthRecord(self.ids) if by_responses else None
         self._check()
         self.border = self.late = 0  # groups dropped at borders, rollouts that came after theirs
         self.next_id = 0

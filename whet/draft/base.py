@@ -62,12 +62,12 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class DraftArm:
     """One way to speculate: a drafter and the number of tokens that it drafts for each row.
 
     The name says drafter, depth, number of chains (always 1) and tokens to verify: the newest one and its draft.
 
-    >>> Arm("suffix", depth=4).name, Arm("suffix", depth=4).tokens, OFF.name, OFF.tokens
+    >>> DraftArm("suffix", depth=4).name, DraftArm("suffix", depth=4).tokens, OFF.name, OFF.tokens
     ('suffix_4_1_5', 5, 'off', 1)
     """
 
@@ -84,18 +84,18 @@ class Arm:
         return f"{self.drafter}_{self.depth}_1_{self.tokens}" if self.depth else "off"
 
 
-OFF = Arm("", 0)
+OFF = DraftArm("", 0)
 
 
 class Chooser(Protocol):
     """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`)."""
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         """Choose for a batch of so many rows, not among the drafters that were retired."""
 
     def record(
         self,
-        arm: Arm,
+        arm: DraftArm,
         batch: int,
         seconds: float,
         *,
@@ -127,7 +127,7 @@ class AcceptTally:
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._rows = self._accepted = 0
 
-    def add(self, arm: Arm, seconds: float, accepted: np.ndarray | None) -> None:
+    def add(self, arm: DraftArm, seconds: float, accepted: np.ndarray | None) -> None:
         self._seconds[arm.name] += seconds
         if arm != OFF and accepted is not None:
             self._rows += accepted.size
@@ -138,7 +138,7 @@ class AcceptTally:
 
         >>> tally = AcceptTally()
         >>> tally.add(OFF, 1.0, None)
-        >>> tally.add(Arm("ngram", 2), 3.0, np.array([2, 1]))
+        >>> tally.add(DraftArm("ngram", 2), 3.0, np.array([2, 1]))
         >>> tally.take()
         {'draft/share_off': 0.25, 'draft/share_ngram_2_1_3': 0.75, 'draft/accept_length': 2.5, 'draft/saved': 3.0}
         >>> tally.take()

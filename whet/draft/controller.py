@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.draft.base import OFF, AcceptTally, Arm
+from whet.draft.base import OFF, AcceptTally, DraftArm
 
 Cell = tuple[int, int]  # rows that a step is padded to, and the bin of its KV: 0, or doublings of 64 MiB
 
@@ -46,14 +46,14 @@ class Latency:
     fitted to all measurements. Times come from the host's clock; nothing waits for the device.
     """
 
-    def __init__(self, arms: Iterable[Arm]) -> None:
+    def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
         self.times: dict[str, dict[Cell, tuple[float, float]]] = {name: {} for name in self.arms}  # seconds, samples
         self._shape: np.ndarray | None = None
         self._guesses: dict[tuple[str, Cell], float] = {}  # kept until a new cell is measured, or for STEADY records
         self._records = 0
 
-    def record(self, arm: Arm, cell: Cell, seconds: float) -> None:
+    def record(self, arm: DraftArm, cell: Cell, seconds: float) -> None:
         mean, samples = self.times[arm.name].get(cell, (seconds, 0.0))
         self._records += 1
         if not samples or self._records % STEADY == 0:
@@ -63,11 +63,11 @@ class Latency:
         samples = min(samples + 1, STEADY)
         self.times[arm.name][cell] = (mean + (seconds - mean) / samples, samples)
 
-    def known(self, arm: Arm, cell: Cell | None = None) -> bool:
+    def known(self, arm: DraftArm, cell: Cell | None = None) -> bool:
         times = self.times[arm.name]
         return bool(times) if cell is None else cell in times
 
-    def seconds(self, arm: Arm, cell: Cell) -> float:
+    def seconds(self, arm: DraftArm, cell: Cell) -> float:
         """As measured, else moved from the arm's nearest cell, else from the nearest cell of plain steps."""
         known = self.times[arm.name].get(cell)
         if known:
@@ -83,7 +83,7 @@ class Latency:
             self._guesses[arm.name, cell] = guess
         return guess
 
-    def _relative(self, arm: Arm, cell: Cell) -> float:
+    def _relative(self, arm: DraftArm, cell: Cell) -> float:
         """The time up to a factor."""
         if self._shape is None:
             return 1 + PRIOR_COST * (arm.tokens - 1)
@@ -108,7 +108,7 @@ class Latency:
         self._guesses.clear()
 
 
-def features(arm: Arm, cell: Cell) -> np.ndarray:
+def features(arm: DraftArm, cell: Cell) -> np.ndarray:
     return np.array([1.0, cell[0] * arm.tokens / 100, 2.0 ** cell[1] - 1])
 
 
@@ -232,9 +232,9 @@ def age_of(batch: int, kv_bytes: float) -> int:
 class Controller:
     def __init__(
         self,
-        arms: Sequence[Arm],
+        arms: Sequence[DraftArm],
         *,
-        serves: Callable[[Arm, int], bool] = lambda arm, batch: True,
+        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
         epsilon: float = 0.1,
@@ -253,7 +253,7 @@ class Controller:
         self.acceptance = {d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
         self.latency = Latency(self.arms)
         self.current = OFF
-        self._trial: Arm | None = None
+        self._trial: DraftArm | None = None
         self._left = 0  # turns for which the choice stands, trial or not, while the batch stays in its cell
         self._steps = 1  # steps of the last turn
         self._cell: Cell = (0, 0)
@@ -261,7 +261,7 @@ class Controller:
         self._last = OFF
         self._tally = AcceptTally()
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         if not self.latency.known(OFF):
             return OFF  # all other times are guessed from it
         cell = self.cell(batch, kv_bytes)
@@ -280,14 +280,14 @@ class Controller:
         self._trial = self._untried(rates, age) or self._affordable(rates, cell)
         return self._trial or self.current
 
-    def _untried(self, rates: Mapping[Arm, float], age: int) -> Arm | None:
+    def _untried(self, rates: Mapping[DraftArm, float], age: int) -> DraftArm | None:
         """The best arm of a drafter that was not tried at this age, unless it is hopeless."""
         known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if ages.knows(age))}
         new = [arm for arm in rates if arm.drafter not in known]
         best = max(new, key=lambda arm: rates[arm], default=None)
         return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
 
-    def _affordable(self, rates: Mapping[Arm, float], cell: Cell) -> Arm | None:
+    def _affordable(self, rates: Mapping[DraftArm, float], cell: Cell) -> DraftArm | None:
         """Now and then any other arm, if the trial fits into what trials may lose."""
         others = [arm for arm in rates if arm != self.current]
         if not others or self.generator.random() >= self.epsilon:
@@ -297,7 +297,7 @@ class Controller:
         loss = seconds * max(0.0, 1 - rates[trial] / rates[self.current])
         return trial if self._lost + loss <= self.spend * self._spent else None
 
-    def rate(self, arm: Arm, batch: int, cell: Cell, age: int = 0) -> float:
+    def rate(self, arm: DraftArm, batch: int, cell: Cell, age: int = 0) -> float:
         """Expected tokens per second."""
         return batch * self.acceptance[arm.drafter].lengths(age)[arm.depth] / self.latency.seconds(arm, cell)
 
@@ -306,7 +306,7 @@ class Controller:
 
     def record(
         self,
-        arm: Arm,
+        arm: DraftArm,
         batch: int,
         seconds: float,
         *,
@@ -378,9 +378,9 @@ class Bandit:
 
     def __init__(
         self,
-        arms: Sequence[Arm],
+        arms: Sequence[DraftArm],
         *,
-        serves: Callable[[Arm, int], bool] = lambda arm, batch: True,
+        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
         seed: int = 0,
         epsilon: float = 0.1,
         window: int = 300,
@@ -399,10 +399,10 @@ class Bandit:
         self.calm = 0  # turns in a row at or below the switch; `patience` once it is on
         # The arm that chance chose. It stands for a second turn unless it was in use in the first: the engine may have
         # launched that turn before it asked, and EAGLE cannot follow another drafter without a pause.
-        self._trial: Arm | None = None
+        self._trial: DraftArm | None = None
         self._tally = AcceptTally()
 
-    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> Arm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         if self.calm < self.patience:
             self.calm = self.calm + 1 if batch <= SWITCH else 0
         if self.calm < self.patience:
@@ -417,13 +417,13 @@ class Bandit:
             self._trial = arms[int(self.generator.integers(len(arms)))]
         return self._trial or max(arms, key=self.score)
 
-    def group(self, batch: int) -> list[Arm]:
+    def group(self, batch: int) -> list[DraftArm]:
         """The arms of a batch size; with fewer groups than thresholds the last serves all larger batches.
 
-        >>> b = Bandit([Arm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)])
+        >>> b = Bandit([DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)])
         >>> [b.group(n)[0].tokens for n in (1, 2, 4, 5, 20, 21, 99)]
         [48, 32, 32, 16, 16, 8, 8]
-        >>> b = Bandit([Arm("eagle", depth) for depth in (2, 4, 8, 16, 32)])
+        >>> b = Bandit([DraftArm("eagle", depth) for depth in (2, 4, 8, 16, 32)])
         >>> [b.group(n)[0].depth for n in (1, 2, 4, 5, 20, 21, 26, 27, 32)]
         [32, 16, 16, 8, 8, 4, 4, 2, 2]
         """
@@ -432,14 +432,14 @@ class Bandit:
         reached = sum(batch >= threshold for threshold in self.thresholds)
         return self.groups[min(max(reached, 1), len(self.groups)) - 1]
 
-    def score(self, arm: Arm) -> float:
+    def score(self, arm: DraftArm) -> float:
         """Median reward; +inf for an arm that was never tried."""
         rewards = self.rewards[arm.name]
         return median(rewards) if rewards else float("inf")
 
     def record(
         self,
-        arm: Arm,
+        arm: DraftArm,
         batch: int,
         seconds: float,
         *,

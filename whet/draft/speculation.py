@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from whet import config
-from whet.draft.base import OFF, Arm, Chooser, Drafter, RowView
+from whet.draft.base import OFF, Chooser, DraftArm, Drafter, RowView
 from whet.draft.controller import Bandit, Controller
 from whet.draft.lookup import NGram, Suffix
 
@@ -221,7 +221,7 @@ class Columns(Protocol):
 
 class Speculation:
     def __init__(
-        self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, served: Sequence[tuple[int, Arm]] = ()
+        self, drafters: Sequence[Drafter], chooser: Chooser, *, vocab: int, served: Sequence[tuple[int, DraftArm]] = ()
     ) -> None:
         """served: rows that a step is padded to, with an arm that may then be chosen; to be made ready beforehand."""
         self.drafters: dict[str, DraftGuard] = {}
@@ -243,7 +243,7 @@ class Speculation:
         """Add a drafter, for one that needs an engine to be made."""
         self.drafters[drafter.name] = DraftGuard(drafter, self.vocab)
 
-    def choose(self, rows: Columns, running: int) -> Arm:
+    def choose(self, rows: Columns, running: int) -> DraftArm:
         retired = {name for name, drafter in self.drafters.items() if drafter.retired}
         arm = self.chooser.choose(running, self._kv_bytes(rows, running), retired)
         return OFF if arm.drafter in retired else arm
@@ -256,7 +256,7 @@ class Speculation:
         self._budgeted = EVERY
         return budgets(remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths)), MOST)
 
-    def draft(self, arm: Arm, rows: Columns, most: np.ndarray) -> np.ndarray:
+    def draft(self, arm: DraftArm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [B, depth], -1 where there is none; at most `most` [B] for each row."""
         views = [self._view(rows, row) for row in range(most.size)]
         tokens, counts = self.drafters[arm.drafter].propose(views, most)
@@ -267,7 +267,7 @@ class Speculation:
 
     def on_step(
         self,
-        arm: Arm,
+        arm: DraftArm,
         rows: Columns,
         running: int,
         seconds: float,
@@ -343,7 +343,7 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     ours = settings.chooser == "controller"
     spared = {"ngram"} if ours and "suffix" in settings.drafters else set()
     names = [name for name in settings.drafters if name not in spared]
-    arms = [Arm(name, depth) for name in names for depth in DEPTHS]
+    arms = [DraftArm(name, depth) for name in names for depth in DEPTHS]
 
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
@@ -358,6 +358,6 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     return made
 
 
-def serves(arm: Arm, batch: int) -> bool:
+def serves(arm: DraftArm, batch: int) -> bool:
     """Whether an arm is meant for so many rows."""
     return batch * arm.tokens <= MOST_VERIFIED

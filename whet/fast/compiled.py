@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._inductor import config as inductor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.model.head import CHUNK, Chunked, Head, Job, finish, head_of, log_probs, wide_type
+from whet.model.head import CHUNK, Chunked, Head, HeadJob, finish, head_of, log_probs, wide_type
 from whet.model.packing import APART, Pack, Pair, hidden_states, make_packs, packed_attention
 
 # What is compiled, most first; the head always is, and without a form nothing is. Where attention is not the flash
@@ -175,7 +175,7 @@ def compiled_log_probs(
     rows = max(1, chunk // head.weight.shape[0]) * max(1, 8 // hidden.element_size())
     if not isinstance(temperature, Tensor):  # a number would be compiled in
         temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
-    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
     lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
 

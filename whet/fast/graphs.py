@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
 from whet.fast.fused import KERNELS, Network, graphs_lack, network_of
@@ -149,7 +149,7 @@ def buckets(slots: int) -> list[int]:
 class Launch:
     """Decode steps under way."""
 
-    arm: Arm
+    arm: DraftArm
     logits: Tensor  # those of the last step
     drawn: Tensor  # [steps, lines, rows] on the host, once `done`
     done: torch.cuda.Event | None
@@ -212,7 +212,7 @@ class GraphRunner(Runner):
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
     ) -> Drawn:
         drawn = []
         with torch.inference_mode(False), torch.no_grad():
@@ -225,7 +225,7 @@ class GraphRunner(Runner):
                     drawn.append(single(*self._prefill(running, chunks, source)))
         return drawn[0] if len(drawn) == 1 else joined(*drawn)
 
-    def go_ahead(self, running: int, arm: Arm) -> None:
+    def go_ahead(self, running: int, arm: DraftArm) -> None:
         if self._next is None:
             with torch.inference_mode(False), torch.no_grad():
                 arm = self._ready(running, arm)
@@ -253,7 +253,7 @@ class GraphRunner(Runner):
 
     # ---- decoding
 
-    def _decode(self, running: int, arm: Arm, ahead: bool) -> Drawn:
+    def _decode(self, running: int, arm: DraftArm, ahead: bool) -> Drawn:
         """`ahead`: the next steps may be launched; not where prompts are fed now, since their rows would be missing.
         Only one step is waited for at once: its tokens come soon, and the host has time while the next ones run."""
         step, order = self._next, self.rows.launched[:running].copy()
@@ -275,7 +275,7 @@ class GraphRunner(Runner):
             self.device_rows.upload_table(self.cache.table, len(order))
         self._uploaded = (self.rows.edits, self.cache.edits)
 
-    def _ready(self, running: int, arm: Arm) -> Arm:
+    def _ready(self, running: int, arm: DraftArm) -> DraftArm:
         """The arm, or OFF where there are too few pages for it; a drafter that has missed tokens reads them."""
         rows = self.rows
         drafts = np.clip(rows.limit[:running] - rows.count[:running] - 1, 0, arm.depth)
@@ -286,7 +286,7 @@ class GraphRunner(Runner):
             return arm if self._held(arm.drafter, self.guesser.catch_up, running, arm.depth) else OFF
         return arm
 
-    def _steps_ahead(self, running: int, then: Arm, step: Launch | None = None) -> int:
+    def _steps_ahead(self, running: int, then: DraftArm, step: Launch | None = None) -> int:
         """How many steps of `then` may be launched behind `step`, if there is one, before the host has read it; gives
         rows their pages."""
         rows, under_way, tokens = self.rows, 0, 0
@@ -309,7 +309,7 @@ class GraphRunner(Runner):
                 return steps
         return 0
 
-    def _launch(self, running: int, arm: Arm, steps: int = 1) -> Launch:
+    def _launch(self, running: int, arm: DraftArm, steps: int = 1) -> Launch:
         drawn = self._drawn[self._launches % 2][:steps, : 2 * arm.tokens + 2]
         self._launches += 1
         if self._told != self._wishes:
@@ -350,10 +350,10 @@ class GraphRunner(Runner):
         with torch.inference_mode(False), torch.no_grad():
             self._upload(running)
             self.drafts[:running, :most].copy_(self._drafts[:running, :most], non_blocking=True)
-            step = self._launch(running, Arm("", most))
+            step = self._launch(running, DraftArm("", most))
         return self._read(step, np.arange(running))
 
-    def prepare(self, running: int, arm: Arm) -> float:
+    def prepare(self, running: int, arm: DraftArm) -> float:
         begin = time.perf_counter()
         if arm.depth:
             self.captures.capture(self._keys(self._size(running), arm))
@@ -366,19 +366,19 @@ class GraphRunner(Runner):
     def _size(self, running: int) -> int:
         return next(size for size in self.sizes if size >= running)
 
-    def begin(self, served: Sequence[tuple[int, Arm]] = ()) -> None:
+    def begin(self, served: Sequence[tuple[int, DraftArm]] = ()) -> None:
         """Captures prompts and plain steps of every size, the largest first, which every run needs; and the steps that
         `served` names, which would else be captured one by one while a batch waits."""
         self.captures.capture([*self.prefill.keys, *((size, 1, "") for size in reversed(self.sizes))])
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
         self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
-    def _keys(self, size: int, arm: Arm) -> list[Key]:
+    def _keys(self, size: int, arm: DraftArm) -> list[Key]:
         """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
 
-    def _ready_keys(self, size: int, arm: Arm) -> list[Key]:
+    def _ready_keys(self, size: int, arm: DraftArm) -> list[Key]:
         keys = self._keys(size, arm)
         if not all(key in self.captures.graphs for key in keys):
             self.begin()

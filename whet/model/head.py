@@ -102,12 +102,12 @@ def log_probs(
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(log_p.exp() * log_p).sum(-1)
         return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
-    job = Job(head, targets, temperature, rows, entropy_grad, _score, _gradient)
+    job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
     lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
 
 
-class Job(NamedTuple):
+class HeadJob(NamedTuple):
     """Log-probs in chunks of `rows` tokens; `score` and `gradient` are the work on a chunk after its matrix product."""
 
     head: Head
@@ -158,7 +158,7 @@ class Chunked(torch.autograd.Function):
     """Scores chunk by chunk; only a few numbers per token are kept of a chunk."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: Job) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, job: HeadJob) -> tuple[Tensor, Tensor]:
         ctx.parts = [slice(start, start + job.rows) for start in range(0, hidden.shape[0], job.rows)]
         scores = [job.score(linear(hidden[part], weight, bias), *job.inputs(part)) for part in ctx.parts]
         lp, entropy, *kept = (torch.cat(values) for values in zip(*scores, strict=True))

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, Arm
+from whet.draft.base import OFF, DraftArm
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
@@ -298,7 +298,7 @@ class LocalEngine:
         room = CacheRoom(self.cache, rows, self.lengths)
         return self.scheduler.next_wave(self.slots - rows.size, room, half, rows.ready > 0)
 
-    def _decode(self, running: int, arm: Arm) -> Drawn:
+    def _decode(self, running: int, arm: DraftArm) -> Drawn:
         """Draw with drafts that the host or the runner makes, or plainly where the host's drafts cannot be fed."""
         runner, rows = self.runner, self.rows
         if arm != OFF and arm.drafter not in runner.own and not runner.ahead:
@@ -311,7 +311,7 @@ class LocalEngine:
         own = arm if arm.drafter in runner.own else OFF
         return runner.advance(running, (), (), own, ahead=own == arm)
 
-    def _choose(self, running: int) -> Arm:
+    def _choose(self, running: int) -> DraftArm:
         """How to speculate next, after a look at how many drafts each row wants."""
         rows, speculation = self.rows, self.speculation
         if speculation is None or rows.picky[:running].any():
@@ -321,7 +321,7 @@ class LocalEngine:
             self.runner.budgeted()
         return speculation.choose(rows, running)
 
-    def _wanted(self, arm: Arm, running: int, ahead: np.ndarray | int = 0) -> np.ndarray:
+    def _wanted(self, arm: DraftArm, running: int, ahead: np.ndarray | int = 0) -> np.ndarray:
         """Drafts for each row at most, `ahead` tokens after its newest. The last token of a rollout is never guessed,
         since the target's own draw brings it."""
         rows = self.rows

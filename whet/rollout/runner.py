@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, Arm, walk
+from whet.draft.base import OFF, DraftArm, walk
 from whet.draft.speculation import Speculation
 from whet.model.twin import KVShape
 from whet.rollout.guesser import Guesser
@@ -34,7 +34,7 @@ class Drawn:
     log_prob: np.ndarray  # [B, W]
     counted: np.ndarray  # [S, B]: draws of a step that count, up to the first that differs from its draft
     proposed: np.ndarray  # [S, B]: drafts that the row had
-    arm: Arm = OFF  # what made the drafts
+    arm: DraftArm = OFF  # what made the drafts
 
     @property
     def before(self) -> np.ndarray:
@@ -53,7 +53,7 @@ class Runner:
     packed: bool = False  # prompts are fed end to end without padding: a wave may hold prompts of any lengths
     wave: int = 1  # free slots that a wave waits for while rows run
 
-    def begin(self, served: Sequence[tuple[int, Arm]]) -> None:
+    def begin(self, served: Sequence[tuple[int, DraftArm]]) -> None:
         """Do now what every run needs once. served: the arms that may be used, with their numbers of rows."""
 
     def enter(self, first: int) -> None:
@@ -63,7 +63,7 @@ class Runner:
         """The flight has no row any more."""
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
     ) -> Drawn:
         """Draw the next tokens of every ready row: of one step, or of several that were launched together.
 
@@ -78,13 +78,13 @@ class Runner:
         draw after each of them. The rows' pages must reach as far."""
         raise NotImplementedError
 
-    def go_ahead(self, running: int, arm: Arm) -> None:
+    def go_ahead(self, running: int, arm: DraftArm) -> None:
         """The next steps of these rows may begin now: the caller has other things to do."""
 
     def budgeted(self) -> None:
         """The rows' `most` has changed; what is under way keeps to the old one."""
 
-    def prepare(self, running: int, arm: Arm) -> float:
+    def prepare(self, running: int, arm: DraftArm) -> float:
         """Do what this arm needs once for so many rows, and return the seconds that it took."""
         return 0.0
 
@@ -132,7 +132,7 @@ class EagerRunner(Runner):
         self._hidden = out.last_hidden_state[0]
 
     def advance(
-        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: Arm = OFF, ahead: bool = True
+        self, running: int, chunks: Sequence[Chunk], source: Sequence[int], arm: DraftArm = OFF, ahead: bool = True
     ) -> Drawn:
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
@@ -193,7 +193,7 @@ def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
     return Drawn(token[:, None], log_prob[:, None], ones, 0 * ones)
 
 
-def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: Arm) -> Drawn:
+def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
     """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
 
     >>> token = np.array([[[1, 2]], [[3, 4]]])

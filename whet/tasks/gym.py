@@ -48,7 +48,7 @@ class GymOptions:
                 raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
 
 
-class _Part(NamedTuple):
+class _GymPart(NamedTuple):
     """The problems of one level."""
 
     settings: Mapping[str, Any]
@@ -134,7 +134,7 @@ class GymTask:
                 if barren > PATIENCE:
                     return
 
-    def _make(self, part: _Part, size: int, seed: int) -> Any:
+    def _make(self, part: _GymPart, size: int, seed: int) -> Any:
         create = _reasoning_gym().create_dataset
         return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part.settings)
 
@@ -207,10 +207,10 @@ def _score(scorer: Any, answer: str | None, item: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_Part]:
+def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_GymPart]:
     """One part for each combination of the wanted levels."""
     if not options.levels:
-        return [_Part(settings, None)]
+        return [_GymPart(settings, None)]
     if not factory.has_curriculum(options.dataset):
         raise WhetError(f"Task gym: the dataset {options.dataset} has no levels; use its own settings.")
     curriculum = factory.create_curriculum(options.dataset)
@@ -219,7 +219,7 @@ def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> li
         if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
             raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
     return [
-        _Part({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
+        _GymPart({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
         for levels in itertools.product(*choices.values())
     ]
 

@@ -53,7 +53,7 @@ class SealedRollout(Rollout):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulatedJob:
     request: Request
     index: int
     began: int  # the version that wrote its first token
@@ -71,7 +71,7 @@ class Simulator:
         self.written: dict[int, list[float]] = {}  # by group: lengths as shares of the limit, had nothing been cut
         self._now = 0  # decode steps so far
         self._rng = np.random.default_rng((world.seed, 7))
-        self._running: list[Job] = []
+        self._running: list[SimulatedJob] = []
         self._cut: list[Rollout] = []
 
     @property
@@ -86,7 +86,7 @@ class Simulator:
         for request in requests:
             for index in range(request.first_index, request.first_index + request.n):
                 length, verdict = self._draw(request, index)
-                self._running.append(Job(request, index, self.version, self._now + length, length, verdict))
+                self._running.append(SimulatedJob(request, index, self.version, self._now + length, length, verdict))
                 self.written.setdefault(request.group_id, []).append(length / request.sampling.max_tokens)
 
     def collect(self) -> list[Rollout]:
@@ -133,7 +133,7 @@ class Simulator:
         rate = world.pass_rates[number % len(world.pass_rates)] if world.pass_rates else float(index % 2 == 0)
         return length, "right" if passed < rate else "wrong"
 
-    def _finish(self, job: Job, cut: bool = False) -> Rollout:
+    def _finish(self, job: SimulatedJob, cut: bool = False) -> Rollout:
         verdict: Verdict = "unjudged" if cut else job.verdict
         score = None if verdict == "unjudged" else float(verdict == "right")
         return self.kind(

@@ -9,8 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import matrix_document
 import pytest
 import torch
+from matrix_document import document
 from safetensors.torch import load_file
 from small_run import even_digits, small_config
 from typer.testing import CliRunner
@@ -22,7 +24,6 @@ from whet.model.load import char_tokenizer, load_weights, tiny_model
 from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
 from whet.recipe import dump_config
-from whet.tools.bench.document import document
 from whet.tools.bench.matrix import (
     MatrixCell,
     MatrixPlan,
@@ -164,15 +165,15 @@ def test_the_report_needs_the_json_alone(done: Done, tmp_path: Path) -> None:
     readme.write_text("Mine.\n<!-- results: small -->\n<!-- end: small -->\nMine too.\n")
     (tmp_path / "docs" / "figures").mkdir(parents=True)
     (tmp_path / "docs" / "figures" / "small_tokens.svg").touch()
-    words = ["bench", "train", str(done.folder / "small.toml"), "--out", str(tmp_path / "out"), "--report-only"]
+    words = [str(done.folder / "small.toml"), "--out", str(tmp_path / "out")]
     words += ["--docs", str(tmp_path / "docs"), "--readme", str(readme)]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    result = CliRunner().invoke(matrix_document.app, words, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     page = (tmp_path / "docs" / "results.md").read_text()
     assert "| uniform | 2 (few) |" in page and "| dapo | 2 (few) |" in page and "figures/small_tokens.svg" in page
     assert "figures/small_seconds.svg" not in page and "4 cells, 0 of them alone" in page
     assert readme.read_text().startswith("Mine.\n<!-- results: small -->\n| arm |")
-    CliRunner().invoke(app, words, catch_exceptions=False)
+    CliRunner().invoke(matrix_document.app, words, catch_exceptions=False)
     assert (tmp_path / "docs" / "results.md").read_text() == page, "the same JSON makes the same page"
 
 

@@ -112,11 +112,6 @@ def bench_train(
     sets: Sets = None,
     data_folder: DataFolder = None,
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Run nothing: write the tables of the stored cells.")
-    ] = False,
-    docs: Annotated[Path, typer.Option(help="Folder of results.md, with --report-only.")] = Path("docs/evidence"),
-    readme: Annotated[Path, typer.Option(help="Its table is replaced where it has the marks.")] = Path("README.md"),
 ) -> None:
     """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
     from whet.tools.bench.matrix import make_start, read_plan
@@ -124,12 +119,6 @@ def bench_train(
 
     chosen = [*folder_set(data_folder), *(sets or [])]
     whole = read_plan(matrix, chosen, names(arms), numbers(seeds))
-    if report_only:
-        from whet.tools.bench.document import write_report
-
-        for path in write_report(whole, out, docs, readme):
-            tell(f"Written: {path}")
-        return
     places = Places(plan=whole, runs=runs, out=out)
     lines = planned(places)
     table = Table("cell", "state", "minutes")

@@ -1,8 +1,9 @@
 """The report of a matrix: its tables in results.md and the README, from the JSON of its cells alone.
 
-`whet bench train MATRIX --report-only` calls `write_report`. It replaces the text between the marks
-`<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word alone; figures in the page's folder
-figures/ are shown. `results.py` computes the numbers.
+    python benchmarks/matrix_document.py benchmarks/stack_matrix.toml
+
+It replaces the text between the marks `<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` and leaves every other word
+alone; figures of `matrix_figures.py` in the page's folder are shown. `matrix_results.py` computes the numbers.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
-from whet import files
-from whet.errors import WhetError
-from whet.report import formats
-from whet.report.formats import median_reach
-from whet.tools.bench.matrix import MatrixPlan
-from whet.tools.bench.results import (
+import typer
+from command_line import RESULTS, Out, run_script, tell
+from matrix_results import (
     Arms,
     Log,
     Show,
@@ -39,6 +38,12 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
+
+from whet import files
+from whet.errors import WhetError
+from whet.report import formats
+from whet.report.formats import median_reach
+from whet.tools.bench.matrix import MatrixPlan, read_plan
 from whet.tools.bench.train import read_outcome
 
 COSTS: dict[str, Show] = {"tokens": formats.count, "rollouts": formats.count, "seconds": formats.duration}
@@ -239,3 +244,22 @@ def short_table(arms: Arms, baseline: str) -> str:
     if target is not None:
         heads += [head for cost in costs for head in (f"{cost} to {formats.level(target)}", f"of {baseline}'s")]
     return table(heads, rows)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    matrix: Annotated[Path, typer.Argument(help="The TOML matrix whose cells are stored.")],
+    out: Out = RESULTS,
+    docs: Annotated[Path, typer.Option(help="Folder of results.md.")] = Path("docs/evidence"),
+    readme: Annotated[Path, typer.Option(help="Its table is replaced where it has the marks.")] = Path("README.md"),
+) -> None:
+    """Write the tables of a matrix from its stored cells."""
+    for path in write_report(read_plan(matrix), out, docs, readme):
+        tell(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    run_script(app)

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_results import cell
-
-from whet.tools.bench.results import DRAWS, crossing, gain_costs, gain_shares, pooled_costs, pooled_shares, rising
+from matrix_results import DRAWS, crossing, gain_costs, gain_shares, pooled_costs, pooled_shares, rising
+from test_matrix_results import cell
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))

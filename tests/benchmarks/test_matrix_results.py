@@ -6,12 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from whet.errors import WhetError
-from whet.report import formats
-from whet.report.formats import Reach, median_reach
-from whet.tools.bench.document import document, fill, read_arms, share_table, short_table
-from whet.tools.bench.results import (
+from matrix_document import document, fill, read_arms, share_table, short_table
+from matrix_results import (
     at_equal_seconds,
     cost_text,
     drift,
@@ -25,6 +21,10 @@ from whet.tools.bench.results import (
     target_level,
     usable,
 )
+
+from whet.errors import WhetError
+from whet.report import formats
+from whet.report.formats import Reach, median_reach
 from whet.tools.bench.train import read_outcome, rows_of, write_outcome
 
 COLUMNS = ["step", "tokens", "rollouts", "seconds", "signal", "entropy", "length", "accuracy"]
