@@ -369,7 +369,7 @@ def list_command(
     """List recipes, tasks, curricula and estimators, and the settings with their defaults."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import REWARDS, TASKS
-    from whet.tasks.text import NAMES
+    from whet.tasks.reading import NAMES
 
     table = Table("kind", "names")
     table.add_row("recipes", ", ".join(recipes()))

@@ -27,7 +27,8 @@ from whet.errors import WhetError
 from whet.tasks import golds
 from whet.tasks.base import PromptTable, Task, problem_key
 from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.text import NAMES, VARIABLE, TextTask
+from whet.tasks.reading import NAMES, VARIABLE
+from whet.tasks.text import TextTask
 from whet.text import Codec
 from whet.types import Prompt
 

@@ -23,8 +23,7 @@ from whet.tasks.build import build_task
 from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import read_json, right_answers, whole_answers
-from whet.tasks.reading import short
-from whet.tasks.text import MOST_META, TextTask
+from whet.tasks.text import MOST_META, TextTask, short
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 SECONDS = 20.0  # for the whole check
