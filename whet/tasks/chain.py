@@ -114,7 +114,7 @@ class ChainTask:
 
     def _table(self, levels: np.ndarray, problems: ByLevel) -> PromptTable:
         texts, answers = _write(levels, problems, _texts), _write(levels, problems, _answers)
-        return PromptTable(texts, answers, self.name, meta={"level": levels})
+        return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
 def parse_range(text: str) -> tuple[int, int]:
