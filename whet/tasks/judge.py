@@ -32,10 +32,6 @@ COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "error
 Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
 
 
-def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
-    return judgement.score, dict(judgement.terms)
-
-
 class Judge(AbstractContextManager):
     """A pool of worker processes.
 
@@ -55,7 +51,7 @@ class Judge(AbstractContextManager):
         memory_mb: int = 2048,
         pass_at: float = 0.99,
         ordered: bool = True,
-        total: Total = score_alone,
+        total: Total = lambda rollout, said: (said.score, dict(said.terms)),
         truncated: Literal["judge", "wrong", "mask"] = "judge",
     ) -> None:
         self._lookup, self._judges, self._decode = lookup, judges, decode
