@@ -14,13 +14,13 @@ from whet.tasks.base import Judgement
 from whet.tasks.build import (
     REWARDS,
     Rewards,
-    TaskNames,
     boxed_term,
     build_task,
     format_term,
     import_judge,
     length_term,
     load_judge,
+    name_task,
     repetition_term,
 )
 from whet.tasks.judge import Judge
@@ -89,7 +89,7 @@ def test_a_judge_changes_no_id(here) -> None:
 
 def test_a_name_for_each_judge(here) -> None:
     """Two entries that judge differently must not be found under one name; equal ones share it."""
-    names = TaskNames()
+    taken: dict = {}
     boxed = {"answer": "boxed"}
     entries = [
         Data(path="a.jsonl"),
@@ -102,7 +102,7 @@ def test_a_name_for_each_judge(here) -> None:
         Data(),
     ]
     exact = "text:my_judges:exact"
-    assert [names.of(e) for e in entries] == [
+    assert [name_task(e, taken) for e in entries] == [
         "text", "text:2", "text:2", "text:3", exact, f"{exact}:2", "text", "chain",
     ]  # fmt: skip
 
