@@ -174,7 +174,7 @@ def test_every_score_that_runs_its_answer_is_guarded() -> None:
 
 def test_guards() -> None:
     for answer in ("Q _ _\n_ Q _", "[['a', 'b']]", "0 1 2", "x**2/2 + C"):
-        assert is_data(answer)
+        assert is_data(answer) and not is_data(f"exit({answer})")
     for answer in ("(3 + 4) * 5 / 2.5 - 1", "-9*x**8/10 + C", "exp(x)*sin(2*x) + sqrt(x)", "2 x", ""):
         assert is_formula(answer)
     for answer in (
