@@ -97,6 +97,7 @@ def without_problem_words(answer: str, problem: str) -> str:
 # ---- where the answer is
 
 _BOX = "\\boxed{"
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
 _SPACED_BOX = re.compile(r"\\f?boxed ?\{")
 _MARKER = re.compile(r"####|#(?=[^\s#])|answer(?:\*\*)?(?:\s?:|\s?is\b)|(?:option|choice)\s?is\b", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"(?<![\w.])[-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
@@ -161,16 +162,11 @@ def _last_box(text: str) -> str:
             return ""
         end = last.end()
     inside = text[end : end + LONGEST + 1]
-    depth, escaped = 1, False
-    for i, character in enumerate(inside):
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            depth += (character == "{") - (character == "}")
-            if depth == 0:
-                return inside[:i].strip()
+    depth = 1
+    for brace in _BRACE.finditer(inside):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return inside[: brace.start()].strip()
     return ""
 
 

@@ -22,7 +22,7 @@ from whet.errors import WhetError
 from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.tasks.build import READS_DATA, TASKS, build_task
 from whet.tasks.golds import gold_score
-from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.matcher import right_answers, same_answer
 from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt
@@ -186,7 +186,7 @@ def _contradicted(pairs: Iterable[tuple[int, str]]) -> set[int]:
 
 def _agree(answer: str, other: str) -> bool:
     return answer == other or any(
-        Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False)
+        same_answer(a, b, formulas=False) or same_answer(b, a, formulas=False)
         for a in right_answers(answer)
         for b in right_answers(other)
     )
