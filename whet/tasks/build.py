@@ -1,14 +1,11 @@
 """From the recipe to tasks, judges and rewards. Every mistake of a user is reported here, before any weight is loaded.
 
 `problems.py` calls `build_task`, `load_judge` and `Rewards`. A new task is one file and one line in TASKS; a new
-reward term is one function and one line in REWARDS. A user's judge is "module:function", looked for in the installed
-packages and then in the current directory; a task carries it in its name ("text:module:function"), so that entries
-with different judges can be in one run.
-
-reward = judge.weight * score + the sum of weight * term over the [[reward]] entries. Terms that read the response run
-in the worker processes, the user's own among them; terms that read length and verdict run in the parent. All built-in
-terms are pure, and linear in the length of the response. DAPO's soft overlong penalty is no term: it belongs to the
-learner (learn.overlong), which has the estimator that it shapes.
+reward term is one function and one line in REWARDS; a user's judge is "module:function", and the name of its task has
+it ("text:module:function"). reward = judge.weight * score + the sum of weight * term over the [[reward]] entries.
+Terms that read the response run in the worker processes, the user's own among them; terms that read length and
+verdict run in the parent. All built-in terms are pure, and linear in the length of the response. DAPO's soft overlong
+penalty is no term: it belongs to the learner (learn.overlong), which has the estimator that it shapes.
 """
 
 from __future__ import annotations
@@ -239,8 +236,8 @@ class Rewards:
         for entry in entries:
             taken = sum(name == entry.name or name.rpartition("_")[0] == entry.name for name in self._weights)
             name = f"{entry.name}_{taken + 1}" if taken else entry.name  # the second "format" is "format_2"
-            self._add(name, entry)
             self._weights[name] = entry.weight
+            self._add(name, entry)
         self.names = tuple(self._weights)  # as the metrics show them: reward/<name>
 
     def grader(self, judge: JudgeFunction, final: Callable[[str], str] | None = None) -> Grader:

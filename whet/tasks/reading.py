@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from whet import config
 from whet.errors import WhetError
@@ -47,33 +47,29 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # ---- where the data is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class Known(NamedTuple):
     """Where a short name is found."""
 
     hub: str
-    subset: str = ""
     splits: Mapping[str, str]  # "train", "test" or both -> their names on the hub
     stems: tuple[str, ...]  # names that its file may have, the preferred one first
+    subset: str = ""
 
 
-_BOTH = {"train": "train", "test": "test"}
-_TRAIN = {"train": "train"}
-_TEST = {"test": "test"}
+_BOTH, _TRAIN, _TEST = {"train": "train", "test": "test"}, {"train": "train"}, {"test": "test"}
 _DAPO = "open-r1/DAPO-Math-17k-Processed"  # the authors' own set without its hundred repeats of every row
-_DEEPSCALER = "agentica-org/DeepScaleR-Preview-Dataset"
 
 NAMES: dict[str, Known] = {
-    "gsm8k": Known(hub="openai/gsm8k", subset="main", splits=_BOTH, stems=("gsm8k",)),
-    "math": Known(hub="DigitalLearningGmbH/MATH-lighteval", splits=_BOTH, stems=("math", "math7500", "math5000")),
-    "math500": Known(hub="HuggingFaceH4/MATH-500", splits=_TEST, stems=("math500", "math_500")),
-    "aime24": Known(hub="HuggingFaceH4/aime_2024", splits={"test": "train"}, stems=("aime24", "aime2024", "aime_2024")),
-    "aime25": Known(hub="math-ai/aime25", splits=_TEST, stems=("aime25", "aime2025", "aime_2025")),
-    "amc23": Known(hub="math-ai/amc23", splits=_TEST, stems=("amc23_40", "amc23", "amc2023")),
-    "minerva": Known(hub="math-ai/minervamath", splits=_TEST, stems=("minerva", "minervamath", "minerva_math")),
-    "olympiad": Known(hub="math-ai/olympiadbench", splits=_TEST, stems=("olympiad", "olympiadbench", "olympiad_bench")),
-    "dapo17k": Known(hub=_DAPO, subset="all", splits=_TRAIN, stems=("dapo17k", "dapo_math_17k", "dapo-math-17k")),
-    "deepscaler": Known(hub=_DEEPSCALER, splits=_TRAIN, stems=("deepscaler", "deepscaler40k")),
+    "gsm8k": Known("openai/gsm8k", _BOTH, ("gsm8k",), subset="main"),
+    "math": Known("DigitalLearningGmbH/MATH-lighteval", _BOTH, ("math", "math7500", "math5000")),
+    "math500": Known("HuggingFaceH4/MATH-500", _TEST, ("math500", "math_500")),
+    "aime24": Known("HuggingFaceH4/aime_2024", {"test": "train"}, ("aime24", "aime2024", "aime_2024")),
+    "aime25": Known("math-ai/aime25", _TEST, ("aime25", "aime2025", "aime_2025")),
+    "amc23": Known("math-ai/amc23", _TEST, ("amc23_40", "amc23", "amc2023")),
+    "minerva": Known("math-ai/minervamath", _TEST, ("minerva", "minervamath", "minerva_math")),
+    "olympiad": Known("math-ai/olympiadbench", _TEST, ("olympiad", "olympiadbench", "olympiad_bench")),
+    "dapo17k": Known(_DAPO, _TRAIN, ("dapo17k", "dapo_math_17k", "dapo-math-17k"), subset="all"),
+    "deepscaler": Known("agentica-org/DeepScaleR-Preview-Dataset", _TRAIN, ("deepscaler", "deepscaler40k")),
 }
 
 

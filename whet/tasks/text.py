@@ -15,14 +15,13 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.base import Problem, PromptTable, did_you_mean, read_options
+from whet.tasks.base import Problem, PromptTable, check_options, did_you_mean
 from whet.tasks.final import boxed
 from whet.tasks.matcher import Matcher, right_answers, same_whole
 from whet.tasks.reading import Sheet, find_columns, open_data
@@ -33,19 +32,13 @@ MOST_META = 32  # columns kept as meta
 META_BYTES = 65_536  # of lists and structs per prompt, as JSON: they are sent to a judge process with every response
 # How a response gives an answer, by the option `answer`; otherwise the answer is the whole response.
 WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
+OPTIONS = {
+    "matcher": "math",  # how a response's answer is compared with the data's
+    "answer": "auto",  # where the answer is in a response
+}
+SOLUTIONS = {"end": ""}  # added to a worked solution that does not end so; {answer} stands for the answer
 _CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator: "48/2 = <<48/2=24>>24"
 _LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    matcher: str = "math"  # how a response's answer is compared with the data's
-    answer: str = "auto"  # where the answer is in a response
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSolutions:
-    end: str = ""  # added to a worked solution that does not end so; {answer} stands for the answer
 
 
 class TextTask:
@@ -53,8 +46,8 @@ class TextTask:
 
     def __init__(self, entry: config.Problems, name: str = "text", folder: str = "") -> None:
         """folder: where short names are looked for first."""
-        options = read_options(TextOptions, entry.options, "Task text")
-        self._matcher = Matcher(matcher=options.matcher, answer=options.answer)
+        check_options(OPTIONS, entry.options, "Task text")
+        self._matcher = Matcher(**OPTIONS | entry.options)
         sheet, columns = open_data(entry, folder)
         if not sheet.rows:
             raise WhetError(f"{sheet.origin} holds no problems.")
@@ -106,14 +99,14 @@ class TextTask:
 
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
         """Rows with a worked solution, shuffled; each of them comes once before any comes again."""
-        end = read_options(TextSolutions, options, "The worked solutions of task text").end
+        check_options(SOLUTIONS, options, "The worked solutions of task text")
         if not self.worked:
             raise WhetError(f"{self.origin} has no `solution` column, which a warm start imitates.")
         passes = [rng.permutation(self._worked_rows) for _ in range(math.ceil(count / self.worked))]
         pairs = []
         for row in np.concatenate(passes)[:count].tolist() if passes else []:
             prompt, solution = self._table.at(row), self._solutions[row]
-            ending = end.replace("{answer}", right_answers(prompt.answer)[0])
+            ending = options.get("end", "").replace("{answer}", right_answers(prompt.answer)[0])
             pairs.append((prompt, solution if solution.rstrip().endswith(ending.strip()) else solution + ending))
         return pairs
 
@@ -218,21 +211,16 @@ def _read_meta(
         elif not any(isinstance(value, list | dict) for value in values):
             not_kept.append(name)
         else:
-            meta[name] = [value if _fits(value, room, i) else None for i, value in enumerate(values)]
-            if lost := sum(a is not None and b is None for a, b in zip(values, meta[name], strict=True)):
-                too_large[name] = lost
+            for i, value in enumerate(values):
+                text = as_json(value)
+                size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
+                if size <= room[i]:
+                    room[i] -= size
+                elif value is not None:
+                    values[i], too_large[name] = None, too_large.get(name, 0) + 1
+            meta[name] = values
     known = {name: values for name, values in meta.items() if any(value is not None for value in values)}
     return known, tuple(not_kept), too_large
-
-
-def _fits(value: Any, room: list[int], row: int) -> bool:
-    """Whether the value fits into the bytes that the row has left, which it then takes."""
-    text = as_json(value)
-    size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
-    if size > room[row]:
-        return False
-    room[row] -= size
-    return True
 
 
 # ---- cells
