@@ -10,7 +10,6 @@ wrong path is found without waiting for it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -400,18 +399,13 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         seed=settings.seed,
         checked=plan.network if weights is None else None,
     )
-    asked = settings.judge
     judge = Judge(  # forks its workers: before the engine fills the GPU
         problems.lookup,
         problems.judges,
-        total=problems.rewards.total,
-        truncated=asked.truncated,
+        settings.judge,
         decode=codec.judged,
-        workers=asked.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
-        timeout_s=asked.timeout_s,
-        memory_mb=asked.memory_mb,
-        pass_at=asked.pass_at,
         ordered=settings.rollout.ordered,
+        total=problems.rewards.total,
     )
     drafter = build_drafter(settings, model)
     engine = build_engine(settings, model, plan.encoded, codec, room, drafter)

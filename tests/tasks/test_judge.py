@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from whet import config
 from whet.errors import WhetError
 from whet.tasks import worker
 from whet.tasks.base import Judgement
@@ -157,9 +158,9 @@ def pool() -> Iterator[Judge]:
         yield judge
 
 
-def make(judge=hostile, **options) -> Judge:
-    options = {"workers": 1, "timeout_s": 0.3, "memory_mb": 512, "pass_at": 0.99, "ordered": True, **options}
-    return Judge(lookup, {TASK: judge}, decode=decode, **options)
+def make(judge=hostile, ordered: bool = True, **settings) -> Judge:
+    chosen = config.Judge(**{"workers": 1, "timeout_s": 0.3, "memory_mb": 512, **settings})
+    return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered)
 
 
 def pids(judge: Judge) -> list[int]:
@@ -604,7 +605,7 @@ def test_a_prompt_that_cannot_travel() -> None:
         return Prompt(id=prompt_id, text="?", answer="yes", task=TASK, meta=MappingProxyType({}))
 
     with (
-        Judge(odd, {TASK: hostile}, decode=decode) as judge,
+        Judge(odd, {TASK: hostile}, config.Judge(workers=1), decode=decode) as judge,
         pytest.raises(WhetError, match="cannot be sent to a judge process"),
     ):
         judge.judge(rollouts("right"))
@@ -718,7 +719,8 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     matcher = Matcher()
     prompt = Prompt(id="p", text="?", answer=answer, task=TASK)
-    with Judge(lambda _: prompt, {TASK: matcher.judge}, decode=decode, workers=1, timeout_s=20.0) as judge:
+    settings = config.Judge(workers=1, timeout_s=20.0)
+    with Judge(lambda _: prompt, {TASK: matcher.judge}, settings, decode=decode) as judge:
         before = judge.pids
         got = judge.judge(rollouts(*HOSTILE, f"\\boxed{{{answer}}}"))
         assert [r.verdict for r in got] == ["wrong"] * len(HOSTILE) + ["right"]

@@ -92,10 +92,8 @@ def check_golds(
     with Judge(
         prompts.__getitem__,
         {task.name: lambda prompt, _: gold_score(task, prompt)},
+        config.Judge(workers=workers, timeout_s=_TIMEOUT_S, memory_mb=memory_mb),
         decode=lambda ids: "",
-        workers=workers,
-        timeout_s=_TIMEOUT_S,
-        memory_mb=memory_mb,
         ordered=False,
     ) as judge:
         for start in range(0, len(drawn), LUMP):

@@ -63,11 +63,16 @@ class TextTask:
             cells = sheet.column(self.columns["id"])
             ids = [None if is_blank(cells[i]) else _scalar(cells[i], _place(sheet, i), "id") for i in kept]
         meta, self.not_kept, too_large = _read_meta(sheet, self.columns, kept)
-        problems, answers, worked = ([row[part] for row in rows.values()] for part in range(3))
         self._table = PromptTable(
-            problems, answers, name, ids=ids, meta=meta, origin=sheet.origin, place=lambda i: sheet.place(kept[i])
+            [problem for problem, _, _ in rows.values()],
+            [answer for _, answer, _ in rows.values()],
+            name,
+            ids=ids,
+            meta=meta,
+            origin=sheet.origin,
+            place=lambda i: sheet.place(kept[i]),
         )
-        self._solutions = {i: solution for i, solution in enumerate(worked) if solution}  # by row of the table
+        self._solutions = {i: text for i, (_, _, text) in enumerate(rows.values()) if text}  # by row of the table
         self._worked_rows = np.array(list(self._solutions), int)
         self.worked = len(self._solutions)
         self.notes: tuple[str, ...] = ()
