@@ -34,11 +34,7 @@ _PUNCTUATION = str.maketrans("", "", "$\\{}_|&~!?;:.,'\"‘’“”` \t\r\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Everything a judge says about one response.
-
-    >>> Judgement(score=1.0, final="42", terms={"format": 1.0}).score
-    1.0
-    """
+    """Everything a judge says about one response."""
 
     score: float  # 0..1; decides the verdict
     final: str = ""  # the final answer, written so that equal answers are equal strings and can be counted
@@ -70,10 +66,6 @@ class PromptTable:
 
     An id is the data's own, or the hash of (task, problem, answer); a hash that occurs again gets "#1", "#2", ...
     So an id names the same problem in every run, whatever else is in the file.
-
-    >>> table = PromptTable(["1+1=", "2+2=", "1+1="], ["2", "4", "2"], "text", meta={"level": [1, 2, 1]})
-    >>> table.ids[2] == table.ids[0] + "#1", table[table.ids[1]].answer, table.at(1).meta
-    (True, '4', {'level': 2})
     """
 
     __slots__ = ("_hashed", "_rows", "answers", "ids", "meta", "problems", "tasks")

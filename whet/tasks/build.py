@@ -58,13 +58,7 @@ def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
 
 
 def name_task(data: Problems, taken: dict[str, Problems]) -> str:
-    """One name for each judge of a run, which a prompt carries as the name of its task; `taken` is added to.
-
-    >>> entries = [Problems(path="a"), Problems(path="b", options={"answer": "boxed"}), Problems(reward="my:judge")]
-    >>> taken = {}
-    >>> [name_task(entry, taken) for entry in entries]
-    ['text', 'text:2', 'chain:my:judge']
-    """
+    """One name for each judge of a run, which a prompt carries as the name of its task; `taken` is added to."""
     base = f"{data.kind}:{data.reward}" if data.reward else data.kind
     names = itertools.chain([base], (f"{base}:{number}" for number in itertools.count(2)))
     return next(name for name in names if taken.setdefault(name, data).options == data.options)
@@ -129,11 +123,6 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
     "think answer", each opened and closed once, with only space between and around them. Without options: thinking,
     closed once, and after it an answer in \boxed{} or <answer> tags. The opening <think> may be missing: many chat
     templates write it into the prompt.
-
-    >>> format_term(r"<think>2+2</think>It is \boxed{4}."), format_term("4")
-    (1.0, 0.0)
-    >>> format_term("<think>2+2</think> <answer>4</answer>", tags="think answer")
-    1.0
     """
     if pattern and tags:
         raise WhetError('The reward "format" takes a pattern or tags, not both.')
@@ -157,11 +146,7 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
 
 
 def boxed_term(response: str) -> float:
-    r"""1 for exactly one \boxed{...} with something in it after the thinking, else 0.
-
-    >>> boxed_term(r"\boxed{4}"), boxed_term(r"\boxed{4} or \boxed{5}")
-    (1.0, 0.0)
-    """
+    r"""1 for exactly one \boxed{...} with something in it after the thinking, else 0."""
     answer = after_thinking(response)
     return float(answer.count("\\boxed{") == 1 and bool(boxed(answer)))
 
@@ -221,12 +206,7 @@ REWARDS: dict[str, tuple[type, Callable[..., float]]] = {
 
 
 class Rewards:
-    """The weighted sum of score and terms. A term that raises costs its rollout; the verdict is the judge's alone.
-
-    >>> rewards = Rewards(1.0, [config.Reward(name="boxed", weight=0.1)])
-    >>> rewards.names
-    ('boxed',)
-    """
+    """The weighted sum of score and terms. A term that raises costs its rollout; the verdict is the judge's alone."""
 
     def __init__(self, judge_weight: float = 1.0, entries: Sequence[config.Reward] = ()) -> None:
         self._judge_weight = judge_weight

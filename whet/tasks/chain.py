@@ -67,12 +67,6 @@ class ChainSolutions:
 
 
 class ChainTask:
-    """
-    >>> task = ChainTask(train_count=100, mix={"3": 1.0})
-    >>> task.judge(Prompt(id="a", text="3+5*2-7=", answer="869", task="chain"), "+5=8*2=6-7=9#869")
-    1.0
-    """
-
     alphabet = "0123456789" + OPERATIONS + "=#"
 
     def __init__(self, name: str = "chain", **options: Any) -> None:
@@ -114,10 +108,6 @@ class ChainTask:
 
 
 def parse_range(text: str) -> tuple[int, int]:
-    """
-    >>> parse_range("3-7"), parse_range("5")
-    ((3, 7), (5, 5))
-    """
     first, dash, last = str(text).partition("-")
     if first.isdecimal() and (last.isdecimal() if dash else True):
         low, high = int(first), int(last or first)

@@ -119,10 +119,7 @@ _JOINT = re.compile(r"(?:[\s$,;]|\\[,;:\[\]()]|\\q?quad|\\text\{[ ,]*(?:and|or)[
 
 
 def after_thinking(response: str) -> str:
-    """
-    >>> after_thinking("<think>2+2</think>4"), after_thinking("<think>2+2"), after_thinking("4")
-    ('4', '', '4')
-    """
+    """What follows the last "</think>"; "" for a response that is still thinking."""
     rest = response.rpartition("</think>")[2]
     return "" if "<think>" in rest else rest
 
@@ -169,10 +166,6 @@ def _last_box(text: str) -> str:
 
 
 def tagged(text: str) -> str:
-    """
-    >>> tagged("<answer>3</answer> no, <answer> 4 </answer>")
-    '4'
-    """
     return _short(in_tags(text))
 
 

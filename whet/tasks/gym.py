@@ -154,11 +154,7 @@ def is_data(answer: str) -> bool:
 
 
 def is_formula(answer: str) -> bool:
-    """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work.
-
-    >>> is_formula("2*(x + 1)**2 + sin(x)"), is_formula("open('a')"), is_formula("Integral(x, x)")
-    (True, False, False)
-    """
+    """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work."""
     return bool(_FORMULA.fullmatch(answer)) and all(w in _FUNCTIONS for w in _WORD.findall(answer) if len(w) > 1)
 
 

@@ -132,12 +132,7 @@ def _open_known(entry: config.Problems, folder: str) -> tuple[Sheet, dict[str, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """The rows of a file, by columns.
-
-    >>> sheet = sheet_of_rows([(1, {"a": 1, "b": {"c": 2}}), (2, {"a": 3})], "x.json", "row")
-    >>> sheet.names, sheet.column("b.c"), sheet.place(1), sheet.holes
-    (('a', 'b.c'), [2, None], 'row 2', {'b.c': 1})
-    """
+    """The rows of a file, by columns."""
 
     origin: str  # the file, folder or hub name, for messages
     rows: int

@@ -248,11 +248,7 @@ def read_problem(value: Any, where: str) -> Problem | None:
 
 
 def read_answers(value: Any, where: str) -> tuple[str, ...]:
-    """All right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON.
-
-    >>> [read_answers(value, "") for value in (72, ["1/2", "0.5", "1/2"], '["9.6"]', " ", [[0, 1], [1, 0]])]
-    [('72',), ('1/2', '0.5'), ('9.6',), (), ('[[0, 1], [1, 0]]',)]
-    """
+    """All right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON."""
     if is_blank(value):
         return ()
     if isinstance(value, str) and value.startswith('["'):
@@ -266,11 +262,7 @@ def read_answers(value: Any, where: str) -> tuple[str, ...]:
 
 
 def split_worked(text: str) -> tuple[str, str]:
-    """(answer, solution) of a text in GSM8K's form; the solution is "" where the text is a plain answer.
-
-    >>> split_worked("48/2 = <<48/2=24>>24 in May.\\n#### 24"), split_worked("24")
-    (('24', '48/2 = 24 in May.\\n#### 24'), ('24', ''))
-    """
+    """(answer, solution) of a text in GSM8K's form; the solution is "" where the text is a plain answer."""
     _, mark, answer = text.rpartition("####")
     return (answer.strip(), _CALCULATOR.sub("", text)) if mark and answer.strip() else (text, "")
 
