@@ -214,7 +214,7 @@ def test_what_becomes_of_a_response_cut_at_the_limit() -> None:
             judged = judge.judge(cut)
             assert [r.verdict for r in judged] == verdicts, policy
             assert judged[0].reward == {"judge": 1.0, "wrong": 0.0, "mask": None}[policy]
-            assert judge.stats()["judge/unjudged"] == 0, "a masked response is nobody's failure"
+            assert judge.stats()["judge/unjudged"] == 0, "a masked response is no failure"
 
 
 ERRORS = ["raise", "exit", "interrupt", "nameless", "recurse", "memory"]

@@ -1,6 +1,6 @@
 r"""Whether two single answers are the same as text, number or quantity. Nothing is evaluated, all patterns are linear.
 
-The matcher calls `same_value` first; lists, intervals and formulas are compared in verify.py. An answer loses what
+The matcher calls `same_value` first, before it compares lists, intervals and formulas. An answer loses what
 TeX adds for the eye, then it is read as a value with perhaps a unit or a percent sign. Case matters in formulas, not
 in words. Two numbers are equal or not; if one is a decimal and they are not both whole, 1e-6 of the data's value is
 allowed. A unit or percent sign that only one side has is ignored (50% is 50, and also 0.5); two different units
@@ -27,11 +27,7 @@ _SAME = {  # replaced in this order
     "\\geqslant": "\\geq", "**": "^",
     **dict.fromkeys(("^{\\circ}", "^\\circ", "\\degree", "\\displaystyle", "\\qquad", "\\quad", "~"), " "),
 }  # fmt: skip
-_SIGNS = {
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
-    **dict.fromkeys("\u2019\u02bc", "'"),
-    "\u2044": "/",
-}
+_SIGNS = dict(zip("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2019\u02bc\u2044", "-------''/", strict=True))
 _THIN = re.compile(r"(?<!\\)\\(?:[,;: ()\[\]]|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z])|\$)")
 _NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")

@@ -29,7 +29,7 @@ from whet.types import Prompt
 
 SMALL_TEXT = 100  # characters; a column with longer texts is no property of a problem
 MOST_META = 32  # columns kept as meta
-META_BYTES = 65_536  # of lists and structs per prompt, as JSON: they are sent to a judge process with every response
+META_BYTES = 65_536  # bytes of lists and structs per prompt, as JSON: they go to a judge process with every response
 # How a response gives an answer, by the option `answer`; otherwise the answer is the whole response.
 WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
 OPTIONS = {

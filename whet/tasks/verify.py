@@ -139,12 +139,9 @@ def _read_exponent(text: str, start: int) -> tuple[str, str]:
     if closing is None:
         end = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
         return (end[0], text[end.end() :]) if end else ("", "")
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == text[start]) - (text[i] == closing)
-        if depth == 0:
-            return text[start + 1 : i], text[i + 1 :]
-    return text[start + 1 :], ""
+    depths = accumulate((character == text[start]) - (character == closing) for character in text[start:])
+    end = next((i for i, depth in enumerate(depths, start) if depth == 0), len(text))
+    return text[start + 1 : end], text[end + 1 :]
 
 
 def _tame_factorial(factorial: re.Match[str]) -> bool:

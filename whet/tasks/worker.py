@@ -30,7 +30,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -89,8 +88,7 @@ class Reply(NamedTuple):
         raise ValueError("no reply")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One response to judge."""
 
     number: int
