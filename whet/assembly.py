@@ -265,11 +265,12 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
 
 def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    from whet.fast.fused import graphs_lack
-    from whet.model.load import DTYPES
-    from whet.model.memory import cache_shapes
+    import torch
 
-    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
+    from whet.fast.fused import graphs_lack
+    from whet.model.twin import kv_shapes
+
+    return graphs_lack(kv_shapes(network), device, getattr(torch, dtype))
 
 
 def machine_of(device: torch.device) -> Machine | str:

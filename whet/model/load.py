@@ -36,11 +36,9 @@ from whet import config
 from whet.errors import WhetError
 from whet.model.head import head_of
 from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora, read_adapter
-from whet.model.memory import cache_shapes
-from whet.model.twin import refuse_unsupported
+from whet.model.twin import kv_shapes, refuse_unsupported
 
 SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1 of the tiny model
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 # What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code.
 HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -234,7 +232,7 @@ def check_model(settings: config.Model) -> PreTrainedModel | None:
     skeleton = build_skeleton(place.folder)
     refuse_unsupported(skeleton)
     head_of(skeleton)
-    cache_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
+    kv_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
     lora = settings.lora
     if place.adapter is not None:
         check_adapter(skeleton, place.adapter)
@@ -302,7 +300,7 @@ def load_model(
     `checked`: what `check_model` has given for these settings, where it was called before.
     """
     network = checked or check_model(settings)
-    dtype = DTYPES[settings.dtype]
+    dtype = getattr(torch, settings.dtype)
     if settings.name == "tiny":
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
         model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)

@@ -222,11 +222,23 @@ def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
     return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*shared, *model.buffers())})
 
 
-def kv_shapes(twin: PreTrainedModel) -> list[KVShape]:
-    """Heads and sizes of the keys and values of every layer, as they reach the attention."""
+def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
+    """Heads and sizes of the keys and values of every layer, as they reach the attention.
+
+    The model may be a twin or not, and its weights may be on the meta device.
+    """
+    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
+    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
+    before = {name: getattr(model.config, name, None) for name in meanwhile}
     probe = Probe()
-    _logits(twin, ctx=probe)
-    _refuse_asked(probe, twin)
+    try:
+        for name, value in meanwhile.items():
+            setattr(model.config, name, value)
+        _logits(model, ctx=probe)
+    finally:
+        for name, value in before.items():
+            setattr(model.config, name, value)
+    _refuse_asked(probe, model)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
