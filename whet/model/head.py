@@ -10,8 +10,10 @@ by `packing.check_packing`. `whet.fast.compiled` compiles the work on a chunk fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +69,8 @@ def head_of(model: Any) -> Head:
     """The head of a Hugging Face causal model; its live weights are not copied."""
     last = model.get_output_embeddings()
     if type(last) is not nn.Linear:
-        kind = type(last).__name__
-        raise WhetError(
-            f"{type(model).__name__} ends in {kind}, where a plain linear head is needed; choose another model."
-        )
+        ending = f"{type(model).__name__} ends in {type(last).__name__}"
+        raise WhetError(f"{ending}, where a plain linear head is needed; choose another model.")
     config = model.config.get_text_config()
     # Granite and MiniCPM3 divide logits by `logits_scaling`, HyperCLOVA X multiplies by it; Cohere multiplies by
     # `logit_scale`, Falcon-H1 by `lm_head_multiplier`.
@@ -93,15 +93,11 @@ def log_probs(
 ) -> tuple[Tensor, Tensor]:
     """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64).
 
-    The entropy has a gradient only with `entropy_grad`. No tensor larger than `chunk` logits (or those of one token) is
-    made.
+    The entropy has a gradient only with `entropy_grad`. No tensor is larger than `chunk` logits, or those of one token.
     """
     rows = max(1, chunk // head.weight.shape[0])
     if hidden.shape[0] <= rows:
-        log_p = torch.log_softmax(head.finish(linear(hidden, head.weight, head.bias), temperature), dim=-1)
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            entropy = -(log_p.exp() * log_p).sum(-1)
-        return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+        return _score(linear(hidden, head.weight, head.bias), targets, temperature, head, entropy_grad)
     job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
     lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
@@ -124,9 +120,13 @@ class HeadJob(NamedTuple):
         return self.targets[part], _pick(self.temperature, part), self.head
 
 
-def _score(product: Tensor, targets: Tensor, temperature: Tensor | float, head: Head) -> tuple[Tensor, Tensor]:
+def _score(
+    product: Tensor, targets: Tensor, temperature: Tensor | float, head: Head, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
     log_p = torch.log_softmax(head.finish(product, temperature), dim=-1)
-    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
 
 
 def _gradient(
@@ -136,7 +136,7 @@ def _gradient(
     head: Head,
     of_lp: Tensor,
     of_entropy: Tensor | None = None,
-    entropy: Tensor | None = None,
+    *_: Tensor,
 ) -> Tensor:
     """d lp / dz = onehot - p and dH / dz = -p (log p + H) in the logits z, then back to the product by autograd."""
     product.requires_grad_()
@@ -205,32 +205,16 @@ def score_sums(
     nothing larger than the chunk is made.
     """
     sums = torch.zeros(len(counts), hidden.shape[1], dtype=wide_type(hidden), device=hidden.device)
-    for part, pieces in _pieces(counts, max(1, chunk // head.weight.shape[0])):
+    rows, ends = max(1, chunk // head.weight.shape[0]), list(accumulate(counts))
+    for start in range(0, ends[-1] if ends else 0, rows):
+        part = slice(start, min(start + rows, ends[-1]))
         product = linear(hidden[part], head.weight, head.bias).to(sums.dtype)
         gradient = _gradient(product, targets[part], _pick(temperature, part), head, product.new_ones(len(product)))
-        owners = slice(pieces[0][0], pieces[-1][0] + 1)
-        of_logits = torch.stack([piece.sum(0) for piece in gradient.split([tokens for _, tokens in pieces])])
-        sums[owners] += of_logits.to(head.weight.dtype) @ head.weight
+        first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop)  # the responses of this chunk
+        tokens = [end - begin for begin, end in pairwise([part.start, *ends[first:last], part.stop])]
+        of_logits = torch.stack([piece.sum(0) for piece in gradient.split(tokens)])
+        sums[first : last + 1] += of_logits.to(head.weight.dtype) @ head.weight
     return sums
-
-
-def _pieces(counts: Sequence[int], rows: int) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
-    """Chunks of `rows` tokens, each with its (response, number of its tokens in the chunk).
-
-    >>> [pieces for _, pieces in _pieces([2, 3], rows=4)]
-    [[(0, 2), (1, 2)], [(1, 1)]]
-    """
-    start, pieces, room = 0, list[tuple[int, int]](), rows
-    for owner, count in enumerate(counts):
-        while count:
-            tokens = min(count, room)
-            pieces.append((owner, tokens))
-            count, room = count - tokens, room - tokens
-            if not room:
-                yield slice(start, start + rows), pieces
-                start, pieces, room = start + rows, [], rows
-    if pieces:
-        yield slice(start, start + rows - room), pieces
 
 
 def _pick(temperature: Tensor | float, part: slice) -> Tensor | float:

@@ -59,12 +59,14 @@ def check_lora(model: PreTrainedModel, settings: config.Lora) -> None:
             )
 
 
-def check_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse a peft folder that is more than plain LoRA in this model, whose weights may be on the meta device."""
+def check_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """Read a peft folder; refuse more than plain LoRA in this model, whose weights may be on the meta device."""
     need_peft()
-    targets = read_adapter(folder).get("target_modules") or []
+    stored = read_adapter(folder)
+    targets = stored.get("target_modules") or []
     if any(_matches(name, targets) for name in _ends(model)):
         raise WhetError(f"The adapter in {folder} adapts the embeddings or the head, which whet does not support.")
+    return stored
 
 
 def need_peft() -> None:
