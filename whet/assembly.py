@@ -358,7 +358,7 @@ class Parts(Actor):
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from whet.model.meter import DeviceMeter
+        from whet.model.ops import DeviceMeter
 
         self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 

@@ -20,16 +20,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as hf_logging
 
 from whet import config
@@ -44,9 +37,8 @@ HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 # What transformers raises over a folder that is not as it should be.
-UNREADABLE = (
-    OSError, ValueError, LookupError, TypeError, AttributeError, ImportError, SafetensorError, StrictDataclassError
-)  # fmt: skip
+_WRONG_CONTENT = (OSError, ValueError, LookupError, TypeError, AttributeError, ImportError)
+UNREADABLE = (*_WRONG_CONTENT, SafetensorError, StrictDataclassError)
 
 
 # ---- the tiny model

@@ -56,23 +56,13 @@ class AttentionContext(Protocol):
 
 
 def attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    ctx: AttentionContext,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **extra: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, ctx: AttentionContext, **extra: Any
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on."""
-    how = How(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return ctx.attend(layer, query, key, value, how, extra), None
+    scaling = extra.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = How(scaling, extra.get("sliding_window"), extra.get("softcap"))
+    return ctx.attend(module.layer_idx, query, key, value, how, extra), None
 
 
 AttentionInterface.register(NAME, attention_forward)
@@ -292,4 +282,4 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
 def _logits(model: PreTrainedModel, **kwargs: Any) -> Tensor:
     position = torch.arange(3, device=model.device)[None]
     ids = position % model.config.vocab_size
-    return model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits  # type: ignore[no-any-return]
+    return model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits
