@@ -20,6 +20,7 @@ from whet.learn import advantages
 # Shapes: lp, lp_old, lp_behaviour, lp_reference, advantage: [R], one number per response token of a pack.
 #         owner: [R] int64, the rollout (0, 1, ...) of the pack that a token belongs to.  low, high: clipping bounds.
 
+CAP = 2.0  # largest importance weight of a token: it bounds the variance, at a small bias of the few tokens above it
 TokenLoss = tuple[Tensor, Tensor]  # (loss [R], clipped [R] bool)
 Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
 
@@ -58,12 +59,12 @@ def cispo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: flo
     return -bounded * advantage * lp, bounded != ratio
 
 
-def importance(lp_old: Tensor, lp_behaviour: Tensor, cap: float) -> Tensor:
-    """w = stop_grad(min(exp(lp_old - lp_behaviour), C)), truncated importance sampling (Yao et al. 2025).
+def importance(lp_old: Tensor, lp_behaviour: Tensor) -> Tensor:
+    """w = stop_grad(min(exp(lp_old - lp_behaviour), CAP)), truncated importance sampling (Yao et al. 2025).
 
     It corrects for rollouts drawn with slightly other numerics, or by older weights, than the learner's.
     """
-    return torch.exp(lp_old - lp_behaviour).clamp(max=cap).detach()
+    return torch.exp(lp_old - lp_behaviour).clamp(max=CAP).detach()
 
 
 def k3(lp: Tensor, lp_reference: Tensor) -> Tensor:
@@ -88,19 +89,14 @@ def token_weights(
     shares = [1.0 / len(lengths) if weight is None else weight for weight in group_weights]
     every = sum(int(n.sum()) * w for n, w in zip(lengths, shares, strict=True))
 
-    def weigh(n: np.ndarray, limit: np.ndarray, w: float) -> np.ndarray:
-        if n.size == 0:
-            return np.zeros(0)
-        if aggregate == "sequence":
-            return w / (n.size * n)
-        if aggregate == "group_tokens":
-            return np.full(n.size, w / n.sum())
-        if aggregate == "constant":
-            return w / (n.size * limit)
-        assert aggregate == "batch_tokens", aggregate
-        return np.full(n.size, w / every)
-
-    return [weigh(*group) for group in zip(lengths, limits, shares, strict=True)]
+    weigh: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+        "sequence": lambda n, limit, w: w / (n.size * n),
+        "group_tokens": lambda n, limit, w: np.full(n.size, w / n.sum()),
+        "constant": lambda n, limit, w: w / (n.size * limit),
+        "batch_tokens": lambda n, limit, w: np.full(n.size, w / every),
+    }
+    groups = zip(lengths, limits, shares, strict=True)
+    return [weigh[aggregate](*group) if group[0].size else np.zeros(0) for group in groups]
 
 
 def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLoss:
@@ -110,8 +106,7 @@ def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLos
 
 
 class Estimator(NamedTuple):
-    """An advantage per rollout of a group, a loss per token, and how token losses add up. Its name also stands in
-    `config.Learn.estimator`; all use learn.clip_low and learn.clip_high, of which GSPO needs far smaller values."""
+    """How a value of `learn.estimator` trains; GSPO needs far smaller learn.clip_low and learn.clip_high."""
 
     advantage: advantages.Advantage
     surrogate: Surrogate
