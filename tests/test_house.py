@@ -54,7 +54,7 @@ STARRED = {
     "curriculum": "base groups gate source speed rho cures des scalingrl stages",
     "rollout": "base engine scheduler rows runner",
     "model": "twin noise",
-    "learn": "advantages losses samples optimizer learner",
+    "learn": "losses samples optimizer learner",
     "draft": "base speculation",
 }
 # Lines and files that the package may have. Both may only fall.

@@ -112,19 +112,17 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
     from transformers.utils import logging
 
     from whet.model.lora import is_lora, save_lora
+    from whet.model.twin import changed
 
-    dtype, generation = model.config.dtype, model.generation_config
+    generation = model.generation_config
     if is_lora(model):
         save_lora(model, folder)
     else:
-        try:
-            # transformers refuses to save generation settings that it calls inconsistent; many published models have
-            # such settings, so they are written below as they are.
-            model.generation_config = GenerationConfig()
-            logging.disable_progress_bar()  # it would break the display of the run
+        # transformers refuses to save generation settings that it calls inconsistent; many published models have such
+        # settings, so they are written below as they are.
+        logging.disable_progress_bar()  # it would break the display of the run
+        with changed((model, "generation_config", GenerationConfig()), (model.config, "dtype", model.config.dtype)):
             model.save_pretrained(folder)
-        finally:
-            model.config.dtype, model.generation_config = dtype, generation
     if generation is not None:
         generation.to_json_file(folder / "generation_config.json")
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import WhetError
-from whet.learn.advantages import overlong_penalty
-from whet.learn.losses import Estimator, token_weights
+from whet.learn.losses import Estimator, overlong_penalty, token_weights
 from whet.types import Batch, Key, Rollout
 
 Encode = Callable[[str], Sequence[int]]  # the id of a prompt to its token ids

@@ -11,8 +11,8 @@ back, which is also the reference. `check_packing` proves on a few tokens that a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs, wide_type
 from whet.model.ops import visible
+from whet.model.twin import changed
 
 # Shapes: T tokens fed for a pack (a shared prompt once), N sequences, C keys (a shared prompt once per sequence),
 #         R response tokens, H heads of queries or of keys and values, d size of a head.
@@ -369,24 +370,14 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
     return out.last_hidden_state[0].index_select(0, pack.predict)
 
 
-@contextmanager
-def packed_attention(model: Any, checkpoint: bool = False) -> Iterator[None]:
+def packed_attention(model: Any, checkpoint: bool = False) -> AbstractContextManager[None]:
     """The model takes packs (forward and backward) until the context ends; `checkpoint` recomputes activations.
 
     transformers checkpoints a layer only in training mode. The layers are put into that mode, but not the modules
     inside them: dropout stays off, as it was when the rollouts were drawn.
     """
     layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
-    before, flags = model.config._attn_implementation, [layer.training for layer in layers]
-    model.config._attn_implementation = NAME
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-        for layer, flag in zip(layers, flags, strict=True):
-            layer.training = flag
+    return changed((model.config, "_attn_implementation", NAME), *((layer, "training", True) for layer in layers))
 
 
 def check_packing(model: Any) -> None:

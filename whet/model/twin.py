@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -175,12 +176,8 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     probe = Probe()
     ours = _logits(twin, ctx=probe)
     _refuse_asked(probe, model)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        theirs = _logits(model.eval())
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with changed(*((module, "training", False) for module in model.modules())):
+        theirs = _logits(model)
     half = theirs.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + theirs.abs().max().item())
     gap = (ours - theirs).abs().max().item()
@@ -188,6 +185,19 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
         other = f"{type(model).__name__} gives other logits with whet's attention (off by {gap:.3g})"
         raise WhetError(f"{other}, so its rollouts would be wrong.")
     return twin
+
+
+@contextmanager
+def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes (object, name, value) have another value until the context ends."""
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
 
 def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
@@ -203,15 +213,9 @@ def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
     """
     # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
     meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
-    before = {name: getattr(model.config, name, None) for name in meanwhile}
     probe = Probe()
-    try:
-        for name, value in meanwhile.items():
-            setattr(model.config, name, value)
+    with changed(*((model.config, name, value) for name, value in meanwhile.items())):
         _logits(model, ctx=probe)
-    finally:
-        for name, value in before.items():
-            setattr(model.config, name, value)
     _refuse_asked(probe, model)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
