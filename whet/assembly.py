@@ -264,11 +264,12 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
 
 def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    from whet.fast.fused import graphs_lack
-    from whet.model.load import DTYPES
-    from whet.model.memory import cache_shapes
+    import torch
 
-    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
+    from whet.fast.fused import graphs_lack
+    from whet.model.twin import kv_shapes
+
+    return graphs_lack(kv_shapes(network), device, getattr(torch, dtype))
 
 
 def machine_of(device: torch.device) -> Machine | str:
@@ -356,7 +357,7 @@ class Parts(Actor):
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from whet.model.meter import DeviceMeter
+        from whet.model.ops import DeviceMeter
 
         self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 

@@ -351,8 +351,6 @@ class Learn(Section):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio is clipped above 1 + clip_high; DAPO's clip-higher uses 0.28."""
-    importance_cap: float = Field(2.0, ge=1)
-    """The importance weight min(pi_old / pi_behaviour, C) is capped at this C."""
     updates: int = Field(1, ge=1)
     """Each batch is passed over this many times, with one optimiser step per pass."""
     minibatches: int = Field(1, ge=1)

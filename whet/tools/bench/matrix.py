@@ -393,13 +393,13 @@ def merged(model: config.Model, adapter: Path, runs: Path, on_progress: OnLine) 
     import torch
     from transformers import GenerationConfig
 
-    from whet.model.load import DTYPES, load_weights, locate_model
+    from whet.model.load import load_weights, locate_model
     from whet.model.lora import load_lora, merge_lora
 
     place = locate_model(model.name)
     network: Any = load_weights(place.folder, torch.float64)
     load_lora(network, adapter)
-    network = merge_lora(network).to(DTYPES[model.dtype])
+    network = merge_lora(network).to(getattr(torch, model.dtype))
     network.generation_config = GenerationConfig()  # the base's own is copied
     tmp = files.temporary(target)
     files.remove_tree(tmp)
