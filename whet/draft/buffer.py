@@ -16,7 +16,6 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -126,31 +125,6 @@ class DataBuffer:
         """How often each token occurs, for `draft_vocabulary`."""
         ids = [entry.ids.numpy() for entry in self.entries]
         return np.bincount(np.concatenate([np.zeros(0, np.int64), *ids]), minlength=vocabulary)
-
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON; together with `tensors` it is the whole state."""
-        described = [[e.uid, e.step, e.prompt, len(e.ids), len(e)] for e in self.entries]
-        seen = {"lengths": [list(part) for part in self._lengths], "ended": self._ended, "fair": self._fair}
-        return {"step": self.step, "entries": described, **seen}
-
-    def tensors(self) -> dict[str, Tensor]:
-        if not self.entries:
-            return {}
-        return {"ids": torch.cat([e.ids for e in self.entries]), "hidden": torch.cat([e.hidden for e in self.entries])}
-
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self._clear()
-        self.step, self._ended, self._fair = int(state["step"]), int(state["ended"]), int(state["fair"])
-        self._lengths = [list(part) for part in state["lengths"]]
-        described = state["entries"]
-        if not described:
-            return
-        ids = tensors["ids"].split([line[3] for line in described])
-        hidden = tensors["hidden"].split([line[4] for line in described])
-        for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
-            self._put(BufferEntry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
 
     def close(self) -> None:
         """Drop all entries and want nothing more: there are no more lessons."""

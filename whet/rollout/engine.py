@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
@@ -167,7 +167,7 @@ class LocalEngine:
             for flight in cut:
                 self.lengths.cut(flight.trace.ids.size)
                 if self.speculation is not None:
-                    self.speculation.ended(flight, flight.trace.ids)
+                    self.speculation.ended(flight)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
         self.scheduler.forget()
@@ -229,7 +229,7 @@ class LocalEngine:
             "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
             **{name: np.concatenate([getattr(t, name) for t in (empty, *traces)]) for name in MATRICES},
             **self.lengths.state_dict(),
-            "draft": self.speculation.state_dict() if self.speculation is not None else None,
+            "draft": self.speculation.chooser.state_dict() if self.speculation is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,7 +238,7 @@ class LocalEngine:
         self.scheduler.begun = set(state["begun"].tolist())
         self.lengths.load_state_dict(state)
         if self.speculation is not None and state["draft"] is not None:
-            self.speculation.load_state_dict(state["draft"])
+            self.speculation.chooser.load_state_dict(state["draft"])
         at = 0
 
         def next_trace(n: int) -> Trace:
@@ -273,11 +273,13 @@ class LocalEngine:
             arm = self._choose(running)
             begin += self.runner.prepare(running, arm)  # what is done once is not part of the step's time
             drawn = self._decode(running, arm)
-            drafted = self._record(drawn, running)
+            accepted, most = self._record(drawn, running)
             if self.speculation is not None:
                 steps, seconds = len(drawn.counted), time.perf_counter() - begin
-                alone = steps == 1 and self.runner.ahead  # a step before a burst, which was waited for at once
-                self.speculation.on_step(drawn.arm, rows, running, seconds, steps, *drafted, typical=not alone)
+                typical = steps > 1 or not self.runner.ahead  # a step before a burst was waited for at once
+                kv_bytes = self.speculation.kv_bytes(rows, running)
+                report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical)
+                self.speculation.chooser.record(report)
         self._retire(rows.finished(self.decode))
         if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
             begin += self._go_ahead()
@@ -328,7 +330,7 @@ class LocalEngine:
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
 
-    def _record(self, drawn: Drawn, running: int) -> list[np.ndarray]:
+    def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many
         wanted."""
         rows, steps = self.rows, len(drawn.counted)
@@ -337,17 +339,17 @@ class LocalEngine:
             rows.length[:running] += 1
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
-            return []
+            return None, None
         wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
-            return []
+            return None, None
         real = drawn.real(kept)[:, :running]
         lived = real > 0
         rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
-        return [real[lived] - 1, wanted[lived]]
+        return real[lived] - 1, wanted[lived]
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:
@@ -361,7 +363,7 @@ class LocalEngine:
             rollout = flight.rollout(finish, self.version)
             self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
             if self.speculation is not None:
-                self.speculation.ended(flight, flight.trace.ids)
+                self.speculation.ended(flight)
             if flight.ticket is None:
                 self.done.append(rollout)
             else:
