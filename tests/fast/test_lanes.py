@@ -231,7 +231,7 @@ def test_a_published_drafter_drafts_better() -> None:
     first, whim.accepted = whim.accepted, 0
     trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
     trainer.run(20_000)
-    trainer.publish(head)
+    head.take(trainer.head)
     same(before, run(engine, asked), atol=1e-5)
     assert whim.accepted > 1.5 * first + 20
 
