@@ -7,7 +7,7 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 
 from whet.model.twin import KVShape
 from whet.rollout import scheduler as module
-from whet.rollout.pages import Cache, PagedCache, SlotCache
+from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Flight, Rows, empty_trace
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler
 from whet.types import Phase, Trace
@@ -29,7 +29,7 @@ def flight(
 
 
 def roomy() -> Cache:
-    return SlotCache(SHAPES, 8, 32, torch.device("cpu"))
+    return Cache(SHAPES, 8, 32, torch.device("cpu"))
 
 
 def wave(scheduler: Scheduler, running: int, slots: int, cache: Cache) -> list[tuple[int, int]]:

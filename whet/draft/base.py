@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +37,17 @@ class RowView:
     ids: np.ndarray  # tokens written so far, int32, a view of the engine's columns
 
 
-class Drafter(Protocol):
-    name: str
+class Drafter:
+    """Guesses the next tokens of rows. This one has no guess and no memory; others override what they need."""
+
+    name = ""
 
     def begin(self, row: RowView) -> None:
         """A rollout starts, or goes on after a wait; a second call for the same uid changes nothing."""
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Guess the next tokens: int32 [B, max(most)], and how many of them count, int32 [B], at most `most`."""
+        return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
 
     def finish(self, row: RowView) -> None:
         """The rollout ended or was cut; it may enter the drafter's history."""

@@ -29,7 +29,7 @@ PATIENCE = 3  # failures in a row that retire a drafter
 # ---- guard
 
 
-class DraftGuard:
+class DraftGuard(Drafter):
     """A drafter whose proposals are brought into form and whose failures are counted.
 
     PATIENCE failures in a row retire it until `forget`. Whether a guess is good is not looked at: it is verified.
@@ -51,9 +51,9 @@ class DraftGuard:
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         got = self._try(lambda: tidy(*self.drafter.propose(rows, most), most, self.vocab))
         if got is None:
-            return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
+            return super().propose(rows, most)
         self._in_a_row = 0
-        return got
+        return got  # type: ignore[no-any-return]
 
     def finish(self, row: RowView) -> None:
         self._try(self.drafter.finish, row)

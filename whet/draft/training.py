@@ -169,7 +169,7 @@ class DrafterTrainer:
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments by name, for safetensors, without the target's tensors."""
-        out = {}
+        out: dict[str, Tensor] = {}
         for name, weight in self.head.named_parameters():
             state = self.optimizer.state[weight]
             parts = {"weight": weight, **{moment: state.get(moment, torch.zeros_like(weight)) for moment in MOMENTS}}

@@ -178,7 +178,7 @@ class LocalEngine:
 
     def release(self) -> None:
         """Lend the cache's memory to the learner's step, unless running rollouts still need what is in it."""
-        if not self.cache.arena.releasable:
+        if self.cache.arena is None:
             return
         if self.on_update != "keep":
             self._evict_all()  # `update` would do it after the step, with the same outcome
@@ -186,7 +186,8 @@ class LocalEngine:
             self.cache.arena.release()
 
     def take_back(self) -> None:
-        self.cache.arena.take_back()
+        if self.cache.arena is not None:
+            self.cache.arena.take_back()
 
     def notes(self) -> list[str]:
         """What the user should know about the engine before it starts."""
