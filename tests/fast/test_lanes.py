@@ -250,7 +250,9 @@ def test_lanes_are_used_again_and_stale_kin_is_none() -> None:
     lanes = Lanes(1, 64, torch.device("cpu"))
     count = len(lanes.written)
     engine = plain()
-    flights = [engine.flight(ask(i % 2), i, i) for i in range(count + 3)]
+    asked = [ask(i % 2) for i in range(count + 3)]
+    prompts = [np.asarray(engine.encode(request.prompt_id)) for request in asked]
+    flights = [engine.flight(request, i, i, prompts[i]) for i, request in enumerate(asked)]
     taken = []
     for flight in flights:
         taken += lanes.enter([flight])

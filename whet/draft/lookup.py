@@ -95,33 +95,28 @@ class Index:
 
         vote: among equally long matches, one whose next token is the most frequent.
         """
-        end = len(tokens)
-        for width, places in zip(ANCHORS, self._places, strict=True):
-            found = places.get(tokens[max(0, end - width) :].tobytes())
-            if found:
-                return longest(tokens, found[: -NEWEST - 1 : -1], width, vote)
-        return None
-
-
-def longest(tokens: array[int], found: list[tuple[IndexedText, int]], known: int, vote: bool) -> Match:
-    """The best of these places, the newest first, where `known` tokens agree with the end of `tokens`."""
-    end, best = len(tokens), 0
-    matches: list[tuple[IndexedText, int]] = []
-    for source, place in found:
-        other, n = source.tokens, known
-        most = min(LONGEST, end, place)
-        while n < most and other[place - n - 1] == tokens[end - n - 1]:
-            n += 1
-        if n > best:
-            best, matches = n, [(source, place)]
-            if n == LONGEST and not vote:
+        end, found = len(tokens), None
+        for known, places in zip(ANCHORS, self._places, strict=True):
+            if found := places.get(tokens[max(0, end - known) :].tobytes()):
                 break
-        elif n == best:
-            matches.append((source, place))
-    if vote and len(matches) > 1:
+        if not found:
+            return None
+        best = 0
+        matches: list[tuple[IndexedText, int]] = []
+        for source, place in found[: -NEWEST - 1 : -1]:
+            other, n = source.tokens, known
+            most = min(LONGEST, end, place)
+            while n < most and other[place - n - 1] == tokens[end - n - 1]:
+                n += 1
+            if n > best:
+                best, matches = n, [(source, place)]
+                if n == LONGEST and not vote:
+                    break
+            elif n == best:
+                matches.append((source, place))
         following = [source.tokens[place] for source, place in matches]
-        return Match(*matches[max(range(len(matches)), key=lambda i: following.count(following[i]))], best)
-    return Match(*matches[0], best)
+        first = max(range(len(matches)), key=lambda i: following.count(following[i])) if vote else 0
+        return Match(*matches[first], best)
 
 
 class Cursor:

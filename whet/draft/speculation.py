@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence, Set
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class DraftGuard(Drafter):
         if got is None:
             return super().propose(rows, most)
         self._in_a_row = 0
-        return got  # type: ignore[no-any-return]
+        return got
 
     def finish(self, row: RowView) -> None:
         self._try(self.drafter.finish, row)
@@ -200,14 +200,7 @@ def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.nd
 # ---- speculation
 
 
-class Columns(Protocol):
-    """The engine's rows (`whet.rollout.rows.Rows`); a column has an entry for each row."""
-
-    flights: list[Any]  # rollouts in the making (`whet.rollout.rows.Flight`)
-    ids: np.ndarray
-    count: np.ndarray
-    limit: np.ndarray
-    length: np.ndarray
+Columns = Any  # the engine's rows, `whet.rollout.rows.Rows`: the engine imports this file
 
 
 class Speculation:

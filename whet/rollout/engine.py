@@ -26,12 +26,13 @@ from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
+from whet.rollout.base import join_traces, split_traces
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
-from whet.rollout.rows import MATRICES, Flight, Rows, empty_trace
+from whet.rollout.rows import Flight, Rows, empty_trace
 from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json
 
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 
@@ -72,9 +73,7 @@ class LocalEngine:
         reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
-            raise WhetError(
-                f"rollout.context = {context} is more than the {known} positions {type(model).__name__} knows."
-            )
+            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
         self.encode, self.decode = encode, decode
         self.seed, self.slots, self.context = seed, slots, context
         self.mode, self.on_update, self.version = mode, on_update, version
@@ -116,7 +115,8 @@ class LocalEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
         running = int(self.rows.count[: self.rows.size].sum())
-        self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
+        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
+        self.scheduler.waiting.extend(self._flights(ordered))
 
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         shown = steps = 0
@@ -135,7 +135,7 @@ class LocalEngine:
         ticket = self.arrivals
         flights = self._flights(requests, ticket)
         found = self._tickets[ticket] = {}
-        self.scheduler.add(flights)
+        self.scheduler.waiting.extend(flights)
         while (before := len(found)) < len(flights):
             self.step()
             if on_progress is not None and len(found) > before:
@@ -218,7 +218,6 @@ class LocalEngine:
         flights += [(f, f.trace) for f in self.scheduler.waiting]
         assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
         traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
-        empty = empty_trace(self.dtype)
         return {
             "version": self.version,
             "arrivals": self.arrivals,
@@ -228,7 +227,7 @@ class LocalEngine:
                 for f, trace in flights
             ],
             "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
-            **{name: np.concatenate([getattr(t, name) for t in (empty, *traces)]) for name in MATRICES},
+            **join_traces(traces, self.dtype),
             **self.lengths.state_dict(),
             "draft": self.speculation.chooser.state_dict() if self.speculation is not None else None,
         }
@@ -240,22 +239,17 @@ class LocalEngine:
         self.lengths.load_state_dict(state)
         if self.speculation is not None and state["draft"] is not None:
             self.speculation.chooser.load_state_dict(state["draft"])
-        at = 0
-
-        def next_trace(n: int) -> Trace:
-            nonlocal at
-            part, at = slice(at, at + n), at + n
-            return Trace(**{name: state[name][part] for name in MATRICES})
-
+        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
         for data in state["flights"]:
             fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
             request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
-            flight = self.flight(request, data["index"], data["arrival"])
-            flight.trace = next_trace(data["tokens"])
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            flight = self.flight(request, data["index"], data["arrival"], prompt)
+            flight.trace = next(traces)
             self.scheduler.waiting.append(flight)
         for data in state["done"]:
             fields = {k: v for k, v in data.items() if k != "tokens"}
-            self.done.append(rollout_from_json({**fields, "trace": next_trace(data["tokens"])}))
+            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
 
     # ---- one step
 
@@ -346,7 +340,7 @@ class LocalEngine:
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
             return None, None
-        real = drawn.real(kept)[:, :running]
+        real = np.clip(kept - drawn.before, 0, drawn.counted)[:, :running]  # 0 after the row's end
         lived = real > 0
         rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
@@ -468,14 +462,10 @@ class LocalEngine:
         self.arrivals += len(flights)
         return flights
 
-    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray | None = None) -> Flight:
-        if prompt is None:
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
         if not 0 < prompt.size < self.context:
-            raise WhetError(
-                f'Prompt "{request.prompt_id}" has {prompt.size} tokens; rollout.context = {self.context} '
-                f"takes 1 to {self.context - 1}."
-            )
+            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
+            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
         limit = min(request.sampling.max_tokens, self.context - prompt.size)
         if limit < 1:
             raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')

@@ -29,14 +29,7 @@ from whet.model.twin import Block, KVShape, PageContext
 
 
 class PagePool:
-    """Reference counts of pages 0..count-1.
-
-    >>> pool = PagePool(2)
-    >>> page = pool.take(1); pool.share(page); pool.drop(page); pool.free
-    1
-    >>> pool.drop(page); pool.free
-    2
-    """
+    """Reference counts of pages 0..count-1."""
 
     def __init__(self, count: int) -> None:
         self.owners = [0] * count
