@@ -100,16 +100,7 @@ class StepReport:
 
 
 class Chooser:
-    """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`).
-
-    >>> chooser = Chooser()
-    >>> chooser.record(StepReport(OFF, 2, 1.0))
-    >>> chooser.record(StepReport(DraftArm("ngram", 2), 2, 3.0, accepted=np.array([2, 1])))
-    >>> chooser.metrics()
-    {'draft/share_off': 0.25, 'draft/share_ngram_2_1_3': 0.75, 'draft/accept_length': 2.5, 'draft/saved': 3.0}
-    >>> chooser.metrics()
-    {'draft/accept_length': 1.0, 'draft/saved': 0.0}
-    """
+    """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`). This one never drafts."""
 
     def __init__(self) -> None:
         self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`

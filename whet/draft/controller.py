@@ -36,9 +36,6 @@ MARGIN = 0.1
 SWITCH = 32  # rows above which TLT's bandit does not speculate
 
 
-# ---- time
-
-
 class Latency:
     """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured.
 
@@ -118,17 +115,8 @@ def distance(a: Cell, b: Cell) -> float:
     return abs(math.log2(a[0] / b[0])) + abs(a[1] - b[1])
 
 
-# ---- acceptance
-
-
 class Acceptance:
-    """How likely the i-th drafted token is accepted, given that those before it were: hits and tries that fade.
-
-    >>> a = Acceptance(3)
-    >>> a.record(np.array([2, 1, 0, 1]), np.array([2, 2, 2, 2]))  # c_1 = 3 / 4, c_2 = 1 / 3, and c_3 like c_2
-    >>> [round(length, 3) for length in a.lengths]
-    [1.0, 1.75, 2.0, 2.083]
-    """
+    """How likely the i-th drafted token is accepted, given that those before it were: hits and tries that fade."""
 
     def __init__(self, depth: int) -> None:
         self.set(np.zeros(depth), np.zeros(depth))
@@ -159,11 +147,6 @@ class Ages:
 
     A drafter that looks up texts is accepted more often the more text there is, so what was seen of it on young rows
     must not count against it on old ones.
-
-    >>> ages = Ages(2)
-    >>> ages.record(3, np.array([2, 0]), np.array([2, 2]))
-    >>> ages.lengths(3) == ages.lengths(5), list(ages.at)  # as at the nearest age there is
-    (True, [3])
     """
 
     def __init__(self, depth: int) -> None:
@@ -199,9 +182,6 @@ def age_of(batch: int, kv_bytes: float) -> int:
     [0, 5, 6, 6, 7]
     """
     return max(0, int(kv_bytes / max(1, batch) / 1024).bit_length() - 1)
-
-
-# ---- choice
 
 
 class Controller(Chooser):
@@ -322,9 +302,6 @@ class Controller(Chooser):
         self.generator.bit_generator.state = state["generator"]
 
 
-# ---- TLT's bandit
-
-
 class Bandit(Chooser):
     """TLT's tuner, to compare the controller with: BEG-MAB, a bucketed epsilon-greedy bandit behind an elastic switch.
 
@@ -380,9 +357,6 @@ class Bandit(Chooser):
     def group(self, batch: int) -> list[DraftArm]:
         """The arms of a batch size; with fewer groups than thresholds the last serves all larger batches.
 
-        >>> b = Bandit([DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)])
-        >>> [b.group(n)[0].tokens for n in (1, 2, 4, 5, 20, 21, 99)]
-        [48, 32, 32, 16, 16, 8, 8]
         >>> b = Bandit([DraftArm("eagle", depth) for depth in (2, 4, 8, 16, 32)])
         >>> [b.group(n)[0].depth for n in (1, 2, 4, 5, 20, 21, 26, 27, 32)]
         [32, 16, 16, 8, 8, 4, 4, 2, 2]

@@ -126,8 +126,6 @@ class EagleHead(nn.Module):
         self.draft_ids.copy_(ids)
         self.refresh()
 
-    # ---- training
-
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
         """Guesses [T, width] of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
         shape = self.shape
@@ -141,8 +139,6 @@ class EagleHead(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """Logits over the draft vocabulary, in fp32 (fp64 for fp64)."""
         return self.draft_head.logits(features.to(self.draft_head.weight.dtype))
-
-    # ---- drafting
 
     @torch.no_grad()
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
@@ -211,8 +207,6 @@ class EagleHead(nn.Module):
         head = self.draft_head  # scale and soft-cap do not change which logit is the largest
         best = F.linear(feature.to(head.weight.dtype), head.weight, head.bias).argmax(-1)
         return (best if self.draft_ids is None else self.draft_ids[best]).to(torch.int32)
-
-    # ---- the layer
 
     def _fuse(self, hidden: Tensor, ids: Tensor) -> Tensor:
         embedded = F.embedding(ids, self.target.embedding)

@@ -28,9 +28,6 @@ JUST_WRITTEN = 32  # tokens
 Key = tuple[str, int]  # prompt and group; evaluations and training may number their groups alike
 
 
-# ---- index
-
-
 class IndexedText:
     __slots__ = ("done", "tokens")
 
@@ -163,9 +160,6 @@ class Cursor:
         if not got:
             self.match = None
         return got
-
-
-# ---- drafters
 
 
 class NGram(Drafter):

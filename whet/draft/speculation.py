@@ -26,9 +26,6 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 PATIENCE = 3  # failures in a row that retire a drafter
 
 
-# ---- guard
-
-
 class DraftGuard(Drafter):
     """A drafter whose proposals are brought into form and whose failures are counted.
 
@@ -91,12 +88,7 @@ class DraftGuard(Drafter):
 
 
 def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id.
-
-    >>> tidy(np.array([[3, 99, 4], [1, 2, 3]]), np.array([3, 9]), np.array([2, 1]), vocab=10)
-    (array([[3, 0],
-           [1, 0]], dtype=int32), array([1, 1], dtype=int32))
-    """
+    """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id."""
     tokens, counts = np.asarray(tokens), np.asarray(counts)
     batch, width = most.size, int(most.max(initial=0))
     out = np.zeros((batch, width), np.int32)
@@ -195,9 +187,6 @@ def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.nd
     rest = np.asarray(limit, float) - written
     mean = above[first] / np.maximum(longer, 1) - written
     return np.minimum(np.where(longer > 0, mean, rest / 2), rest)
-
-
-# ---- speculation
 
 
 Columns = Any  # the engine's rows, `whet.rollout.rows.Rows`: the engine imports this file

@@ -383,10 +383,17 @@ class LocalEngine:
         flights wait again, later waves are smaller, and the next step goes on: tokens depend on a flight's key alone,
         so they are the same.
         """
-        rows = self.rows
+        rows, source = self.rows, [running + leader for _, leader in wave.forks]  # the row that each fork copies
         first, fed = rows.size, rows.fed
+        for chunk in wave.chunks:
+            if chunk.start == 0:
+                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
+        for leader, (flight, _) in zip(source, wave.forks, strict=True):
+            rows.shared[[leader, rows.add(flight)]] = flight.known
         try:
-            return self.runner.advance(running, wave.chunks, self._admit(running, wave))
+            self.runner.enter(first)
+            rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
+            return self.runner.advance(running, wave.chunks, source)
         except torch.OutOfMemoryError:
             pass
         # Here, after the handler, the traceback no longer keeps the failed forward alive.
@@ -402,20 +409,6 @@ class LocalEngine:
             torch.cuda.empty_cache()
         self._shrink(running, wave)
         return None
-
-    def _admit(self, running: int, wave: Wave) -> list[int]:
-        """Give the wave its rows, first those to feed, then their forks. Returns the row that each fork copies."""
-        rows = self.rows
-        first = rows.size
-        for chunk in wave.chunks:
-            if chunk.start == 0:
-                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
-        source = [running + leader for _, leader in wave.forks]
-        for leader, (flight, _) in zip(source, wave.forks, strict=True):
-            rows.shared[[leader, rows.add(flight)]] = flight.known
-        self.runner.enter(first)
-        rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
-        return source
 
     def _shrink(self, running: int, wave: Wave) -> None:
         """Make later waves smaller; a wave that cannot be smaller waits for a row to end."""

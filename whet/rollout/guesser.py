@@ -47,8 +47,6 @@ class Guesser(Drafter):
         self.states, self.dummies = cache.keys[-2], cache.values[-2]
         head.attach(cache.keys[-1], cache.values[-1], (cache.table.shape[1] + 1) * cache.page)
 
-    # ---- what a runner calls
-
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
         """Store the hidden states [T, width] of tokens just fed, by the rows of `table`; works in a captured graph."""
         hidden = hidden.to(self.states.dtype)[:, None]
@@ -88,8 +86,6 @@ class Guesser(Drafter):
         self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
         rows.paired[:running] = new
 
-    # ---- a drafter
-
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         running, deepest = len(rows), int(most.max(initial=0))
         if not deepest:
@@ -106,8 +102,6 @@ class Guesser(Drafter):
 
     def updated(self, version: int) -> None:
         self.head.refresh()
-
-    # ---- hidden states of finished rows
 
     def remember(self, ended: Sequence[int], buffer: DataBuffer, version: int) -> None:
         """Put the hidden states of ended rows into the buffer that the drafter learns from."""

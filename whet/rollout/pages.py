@@ -24,6 +24,8 @@ from whet.errors import WhetError
 from whet.model.packing import ranges
 from whet.model.twin import Block, KVShape, PageContext
 
+Shapes = Sequence[KVShape]  # one for each layer
+
 # Shapes: B rows, q new tokens per row, T = sum of B * q over the blocks of a forward.
 # Keys and values of a layer: [pages + 1, kv heads, page, head size]; the last page takes what padding writes.
 
@@ -62,9 +64,7 @@ class PagePool:
 class Cache:
     """Keys and values of all layers, where every row has a page of its own: no page is ever missing."""
 
-    def __init__(
-        self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device, releasable: bool = False
-    ) -> None:
+    def __init__(self, shapes: Shapes, pages: int, page: int, device: torch.device, releasable: bool = False) -> None:
         """page: tokens of a page. releasable: on CUDA the memory can be lent (`arena`)."""
         dims = [(s, s.key_dim) for s in shapes] + [(s, s.value_dim) for s in shapes]
         # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
@@ -142,7 +142,7 @@ class Cache:
 class PagedCache(Cache):
     def __init__(
         self,
-        shapes: Sequence[KVShape],
+        shapes: Shapes,
         slots: int,
         context: int,
         page: int,
@@ -234,13 +234,7 @@ class PagedCache(Cache):
 
 
 def make_cache(
-    shapes: Sequence[KVShape],
-    slots: int,
-    context: int,
-    page: int,
-    pages: int,
-    device: torch.device,
-    releasable: bool = False,
+    shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool = False
 ) -> Cache:
     """Make whole slots where `page` is 0, else pages. On a full GPU the pool is halved until it fits, at least one
     context."""
@@ -300,11 +294,7 @@ def allocate(pieces: Sequence[Piece], device: torch.device, releasable: bool) ->
 
 
 def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
-    """The bytes of each piece, one after the other, and their number in all.
-
-    >>> layout([((3,), torch.float32), ((2, 2), torch.bfloat16)])
-    ([slice(0, 12, None), slice(512, 520, None)], 520)
-    """
+    """The bytes of each piece, one after the other, and their number in all."""
     places: list[slice] = []
     end = 0
     for shape, dtype in pieces:

@@ -110,9 +110,6 @@ def empty_trace(dtype: np.dtype[Any]) -> Trace:
     return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
 
 
-# ---- sampling
-
-
 @dataclass(frozen=True, slots=True)
 class Draws:
     """How B rows draw. None means that no row asks for it, so that the common case does no work."""
@@ -162,9 +159,6 @@ def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> T
         before = probs.cumsum(-1) - probs
         out |= (before >= top_p) & (top_p < 1) & (rank > 0)  # rounding may sum to more than 1
     return torch.empty_like(out).scatter_(-1, index, out)
-
-
-# ---- columns
 
 
 class Rows:

@@ -31,9 +31,6 @@ AHEAD = 0.25
 Room = Callable[[Flight, bool], bool]  # takes a flight (forked or not) if there are pages for it
 
 
-# ---- forecast
-
-
 class Lengths:
     """Expected response lengths.
 
@@ -155,9 +152,6 @@ class CacheRoom:
         left = np.concatenate((self.left, self.lengths.left(flights, count, limit, running)))
         ahead = np.minimum(left, max(page, AHEAD * left.mean()))
         return peak_pages(np.concatenate((own, added)), ahead, page)
-
-
-# ---- the queue
 
 
 @dataclass(slots=True)
