@@ -421,9 +421,9 @@ def _build(twin: Any, asked: FusedInput) -> FusedStack:
             rope |= {"q_norm": view(q_norm.weight), "k_norm": view(attn.k_norm.weight)}
             rope["eps"] = float(q_norm.variance_epsilon)
         gate_up = project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj)
-        ends = [view(part) for linear in (attn.o_proj, mlp.down_proj) for part in (linear.weight, linear.bias)]
+        out, down = ((view(linear.weight), view(linear.bias)) for linear in (attn.o_proj, mlp.down_proj))
         qkv = project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj)
-        return FusedLayer(qkv, rope, how._asdict(), LayerTail(*ends[:2], gate_up, *ends[2:]))
+        return FusedLayer(qkv, rope, how._asdict(), LayerTail(*out, gate_up, *down))
 
     layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
     embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
@@ -439,9 +439,10 @@ def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
         return [ids.new_zeros(2, kv, PAGE, n // (heads + 2 * kv), dtype=dtype) for heads, kv, n in sizes]
 
     tokens = len(ids)
-    numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])  # positions, rows, table, length, starts
+    numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
+    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
     stack.attach(cache(), cache())
-    hidden = stack.forward(Feed(ids, *(ids.new_tensor(each, dtype=torch.int32) for each in numbers), tokens))
+    hidden = stack.forward(Feed(ids, position, row, table, length, starts, tokens))
     stack.keys = stack.values = ()
     return stack.logits(hidden)
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def takes_triton(tensor: Tensor) -> bool:
