@@ -25,7 +25,7 @@ from whet import config, files
 from whet.errors import WhetError
 from whet.learn.checkpoint import MANIFEST, verify_checkpoint
 from whet.recipe import dump_config, load_config
-from whet.report.curves import Point, evaluation_names, evaluations, number
+from whet.report.arms import Point, evaluation_names, evaluations, number
 from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
 from whet.text import printable
 

@@ -27,8 +27,7 @@ from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
 from whet.recipe import dump_config, load_config, parse_config, read_toml
-from whet.report.arms import flatten
-from whet.report.curves import number
+from whet.report.arms import flatten, number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.tools.bench.matrix import (
     MatrixCell,
