@@ -26,8 +26,7 @@ from typing import Any
 from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
-from whet.recipe import dump_config, load_config, parse_config, read_toml
-from whet.report.arms import flatten
+from whet.recipe import dump_config, load_config, parse_config
 from whet.report.curves import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.tools.bench.matrix import (
@@ -93,7 +92,7 @@ def planned(places: Places) -> list[Planned]:
             done[cell.name] = read_outcome(places.result(cell))
             refuse_other(cell, done[cell.name]["settings"], places.result(cell))
         elif (places.run(cell) / CONFIG).is_file():
-            stored = flatten(read_toml(places.run(cell) / CONFIG))
+            stored = defining_settings(load_config(places.run(cell) / CONFIG))
             if places.plan.matrix.pool is not None:  # whose file stands in for the recipe's entry
                 stored = {key: value for key, value in stored.items() if not key.startswith("data.0.")}
             refuse_other(cell, stored, places.run(cell))
