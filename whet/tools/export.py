@@ -70,10 +70,7 @@ def export_model(
         _check_drafter(found, drafter)
     if push:
         _check_push(push, found, merge)
-    tmp = files.temporary(out)
-    files.remove_tree(tmp)
-    files.make_folder(tmp)
-    try:
+    with files.preparing(out) as tmp:
         if merge:
             _merge(found, tmp)
         else:
@@ -81,9 +78,6 @@ def export_model(
         _copy_drafter(found, tmp, drafter or "vllm")
         facts = _facts(found, tmp, title=out.resolve().name, merged=merge, push=push)
         files.write_text(tmp / "README.md", model_card(facts))
-        files.publish(tmp, out)
-    finally:
-        files.remove_tree(tmp)
     if push:
         _push(out, push, private)
     return out
@@ -156,25 +150,35 @@ def _copy_drafter(source: ExportSource, target: Path, engine: str) -> None:
 
 
 def _merge(source: ExportSource, target: Path) -> None:
-    """Writes W + (alpha / rank) B A, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
+    """Writes the merged model, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
     import torch
     from safetensors import safe_open
-    from transformers import GenerationConfig
 
-    from whet.model.load import load_weights, locate_model
-    from whet.model.lora import WEIGHTS, load_lora, merge_lora
+    from whet.model.load import locate_model
+    from whet.model.lora import WEIGHTS
 
-    place = locate_model(str(source.folder))
+    base = locate_model(str(source.folder)).folder
     with safe_open(source.folder / WEIGHTS, framework="pt") as file:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
-    model: Any = load_weights(place.folder, torch.promote_types(dtype, torch.float32))
-    load_lora(model, source.folder)
-    merged = merge_lora(model).to(dtype)
-    merged.generation_config = GenerationConfig()  # the file of the base is copied below, unchecked
-    files.write_into(target, lambda folder: merged.save_pretrained(folder))
+    merged = merge_adapters(base, source.folder, torch.promote_types(dtype, torch.float32), dtype)
+    files.write_into(target, merged.save_pretrained)
     own_tokenizer = (source.folder / "tokenizer_config.json").is_file()
-    _copy(place.folder, target, ("generation_config.json", "LICENSE*", "NOTICE*"))
-    _copy(source.folder if own_tokenizer else place.folder, target, TOKENIZER_FILES)
+    _copy(base, target, ("generation_config.json", "LICENSE*", "NOTICE*"))
+    _copy(source.folder if own_tokenizer else base, target, TOKENIZER_FILES)
+
+
+def merge_adapters(base: Path, adapter: Path, precision: Any, dtype: Any) -> Any:
+    """W + (alpha / rank) B A, summed in one precision and rounded to the other, ready to be saved."""
+    from transformers import GenerationConfig
+
+    from whet.model.load import load_weights
+    from whet.model.lora import load_lora, merge_lora
+
+    model = load_weights(base, precision)
+    load_lora(model, adapter)
+    merged = merge_lora(model).to(dtype)
+    merged.generation_config = GenerationConfig()  # the file of the base is copied, unchecked
+    return merged
 
 
 def _facts(source: ExportSource, folder: Path, *, title: str, merged: bool, push: str) -> CardFacts:

@@ -36,8 +36,8 @@ from whet.tools.bench.matrix import (
     store_adapter,
     without,
 )
-from whet.tools.bench.stand import circumstances
 from whet.tools.bench.train import COLUMNS, CellWork, Going, Places, cell_settings, planned, read_outcome
+from whet.tools.experiment import circumstances
 
 pytestmark = pytest.mark.slow  # its fixture trains cells
 

@@ -129,7 +129,7 @@ def bench_train(
     out_console.print(table)
     if plan or all(line.state == "done" for line in lines):
         return
-    from whet.tools.bench.stand import circumstances
+    from whet.tools.experiment import circumstances
 
     start = make_start(whole, runs, tell)
     work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())

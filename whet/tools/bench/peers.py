@@ -1,22 +1,27 @@
-"""The engines that `whet bench rollout` measures on a GPU: ours, vLLM, and transformers' `generate`.
+"""The engines that `whet bench rollout` measures: ours, vLLM and transformers' `generate`, and how each is timed.
 
-Each is a `Peer`: it is made ready for a batch size and a context, then given prompts and lengths. All sample at
-temperature 1 from the whole distribution, never stop early, and count the tokens that were requested. Ours and vLLM
-return the log-prob of each token, which RL needs; `generate` does not. Each peer has a model of its own, because some
-of them change theirs. `stand.py` measures them; nothing is timed here.
-
-The models have the sizes of known ones and random weights, because speed does not depend on the weights. They are
-built on the device; nothing is read from disk or network.
+A `Peer` is made ready for a batch size and a context, then given prompts and lengths. All sample at temperature 1 from
+the whole distribution, never stop early, and count the tokens that were requested. Ours and vLLM return the log-prob of
+each token, which RL needs; `generate` does not. Each has a model of its own, because some change theirs: random weights
+in the sizes of known models, because speed does not depend on the weights. `Here` and `Apart` time a peer in this
+process or in one of its own, by the same calls; what is sent to that process and back is not counted.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import importlib.util
+import multiprocessing
 import os
+import signal
 import tempfile
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
@@ -31,17 +36,14 @@ from whet.types import Request, Rollout, Sampling
 Prompts = Sequence[Sequence[int]]
 CONTEXT = 32_768  # longest context of every shape
 VLLM_MEMORY = 0.35  # share of the GPU for vLLM: of 141 GB, room for 256 sequences of 4k of the 1.5B shape
-SLOW_NEW = 32  # new tokens of a slow peer where only the decode rate counts
+ANSWER = 600.0  # seconds that a process of its own may take for one answer
+T = TypeVar("T")
 
 # ---- models with random weights
 
 SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
+    *("vocab_size", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
 )
 SHAPES: dict[str, tuple[type[PretrainedConfig], tuple[int, ...]]] = {
     "135m": (LlamaConfig, (49_152, 576, 1536, 30, 9, 3)),  # SmolLM2-135M
@@ -180,7 +182,7 @@ def generate_batch(model: PreTrainedModel, prompts: Prompts, lengths: Sequence[i
 
 
 class VLLM(Peer):
-    """vLLM runs in a process of its own (`stand.Apart`), because its memory and its settings are the process's."""
+    """vLLM runs in a process of its own (`Apart`), because its memory and its settings are the process's."""
 
     note = "vLLM in-process, prefix caching off, log-prob of each sampled token returned"
 
@@ -238,3 +240,117 @@ def missing(name: str, device: torch.device | str) -> str | None:
     if name == "vllm" and torch.device(device).type != "cuda":
         return "vLLM is measured on a GPU only."
     return None
+
+
+# ---- a peer that is timed
+
+
+class PeerFailed(Exception):
+    """A peer could not do a piece of work; the text says why. The others go on."""
+
+
+class Here:
+    """A peer in this process."""
+
+    def __init__(self, peer: Peer, device: torch.device | str) -> None:
+        self.peer, self.cuda = peer, torch.device(device).type == "cuda"
+        self.sizes = (0, 0)
+
+    def prepare(self, batch: int, context: int) -> float:
+        """Seconds until the peer was ready."""
+        self.sizes = (batch, context)
+        self.close()
+        begun = self._now()
+        _or_failed(lambda: self.peer.prepare(batch, context))
+        return self._now() - begun
+
+    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
+        """Seconds that the peer took to continue all prompts to their lengths."""
+        begun = self._now()
+        try:
+            tokens = _or_failed(lambda: self.peer.run(prompts, lengths))
+        except PeerFailed:
+            self.prepare(*self.sizes)  # made anew, so that the next run finds nothing of the one that failed
+            raise
+        seconds = self._now() - begun
+        if tokens != sum(lengths):
+            raise PeerFailed(f"{tokens} tokens were made where {sum(lengths)} were asked for")
+        return seconds
+
+    def close(self) -> None:
+        self.peer.close()
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def _now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def stand_of(name: str, shape: str, device: torch.device | str) -> Here:
+    """A peer with the model of a shape; called in this process or in one of its own."""
+    return Here(PEERS[name](shape, device), device)
+
+
+class Apart:
+    """A peer in a process of its own, made there by `make(*arguments)`."""
+
+    def __init__(self, make: Callable[..., Here], *arguments: Any) -> None:
+        spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self.worker = ProcessPoolExecutor(1, mp_context=spawn)
+        self.process = 0
+        try:
+            self.process = self._ask(_open_stand, make, *arguments)
+        except PeerFailed:
+            self.close()
+            raise
+
+    def prepare(self, batch: int, context: int) -> float:
+        return self._ask(_call_stand, "prepare", batch, context)
+
+    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
+        return self._ask(_call_stand, "timed", prompts, lengths)
+
+    def close(self) -> None:
+        """End the process, by force where it does not answer."""
+        with contextlib.suppress(PeerFailed):
+            self._ask(_call_stand, "close", seconds=30)
+        self.worker.shutdown()
+
+    def _ask(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER) -> T:
+        try:
+            return self.worker.submit(function, *arguments).result(seconds)
+        except TimeoutError:
+            if self.process:
+                os.kill(self.process, signal.SIGKILL)
+            raise PeerFailed(f"no answer in {seconds:.0f} s") from None
+        except BrokenProcessPool:
+            raise PeerFailed("its process has died") from None
+
+
+_stands: list[Here] = []  # in the process of `Apart`: the one that it serves
+
+
+def _open_stand(make: Callable[..., Here], *arguments: Any) -> int:
+    _stands.append(_or_failed(lambda: make(*arguments)))
+    return os.getpid()
+
+
+def _call_stand(what: str, *arguments: Any) -> Any:
+    return getattr(_stands[0], what)(*arguments)
+
+
+def _or_failed(work: Callable[[], T]) -> T:
+    """Foreign code may fail in any way; whatever it is, it is that peer's failure and not the benchmark's."""
+    try:
+        return work()
+    except PeerFailed:
+        raise
+    except torch.OutOfMemoryError:
+        reason = "out of GPU memory"
+    except Exception as error:
+        first = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = f"{type(error).__name__}: {first[:200]}"
+    raise PeerFailed(reason)  # outside of the handler, so that it does not keep the tensors of the failed frames

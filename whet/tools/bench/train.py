@@ -5,19 +5,17 @@
     OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell
 
 A finished cell is never run again, an interrupted one goes on from its checkpoint, so a matrix may be completed over
-several calls, or by machines that share OUT. `results.py` and `document.py` make tables from the JSON alone.
+several calls, or by machines that share OUT. benchmarks/matrix_document.py makes tables from the JSON alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -29,19 +27,9 @@ from whet.problems import load_problems
 from whet.recipe import dump_config, load_config, parse_config
 from whet.report.curves import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
-from whet.tools.bench.matrix import (
-    MatrixCell,
-    MatrixPlan,
-    OnLine,
-    Start,
-    defining_settings,
-    differing,
-    last_words,
-    on_problems,
-)
-from whet.tools.experiment import cores
+from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
+from whet.tools.experiment import cores, last_words, start_run
 
-WHET = (sys.executable, "-m", "whet", "train")
 POLL = 0.2  # seconds between two looks at the processes
 GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
 
@@ -85,37 +73,33 @@ class Planned:
 
 
 def planned(places: Places) -> list[Planned]:
-    """The state of every cell and the seconds it will take; refuses cells that were run with other settings."""
+    """The state of every cell and the seconds it will take; refuses cells that were run with other settings.
+
+    A cell will take as long as its arm's finished ones did, else as much of its cap as any did of theirs.
+    """
     done = {}
     for cell in places.plan.cells:
-        if places.result(cell).is_file():
-            done[cell.name] = read_outcome(places.result(cell))
-            refuse_other(cell, done[cell.name]["settings"], places.result(cell))
+        stored, path = {}, places.result(cell)
+        if path.is_file():
+            done[cell.name] = read_outcome(path)
+            stored = done[cell.name]["settings"]
         elif (places.run(cell) / CONFIG).is_file():
-            stored = defining_settings(load_config(places.run(cell) / CONFIG))
+            path = places.run(cell)
+            stored = defining_settings(load_config(path / CONFIG))
             if places.plan.matrix.pool is not None:  # whose file stands in for the recipe's entry
                 stored = {key: value for key, value in stored.items() if not key.startswith("data.0.")}
-            refuse_other(cell, stored, places.run(cell))
+        if wrong := differing(cell, stored):
+            raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
+    share = min(1.0, max((found["wall_s"] / found["cap_s"] for found in done.values() if found["cap_s"]), default=1.0))
     lines = []
     for cell in places.plan.cells:
         if cell.name in done:
             lines.append(Planned(cell, "done", done[cell.name]["wall_s"]))
             continue
-        spent = places.spent(cell)
-        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, expected(cell, done.values()) - spent)))
+        mine = [found["wall_s"] for found in done.values() if found["arm"] == cell.arm]
+        spent, whole = places.spent(cell), median(mine) if mine else cell.seconds * share
+        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, whole - spent)))
     return lines
-
-
-def expected(cell: MatrixCell, done: Collection[Mapping[str, Any]]) -> float:
-    """Seconds that a cell will take: as its arm's finished ones did, else as much of its cap as any did of theirs."""
-    mine = [found["wall_s"] for found in done if found["arm"] == cell.arm]
-    shares = [found["wall_s"] / found["cap_s"] for found in done if found["cap_s"]]
-    return median(mine) if mine else cell.seconds * min(1.0, max(shares, default=1.0))
-
-
-def refuse_other(cell: MatrixCell, stored: Mapping[str, Any], path: Path) -> None:
-    if wrong := differing(cell, stored):
-        raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
 
 
 @dataclass
@@ -158,7 +142,7 @@ class CellWork:
 
         A cell that fails does not stop the others; an error at the end names it and says why.
         """
-        refuse_other_start(self.places, self.start)
+        self.refuse_other_start()
         begun, left = time.monotonic(), 0
         queue = [line.cell.name for line in planned(self.places) if line.state != "done"]
         try:
@@ -183,17 +167,25 @@ class CellWork:
             raise WhetError(" ".join(self.failed))
         return left
 
+    def refuse_other_start(self) -> None:
+        """Refuses to add to cells that began from other bytes."""
+        for path in map(self.places.result, self.places.plan.cells):
+            if path.is_file() and (before := read_outcome(path)["start"]) != self.start.hashes:
+                names = {**self.start.hashes, **before}
+                other = next(name for name in names if before.get(name) != self.start.hashes.get(name))
+                raise WhetError(f"{path} began from other {other} than {self.start.folder}; choose another --out.")
+
     def begin(self, line: Planned) -> None:
         cell, places = line.cell, self.places
         left = cell.seconds - places.spent(cell)
         if left <= 0 or has_collapsed(places.run(cell)):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
-        files.make_folder(places.runs)
         recipe = places.run(cell).with_suffix(".toml")
         files.write_text(recipe, dump_config(cell_settings(cell, self.start)))
         files.write_text(places.goes(cell), json.dumps([*places.read_goes(cell), [self.beside == 1, None]]))
-        self.going[cell.name] = Going(cell, start_run(recipe, places.run(cell), self.beside), left)
+        threads = max(1, cores() // self.beside) if self.beside > 1 else None  # cells side by side share the cores
+        self.going[cell.name] = Going(cell, start_run(recipe, places.run(cell), threads), left)
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")
 
     def look_at(self, one: Going) -> None:
@@ -253,37 +245,10 @@ class CellWork:
         self.on_progress(f"{cell.name}: {found['rows'][-1][0]} updates, {reached}, {found['wall_s']:.0f} s.")
 
 
-def refuse_other_start(places: Places, start: Start) -> None:
-    """Refuse to add to cells that began from other bytes."""
-    for cell in places.plan.cells:
-        if places.result(cell).is_file():
-            before = read_outcome(places.result(cell))["start"]
-            if before != start.hashes:
-                other = next(key for key in {**start.hashes, **before} if before.get(key) != start.hashes.get(key))
-                path = places.result(cell)
-                raise WhetError(f"{path} began from other {other} than {start.folder}; choose another --out.")
-
-
 def cell_settings(cell: MatrixCell, start: Start) -> config.Config:
     """The cell's recipe on the common weights and problems, without a warm start of its own."""
     tree = {**cell.tree, "warm_start": [], "model": {**cell.tree.get("model", {}), "name": str(start.folder)}}
-    return parse_config(tree if start.pool is None else on_problems(tree, cell.settings, start.pool))
-
-
-def start_run(recipe: Path, folder: Path, beside: int) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or resume it; the cores are divided among the cells that run side by side."""
-    words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
-    environment = dict(os.environ)
-    if beside > 1:
-        environment["OMP_NUM_THREADS"] = str(max(1, cores() // beside))
-    with folder.with_suffix(".log").open("ab") as log:  # the process has its own handle
-        return subprocess.Popen(
-            [*WHET, *words, "--out", str(folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
+    return parse_config(tree) if start.pool is None else on_problems(tree, cell.settings, start.pool)
 
 
 def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -296,17 +261,14 @@ def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bo
 
 # ---- what a finished cell leaves
 
-# Column -> metric: totals since the start, of training alone.
-COUNTS = {
+# Column -> metric: first totals since the start, of training alone, then those of the update.
+METRICS = {
     "step": "step",
     "tokens": "tokens_generated",
     "tokens_trained": "tokens_trained",
     "rollouts": "rollouts",
     "visits": "prompts_seen",
     "seconds": "time_s",
-}
-# Column -> metric of the update.
-GAUGES = {
     "signal": "curriculum/signal_share",
     "trained_signal": "learn/signal_share",
     "groups": "batch/groups",
@@ -322,9 +284,8 @@ GAUGES = {
     "gpu_idle": "time/gpu_idle",
     "stage": "curriculum/stage",
 }
-# Tokens and seconds of all evaluations so far; accuracy and mean length where this update was evaluated.
-EVALUATED = ("eval_tokens", "eval_seconds", "accuracy", "eval_length")
-COLUMNS = (*COUNTS, *GAUGES, *EVALUATED)
+# Last: tokens and seconds of all evaluations so far; accuracy and mean length where this update was evaluated.
+COLUMNS = (*METRICS, "eval_tokens", "eval_seconds", "accuracy", "eval_length")
 
 
 def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
@@ -363,10 +324,9 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
     for row in metrics:
         tokens += sum((number(row, f"eval/{name}/length") or 0.0) * size for name, size in sizes.items())
         seconds += number(row, "time/eval") or 0.0
-        counts = [_short(number(row, key)) for key in COUNTS.values()]
-        gauges = [_short(number(row, key)) for key in GAUGES.values()]
-        found = [number(row, f"eval/{evaluation}/{what}") for what in ("accuracy", "length")]
-        rows.append([*counts, *gauges, round(tokens), round(seconds, 2), *map(_short, found)])
+        found = [_short(number(row, key)) for key in METRICS.values()]
+        scores = [_short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")]
+        rows.append([*found, round(tokens), round(seconds, 2), *scores])
     return rows
 
 
