@@ -15,15 +15,22 @@ import re
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomli_w
+import torch
+from safetensors import safe_open
+from transformers import GenerationConfig
 
 from whet import config, files
+from whet.draft.export import FOLDER, check_engine, copy_drafter
 from whet.errors import WhetError
 from whet.learn.checkpoint import MANIFEST, verify_checkpoint
+from whet.model.load import load_weights, locate_model
+from whet.model.lora import WEIGHTS, base_name, is_peft_folder, load_lora, merge_lora
 from whet.recipe import dump_config, load_config
 from whet.report.curves import Point, evaluation_names, evaluations, number
 from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
@@ -67,7 +74,9 @@ def export_model(
     if merge and not found.adapter:
         raise WhetError(f"{found.folder} holds full weights and no adapters, so there is nothing to merge.")
     if drafter:
-        _check_drafter(found, drafter)
+        check_engine(drafter)
+        if not (found.folder / FOLDER).is_dir():
+            raise WhetError(f"{found.folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
     if push:
         _check_push(push, found, merge)
     with files.preparing(out) as tmp:
@@ -75,7 +84,10 @@ def export_model(
             _merge(found, tmp)
         else:
             _copy(found.folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
-        _copy_drafter(found, tmp, drafter or "vllm")
+        if (beside := found.folder / FOLDER).is_dir():
+            for path in (beside, *beside.iterdir()):
+                _refuse_outside(found.folder, path)
+            files.write_into(tmp, lambda folder: copy_drafter(beside, folder / FOLDER, engine=drafter or "vllm"))
         facts = _facts(found, tmp, title=out.resolve().name, merged=merge, push=push)
         files.write_text(tmp / "README.md", model_card(facts))
     if push:
@@ -85,8 +97,6 @@ def export_model(
 
 def find_source(path: Path) -> ExportSource:
     """The model folder of a path, checked to be whole as far as its own files tell."""
-    from whet.model.lora import base_name, is_peft_folder
-
     run: Path | None = path
     if (path / CONFIG).is_file():
         best = best_checkpoint(path)
@@ -131,32 +141,8 @@ def _refuse_outside(source: Path, path: Path) -> None:
         )
 
 
-def _check_drafter(source: ExportSource, engine: str) -> None:
-    from whet.draft.export import FOLDER, check_engine
-
-    check_engine(engine)
-    if not (source.folder / FOLDER).is_dir():
-        raise WhetError(f"{source.folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
-
-
-def _copy_drafter(source: ExportSource, target: Path, engine: str) -> None:
-    from whet.draft.export import FOLDER, copy_drafter
-
-    mine = source.folder / FOLDER
-    if mine.is_dir():
-        for path in (mine, *mine.iterdir()):
-            _refuse_outside(source.folder, path)
-        files.write_into(target, lambda folder: copy_drafter(mine, folder / FOLDER, engine=engine))
-
-
 def _merge(source: ExportSource, target: Path) -> None:
     """Writes the merged model, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
-    import torch
-    from safetensors import safe_open
-
-    from whet.model.load import locate_model
-    from whet.model.lora import WEIGHTS
-
     base = locate_model(str(source.folder)).folder
     with safe_open(source.folder / WEIGHTS, framework="pt") as file:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
@@ -167,14 +153,9 @@ def _merge(source: ExportSource, target: Path) -> None:
     _copy(source.folder if own_tokenizer else base, target, TOKENIZER_FILES)
 
 
-def merge_adapters(base: Path, adapter: Path, precision: Any, dtype: Any) -> Any:
+def merge_adapters(base: Path, adapter: Path, precision: torch.dtype, dtype: torch.dtype) -> Any:
     """W + (alpha / rank) B A, summed in one precision and rounded to the other, ready to be saved."""
-    from transformers import GenerationConfig
-
-    from whet.model.load import load_weights
-    from whet.model.lora import load_lora, merge_lora
-
-    model = load_weights(base, precision)
+    model: Any = load_weights(base, precision)
     load_lora(model, adapter)
     merged = merge_lora(model).to(dtype)
     merged.generation_config = GenerationConfig()  # the file of the base is copied, unchecked
@@ -182,14 +163,20 @@ def merge_adapters(base: Path, adapter: Path, precision: Any, dtype: Any) -> Any
 
 
 def _facts(source: ExportSource, folder: Path, *, title: str, merged: bool, push: str) -> CardFacts:
-    settings, rows = _training(source.run)
+    settings, rows = None, list[dict[str, Any]]()
+    if source.run is not None:
+        with suppress(WhetError):  # a recipe that this version cannot read does not prevent an export
+            settings, rows = load_config(source.run / CONFIG), read_metrics(source.run)
     step = _STEP.fullmatch(source.folder.resolve().name)
     base = source.base or (settings.model.name if settings is not None else "")
     on_hub, license_name = _lineage(base, source.folder)
+    chat = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+    with suppress(OSError, ValueError, AttributeError):
+        chat = chat or bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
     return CardFacts(
         title=title,
         adapter=source.adapter and not merged,
-        chat=_has_chat_template(folder),
+        chat=chat,
         base=base,
         base_on_hub=on_hub,
         license=license_name,
@@ -198,16 +185,6 @@ def _facts(source: ExportSource, folder: Path, *, title: str, merged: bool, push
         step=int(step[1]) if step and source.run is not None else None,
         repository=push,
     )
-
-
-def _training(run: Path | None) -> tuple[config.Config | None, list[dict[str, Any]]]:
-    """Recipe and metrics; a recipe that this version cannot read does not prevent an export."""
-    if run is None:
-        return None, []
-    try:
-        return load_config(run / CONFIG), read_metrics(run)
-    except WhetError:
-        return None, []
 
 
 def _lineage(base: str, folder: Path) -> tuple[str, str]:
@@ -221,17 +198,8 @@ def _lineage(base: str, folder: Path) -> tuple[str, str]:
         readme = (local / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "", ""
-    told = front_matter_value(readme, "base_model")
-    return (told if HUB_NAME.fullmatch(told) else ""), license_of(readme)
-
-
-def _has_chat_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
+    named = front_matter_value(readme, "base_model")
+    return (named if HUB_NAME.fullmatch(named) else ""), license_of(readme)
 
 
 def _check_push(name: str, source: ExportSource, merge: bool) -> None:
@@ -272,6 +240,12 @@ def _push(folder: Path, name: str, private: bool) -> None:
 
 # ---- the model card, from given facts: no file is touched here
 
+PLAIN = 'inputs = tokenizer("7+5=", return_tensors="pt")'
+CHAT = """chat = [{"role": "user", "content": "What is 7 + 5?"}]
+inputs = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardFacts:
@@ -288,8 +262,10 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    parts = [_front_matter(facts), f"# {escape(facts.title)}", _summary(facts), _evaluations(facts)]
-    parts += [_usage(facts), _recipe(facts)]
+    parts = [_front_matter(facts), f"# {escape(facts.title)}", _summary(facts), _evaluations(facts), _usage(facts)]
+    if facts.settings is not None:
+        recipe = _fenced(printable(public_recipe(facts.settings)).rstrip("\n"), "toml")
+        parts.append(f"<details><summary>The recipe</summary>\n\n{recipe}\n\n</details>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -341,8 +317,8 @@ def license_of(readme: str) -> str:
     >>> license_of("---\\nlicense: apache-2.0\\n---\\n# x"), license_of("no front matter")
     ('apache-2.0', '')
     """
-    told = front_matter_value(readme, "license").lower()
-    return told if _LICENSE.fullmatch(told) else ""
+    named = front_matter_value(readme, "license").lower()
+    return named if _LICENSE.fullmatch(named) else ""
 
 
 def front_matter_value(readme: str, key: str) -> str:
@@ -387,7 +363,10 @@ def _summary(facts: CardFacts) -> str:
         steps = ", ".join(str(entry.steps) for entry in s.warm_start)
         lines.append(f"- Before that: supervised on worked solutions for {steps} updates")
     if facts.step is not None:
-        lines.append(f"- This checkpoint: after step {facts.step} of {s.steps}{_spent(facts)}")
+        row = next((row for row in facts.rows if row.get("step") == facts.step), {})
+        tokens = number(row, "tokens_generated")
+        spent = f", {tokens:,.0f} tokens generated for training" if tokens is not None else ""
+        lines.append(f"- This checkpoint: after step {facts.step} of {s.steps}{spent}")
     return "\n".join(lines)
 
 
@@ -398,60 +377,36 @@ def _data(entry: config.Data) -> str:
     return f"{name} ({', '.join(more)})" if more else name
 
 
-def _spent(facts: CardFacts) -> str:
-    row = next((row for row in facts.rows if row.get("step") == facts.step), {})
-    tokens = number(row, "tokens_generated")
-    return f", {tokens:,.0f} tokens generated for training" if tokens is not None else ""
-
-
 def _evaluations(facts: CardFacts) -> str:
     def cell(point: Point | None) -> str:
         return "" if point is None else f"{point.accuracy:.3f} ({point.step})"
 
-    names = evaluation_names(facts.rows)
-    if not names:
-        return ""
     lines = ["## Evaluation", "", "Accuracy (at step).", "", "| set | first | best | last | this checkpoint |"]
     lines.append("|---|---:|---:|---:|---:|")
+    names = evaluation_names(facts.rows)
     for name in names:
-        points = evaluations(facts.rows, name)
-        if points:
+        if points := evaluations(facts.rows, name):
             best = max(points, key=lambda point: (point.accuracy, -point.step))
             here = next((point for point in points if point.step == facts.step), None)
             lines.append(f"| {escape(name)} | {' | '.join(map(cell, (points[0], best, points[-1], here)))} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if names else ""
 
 
 def _usage(facts: CardFacts) -> str:
     where = json.dumps(facts.repository or ".")
-    kind, imports = "AutoModelForCausalLM", ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+    kind, imports = "AutoModelForCausalLM", "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if facts.adapter:
         kind = "AutoPeftModelForCausalLM"
-        imports = [f"from peft import {kind}", "from transformers import AutoTokenizer"]
-    chat = [
-        'chat = [{"role": "user", "content": "What is 7 + 5?"}]',
-        "inputs = tokenizer.apply_chat_template(",
-        '    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
-        ")",
-    ]
-    lines = [
-        *imports,
-        "",
-        f'model = {kind}.from_pretrained({where}, dtype="auto")',
-        f"tokenizer = AutoTokenizer.from_pretrained({where})",
-        *(chat if facts.chat else ['inputs = tokenizer("7+5=", return_tensors="pt")']),
-        "out = model.generate(**inputs, max_new_tokens=256)",
-        'print(tokenizer.decode(out[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
-    ]
+        imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"
+    code = f"""{imports}
+
+model = {kind}.from_pretrained({where}, dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained({where})
+{CHAT if facts.chat else PLAIN}
+out = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(out[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))"""
     note = "" if facts.repository else "\n\n`.` stands for this folder."
-    return f"## Use\n\n{_fenced(chr(10).join(lines), 'python')}{note}"
-
-
-def _recipe(facts: CardFacts) -> str:
-    if facts.settings is None:
-        return ""
-    recipe = _fenced(printable(public_recipe(facts.settings)).rstrip("\n"), "toml")
-    return f"<details><summary>The recipe</summary>\n\n{recipe}\n\n</details>"
+    return f"## Use\n\n{_fenced(code, 'python')}{note}"
 
 
 def _fenced(text: str, language: str) -> str:

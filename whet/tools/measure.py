@@ -36,6 +36,7 @@ MODEL_FREE = ("ngram", "suffix")  # the drafters where the recipe names none
 
 OnStage = Callable[[str, int, int], None]  # (what is measured, how many are done, of how many)
 Say = Callable[[str], None]
+Seen = Callable[[Sequence[Rollout]], None]
 
 
 def eval_entries(data: Sequence[str], **common: Any) -> list[dict[str, Any]]:
@@ -66,9 +67,9 @@ def evaluate_model(
     for note in plan.notes:
         say(note)
     settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
-    own = not entries and recipe is None  # the problems are those of the run, trained ones and others
-    if draft and (trained := problems if own else _trained_problems(model, say)):
-        problems = leave_out_trained(problems, trained, say)
+    if draft:
+        own = not entries and recipe is None  # the problems are those of the run, trained ones and others
+        problems = leave_out_trained(problems, problems if own else _trained_problems(model, say), say)
     metrics: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
 
@@ -193,7 +194,12 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
     if wanted:
-        _refuse_top_p(settings.eval)
+        for number, entry in enumerate(settings.eval):
+            if entry.top_p < 1:  # a draft is checked against the whole distribution, which top-p cuts
+                raise WhetError(
+                    f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
+                    f"set eval.{number}.top_p=1, or leave --draft."
+                )
         drafters = drafters or (*MODEL_FREE, *(("eagle",) if trained else ()))
         if "eagle" in drafters and not trained:
             raise WhetError(
@@ -208,32 +214,21 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     return settings.model_copy(update={"draft": draft})
 
 
-def _refuse_top_p(entries: Sequence[config.Eval]) -> None:
-    """A draft is checked against the whole distribution; under top-p the engine decodes plainly."""
-    for number, entry in enumerate(entries):
-        if entry.top_p < 1:
-            raise WhetError(
-                f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
-                f"set eval.{number}.top_p=1, or leave --draft."
-            )
-
-
 def _trained_problems(model: str, say: Say) -> Problems | None:
     """The problems of the run that a model comes from, if they can still be read."""
     recipe = weights_of(model)[1]
-    if recipe is None:
-        return None
     try:
-        return load_problems(load_config(recipe))
+        return load_problems(load_config(recipe)) if recipe is not None else None
     except WhetError as error:
         say(f"Whether the run was trained on these problems is not known: {error}")
         return None
 
 
-def leave_out_trained(problems: Problems, trained: Problems, say: Say) -> Problems:
+def leave_out_trained(problems: Problems, trained: Problems | None, say: Say) -> Problems:
     """`problems` without the evaluation prompts that `trained` trains on, where drafts are accepted too easily."""
-    keys = set(map(problem_key, trained.train.problems))
-    evals = {}
+    if trained is None:
+        return problems
+    keys, evals = set(map(problem_key, trained.train.problems)), {}
     for name, prompts in problems.evals.items():
         evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)
         if not evals[name]:
@@ -244,7 +239,7 @@ def leave_out_trained(problems: Problems, trained: Problems, say: Say) -> Proble
 
 
 def evaluate_twice(
-    eval_set: EvalSet, actor: Actor, seen: Callable[[Sequence[Rollout]], None], *, on_progress: OnProgress | None = None
+    eval_set: EvalSet, actor: Actor, seen: Seen, *, on_progress: OnProgress | None = None
 ) -> dict[str, float]:
     """`eval_metrics` of the plain pass, whose responses go to `seen`, and eval/NAME/draft/MEASURE:
 
@@ -257,27 +252,19 @@ def evaluate_twice(
     from whet.rollout.engine import LocalEngine
 
     assert isinstance(engine, LocalEngine)
-    wrote: dict[Key, np.ndarray] = {}
-    differ = 0
 
-    def ids(rollout: Rollout) -> np.ndarray:
-        assert rollout.trace is not None
-        return rollout.trace.ids
+    def measure(show: Seen) -> tuple[dict[str, float], dict[str, float], float, dict[Key, np.ndarray]]:
+        """(what was evaluated, what the engine counted meanwhile, tokens per second, what was written)."""
+        wrote: dict[Key, np.ndarray] = {}
 
-    def remember(judged: Sequence[Rollout]) -> None:
-        seen(judged)
-        wrote.update((rollout.key, ids(rollout)) for rollout in judged)
+        def watch(judged: Sequence[Rollout]) -> None:
+            show(judged)
+            wrote.update((rollout.key, rollout.trace.ids) for rollout in judged if rollout.trace is not None)
 
-    def compare(judged: Sequence[Rollout]) -> None:
-        nonlocal differ
-        differ += sum(not np.array_equal(wrote[rollout.key], ids(rollout)) for rollout in judged)
-
-    def measure(watch: Callable[[Sequence[Rollout]], None]) -> tuple[dict[str, float], dict[str, float], float]:
-        """(what was evaluated, what the engine counted meanwhile, tokens per second)."""
         engine.stats()  # resets the counts
         metrics = evaluate(eval_set, engine, actor.judge, watch, on_progress=on_progress, full=True)
         stats = engine.stats()
-        return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9)
+        return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9), wrote
 
     # The same engine without speculation. It still keeps the hidden states that eagle needs: one write per token.
     held, engine.speculation = engine.speculation, None
@@ -285,15 +272,15 @@ def evaluate_twice(
         # One rollout first, so that the plain pass does not pay for what both passes use: kernels and graphs.
         prompt = eval_set.prompts[0].id
         engine.generate([Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")])
-        metrics, _, plain_rate = measure(remember)
+        metrics, _, plain_rate, plain = measure(seen)
     finally:
         engine.speculation = held
-    again, stats, drafted_rate = measure(compare)
+    again, stats, drafted_rate, drafted = measure(lambda judged: None)
     found = {
         "plain_tokens_per_s": plain_rate,
         "tokens_per_s": drafted_rate,
-        "rollouts": float(len(wrote)),
-        "differ": float(differ),
+        "rollouts": float(len(plain)),
+        "differ": float(sum(not np.array_equal(ids, drafted[key]) for key, ids in plain.items())),
         "drafted_accuracy": again[f"eval/{eval_set.name}/accuracy"],
         **{key.removeprefix("draft/"): value for key, value in stats.items() if key.startswith("draft/")},
     }
