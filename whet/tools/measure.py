@@ -69,7 +69,7 @@ def evaluate_model(
     settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
     if draft:
         own = not entries and recipe is None  # the problems are those of the run, trained ones and others
-        problems = leave_out_trained(problems, problems if own else _trained_problems(model, say), say)
+        problems = leave_out_trained(problems, None if own else model, say)
     metrics: dict[str, float] = {}
     rows: list[dict[str, Any]] = []
 
@@ -214,20 +214,21 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     return settings.model_copy(update={"draft": draft})
 
 
-def _trained_problems(model: str, say: Say) -> Problems | None:
-    """The problems of the run that a model comes from, if they can still be read."""
-    recipe = weights_of(model)[1]
-    try:
-        return load_problems(load_config(recipe)) if recipe is not None else None
-    except WhetError as error:
-        say(f"Whether the run was trained on these problems is not known: {error}")
-        return None
+def leave_out_trained(problems: Problems, model: str | None, say: Say) -> Problems:
+    """`problems` without the evaluation prompts that the model was trained on, where drafts are accepted too easily.
 
-
-def leave_out_trained(problems: Problems, trained: Problems | None, say: Say) -> Problems:
-    """`problems` without the evaluation prompts that `trained` trains on, where drafts are accepted too easily."""
-    if trained is None:
-        return problems
+    None: they are the problems of its own run. Those of another run are left out if they can still be read.
+    """
+    trained = problems
+    if model is not None:
+        recipe = weights_of(model)[1]
+        if recipe is None:
+            return problems
+        try:
+            trained = load_problems(load_config(recipe))
+        except WhetError as error:
+            say(f"Whether the run was trained on these problems is not known: {error}")
+            return problems
     keys, evals = set(map(problem_key, trained.train.problems)), {}
     for name, prompts in problems.evals.items():
         evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)

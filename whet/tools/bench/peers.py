@@ -107,13 +107,13 @@ class Peer:
 
 class Whet(Peer):
     note = "LocalEngine, submit and collect, log-probs returned"
+    prompts: Prompts = ()
+    visits = 0
+    engine: LocalEngine | None = None
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
         super().__init__(shape, device)
         share_storage(self.model)
-        self.prompts: Prompts = []
-        self.visits = 0
-        self.engine: LocalEngine | None = None
 
     def prepare(self, batch: int, context: int) -> None:
         self.engine = LocalEngine(
@@ -186,10 +186,11 @@ class VLLM(Peer):
 
     note = "vLLM in-process, prefix caching off, log-prob of each sampled token returned"
 
+    vllm: Any = None  # the package
+    llm: Any = None
+
     def __init__(self, shape: str, device: torch.device | str) -> None:
         self.shape = shape
-        self.vllm: Any = None  # the package
-        self.llm: Any = None
 
     def prepare(self, batch: int, context: int) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
@@ -235,11 +236,11 @@ PEERS: dict[str, type[Peer]] = {"whet": Whet, "vllm": VLLM, "generate": Generate
 
 def missing(name: str, device: torch.device | str) -> str | None:
     """The reason why a peer cannot be measured here, or None."""
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+    if name != "vllm":
+        return None
+    if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed here."
-    if name == "vllm" and torch.device(device).type != "cuda":
-        return "vLLM is measured on a GPU only."
-    return None
+    return "vLLM is measured on a GPU only." if torch.device(device).type != "cuda" else None
 
 
 # ---- a peer that is timed
@@ -250,10 +251,10 @@ class PeerFailed(Exception):
 
 
 class Here:
-    """A peer in this process."""
+    """A peer with the model of a shape, in this process."""
 
-    def __init__(self, peer: Peer, device: torch.device | str) -> None:
-        self.peer, self.cuda = peer, torch.device(device).type == "cuda"
+    def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
+        self.peer, self.cuda = PEERS[name](shape, device), torch.device(device).type == "cuda"
         self.sizes = (0, 0)
 
     def prepare(self, batch: int, context: int) -> float:
@@ -289,37 +290,32 @@ class Here:
         return time.perf_counter()
 
 
-def stand_of(name: str, shape: str, device: torch.device | str) -> Here:
-    """A peer with the model of a shape; called in this process or in one of its own."""
-    return Here(PEERS[name](shape, device), device)
-
-
 class Apart:
-    """A peer in a process of its own, made there by `make(*arguments)`."""
+    """The same in a process of its own."""
 
-    def __init__(self, make: Callable[..., Here], *arguments: Any) -> None:
+    def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
         spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.worker = ProcessPoolExecutor(1, mp_context=spawn)
         self.process = 0
         try:
-            self.process = self._ask(_open_stand, make, *arguments)
+            self.process = self._ask(_serve, "open", name, shape, device)
         except PeerFailed:
             self.close()
             raise
 
     def prepare(self, batch: int, context: int) -> float:
-        return self._ask(_call_stand, "prepare", batch, context)
+        return self._ask(_serve, "prepare", batch, context)
 
     def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
-        return self._ask(_call_stand, "timed", prompts, lengths)
+        return self._ask(_serve, "timed", prompts, lengths)
 
     def close(self) -> None:
-        """End the process, by force where it does not answer."""
+        """Ends the process, by force where it does not answer."""
         with contextlib.suppress(PeerFailed):
-            self._ask(_call_stand, "close", seconds=30)
+            self._ask(_serve, "close", seconds=30)
         self.worker.shutdown()
 
-    def _ask(self, function: Callable[..., T], *arguments: Any, seconds: float = ANSWER) -> T:
+    def _ask(self, function: Callable[..., Any], *arguments: Any, seconds: float = ANSWER) -> Any:
         try:
             return self.worker.submit(function, *arguments).result(seconds)
         except TimeoutError:
@@ -330,16 +326,15 @@ class Apart:
             raise PeerFailed("its process has died") from None
 
 
-_stands: list[Here] = []  # in the process of `Apart`: the one that it serves
+_served: list[Here] = []  # in the process of `Apart`: its one peer
 
 
-def _open_stand(make: Callable[..., Here], *arguments: Any) -> int:
-    _stands.append(_or_failed(lambda: make(*arguments)))
-    return os.getpid()
-
-
-def _call_stand(what: str, *arguments: Any) -> Any:
-    return getattr(_stands[0], what)(*arguments)
+def _serve(what: str, *arguments: Any) -> Any:
+    """Makes the peer of this process and returns the number of the process, or calls a method of the peer."""
+    if what == "open":
+        _served.append(_or_failed(lambda: Here(*arguments)))
+        return os.getpid()
+    return getattr(_served[0], what)(*arguments)
 
 
 def _or_failed(work: Callable[[], T]) -> T:

@@ -43,7 +43,6 @@ from whet.tools.bench.peers import (
     no_stop_strings,
     requests_of,
     shape_config,
-    stand_of,
 )
 from whet.tools.experiment import circumstances, one_thread
 from whet.types import Rollout
@@ -164,11 +163,10 @@ class DecodeCell:
         lengths = np.exp(np.log(self.new / 8) + TAIL["sigma"] * draws).clip(1, self.new)
         return prompts, lengths.astype(int).tolist()
 
-    def takes(self, peer: str) -> bool:
-        return not (PEERS[peer].slow and self.name.endswith("_p128"))
-
     def new_of(self, peer: str) -> int:
-        """New tokens per row, at most, that a peer makes in this cell."""
+        """New tokens per row, at most, that a peer makes in this cell; 0 if it takes no part."""
+        if PEERS[peer].slow and self.name.endswith("_p128"):
+            return 0
         return min(self.new, SLOW_NEW) if PEERS[peer].slow and self.decode_only else self.new
 
 
@@ -263,8 +261,7 @@ class ShapeBench:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
             try:
-                apart = name == "vllm"
-                made = Apart(stand_of, name, self.shape, "cuda") if apart else stand_of(name, self.shape, self.device)
+                made: Stand = (Apart if name == "vllm" else Here)(name, self.shape, self.device)
             except PeerFailed as error:
                 self.on_progress(f"{self.shape}, {name}: {error}")
                 continue
@@ -294,7 +291,7 @@ class ShapeBench:
 
     def measure(self, cell: DecodeCell) -> dict[str, Any]:
         """All peers that take part in a cell, in turn: a warm-up, then the rounds."""
-        takes_part = [name for name in self.stands if cell.takes(name)]
+        takes_part = [name for name in self.stands if cell.new_of(name)]
         rounds: dict[str, list[Round]] = {name: [] for name in takes_part}
         warm: dict[str, float] = {}
         failed: dict[str, str] = {}

@@ -16,6 +16,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,6 @@ from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
 from whet.tools.experiment import cores, last_words, start_run
 
-POLL = 0.2  # seconds between two looks at the processes
 GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
 
 
@@ -102,27 +102,16 @@ def planned(places: Places) -> list[Planned]:
     return lines
 
 
-@dataclass
-class Going:
-    """A cell whose process runs."""
-
-    cell: MatrixCell
-    process: subprocess.Popen[bytes]
-    left: float  # seconds until it is asked to stop
-    began: float = field(default_factory=time.monotonic)
-    asked: float | None = None  # when it was asked to stop
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def hurry(self) -> None:
-        """Ask it to stop when its time is up; kill it where it does not."""
-        if self.asked is None and self.seconds >= self.left:
-            self.asked = time.monotonic()
-            self.process.send_signal(signal.SIGINT)
-        elif self.asked is not None and time.monotonic() - self.asked > GRACE:
-            self.process.kill()
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits, asks the process to stop when its time is up, and kills it where it does not; says whether it asked."""
+    for limit, stop in ((seconds, signal.SIGINT), (GRACE, signal.SIGKILL)):
+        try:
+            process.wait(limit)
+            return stop == signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            process.send_signal(stop)
+    process.wait()
+    return True
 
 
 @dataclass(kw_only=True)
@@ -134,98 +123,90 @@ class CellWork:
     beside: int
     on_progress: OnLine
     about: Mapping[str, Any]  # the circumstances, for every JSON
-    going: dict[str, Going] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stopped: bool = False  # from outside: what has not ended is no result
 
     def run(self, seconds: float) -> int:
-        """Begin no cell that would end later than `seconds` from now; returns how many were left for that reason.
+        """Begins no cell that would end later than `seconds` from now; returns how many were left for that reason.
 
         A cell that fails does not stop the others; an error at the end names it and says why.
         """
-        self.refuse_other_start()
-        begun, left = time.monotonic(), 0
-        queue = [line.cell.name for line in planned(self.places) if line.state != "done"]
-        try:
-            while queue or self.going:
-                while queue and len(self.going) < self.beside:
-                    name = queue.pop(0)
-                    line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
-                    if time.monotonic() - begun + line.seconds > seconds:
-                        left += 1
-                    else:
-                        self.begin(line)
-                for one in list(self.going.values()):
-                    self.look_at(one)
-                time.sleep(POLL if self.going else 0)
-        finally:
-            for one in self.going.values():
-                one.process.terminate()
-            for one in self.going.values():
-                one.process.wait()
-                self.note_go(one)
-        if self.failed:
-            raise WhetError(" ".join(self.failed))
-        return left
-
-    def refuse_other_start(self) -> None:
-        """Refuses to add to cells that began from other bytes."""
         for path in map(self.places.result, self.places.plan.cells):
             if path.is_file() and (before := read_outcome(path)["start"]) != self.start.hashes:
                 names = {**self.start.hashes, **before}
                 other = next(name for name in names if before.get(name) != self.start.hashes.get(name))
                 raise WhetError(f"{path} began from other {other} than {self.start.folder}; choose another --out.")
+        begun, left, failed = time.monotonic(), list[str](), list[str]()
 
-    def begin(self, line: Planned) -> None:
+        def work(name: str) -> None:
+            line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
+            if time.monotonic() - begun + line.seconds > seconds:
+                left.append(name)
+                return
+            try:
+                self.train(line)
+            except WhetError as error:
+                self.on_progress(str(error))
+                failed.append(str(error))
+
+        with ThreadPoolExecutor(self.beside) as workers:
+            try:
+                list(workers.map(work, [line.cell.name for line in planned(self.places) if line.state != "done"]))
+            except BaseException:
+                self.stopped = True
+                workers.shutdown(wait=False, cancel_futures=True)
+                for process in list(self.running.values()):
+                    process.terminate()
+                raise
+        if failed:
+            raise WhetError(" ".join(failed))
+        return len(left)
+
+    def train(self, line: Planned) -> None:
         cell, places = line.cell, self.places
-        left = cell.seconds - places.spent(cell)
-        if left <= 0 or has_collapsed(places.run(cell)):  # it ended after the command that began it
+        folder, goes, left = places.run(cell), places.read_goes(cell), cell.seconds - places.spent(cell)
+        if left <= 0 or has_collapsed(folder):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
-        recipe = places.run(cell).with_suffix(".toml")
-        files.write_text(recipe, dump_config(cell_settings(cell, self.start)))
-        files.write_text(places.goes(cell), json.dumps([*places.read_goes(cell), [self.beside == 1, None]]))
+        files.write_text(folder.with_suffix(".toml"), dump_config(cell_settings(cell, self.start)))
+        files.write_text(places.goes(cell), json.dumps([*goes, [self.beside == 1, None]]))
         threads = max(1, cores() // self.beside) if self.beside > 1 else None  # cells side by side share the cores
-        self.going[cell.name] = Going(cell, start_run(recipe, places.run(cell), threads), left)
+        began, process = time.monotonic(), start_run(folder.with_suffix(".toml"), folder, threads)
+        self.running[cell.name] = process
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")
-
-    def look_at(self, one: Going) -> None:
-        if one.process.poll() is None:
-            one.hurry()
+        asked = wait_for(process, left)
+        del self.running[cell.name]
+        took = [self.beside == 1, round(time.monotonic() - began, 2)]
+        files.write_text(places.goes(cell), json.dumps([*goes, took]))
+        if self.stopped:
             return
-        del self.going[one.cell.name]
-        self.note_go(one)
-        cell, code = one.cell, one.process.returncode
-        # Asked while it was still loading, or when all was done and the process about to go.
-        over = code == 0 or (one.asked is not None and code in (130, -signal.SIGINT))
-        if over or has_collapsed(self.places.run(cell)):
-            self.end(cell, asked=one.asked is not None)
-        else:
-            self.fail(f"The cell {cell.name} failed: {last_words(self.places.run(cell), code)}")
+        # A cell may be asked while it still loads, or when all is done and its process is about to go.
+        over = process.returncode == 0 or (asked and process.returncode in (130, -signal.SIGINT))
+        if not over and not has_collapsed(folder):
+            raise WhetError(f"The cell {cell.name} failed: {last_words(folder, process.returncode)}")
+        self.end(cell, asked=asked)
 
     def end(self, cell: MatrixCell, *, asked: bool) -> None:
-        """Decide what an ended process means. asked: it was stopped when its time was up."""
+        """Decides what an ended process means. asked: it was stopped when its time was up."""
         folder = self.places.run(cell)
         rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
         if not rows:
-            self.fail(f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds.")
-        elif rows[-1].get("collapsed"):
+            raise WhetError(
+                f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds."
+            )
+        last, settings = rows[-1], cell.settings
+        budgets = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
+        spent = any(budget and (last.get(name) or 0.0) >= budget for name, budget in budgets.items())
+        complete = spent or last["step"] >= settings.steps
+        if last.get("collapsed"):
             self.finish(cell, "collapse")
-        elif not asked and not at_its_end(cell.settings, rows):
-            self.fail(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
+        elif not asked and not complete:
+            raise WhetError(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
         else:
-            self.finish(cell, "recipe" if at_its_end(cell.settings, rows) else "time")
-
-    def fail(self, sentence: str) -> None:
-        self.on_progress(sentence)
-        self.failed.append(sentence)
-
-    def note_go(self, one: Going) -> None:
-        *before, _ = self.places.read_goes(one.cell)
-        goes = [*before, [self.beside == 1, round(one.seconds, 2)]]
-        files.write_text(self.places.goes(one.cell), json.dumps(goes))
+            self.finish(cell, "recipe" if complete else "time")
 
     def finish(self, cell: MatrixCell, ended_by: str) -> None:
-        """Write its JSON, which is what makes it done."""
+        """Writes its JSON, which is what makes it done."""
         places = self.places
         goes = places.read_goes(cell)
         found = {
@@ -249,14 +230,6 @@ def cell_settings(cell: MatrixCell, start: Start) -> config.Config:
     """The cell's recipe on the common weights and problems, without a warm start of its own."""
     tree = {**cell.tree, "warm_start": [], "model": {**cell.tree.get("model", {}), "name": str(start.folder)}}
     return parse_config(tree) if start.pool is None else on_problems(tree, cell.settings, start.pool)
-
-
-def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bool:
-    last = rows[-1]
-    spent = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
-    return last["step"] >= settings.steps or any(
-        budget and (last.get(name) or 0.0) >= budget for name, budget in spent.items()
-    )
 
 
 # ---- what a finished cell leaves
