@@ -51,52 +51,42 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+_-]{0,60}")
 _STEP = re.compile(r"step_(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSource:
-    """The model folder to export, and the run it came from, if any."""
-
-    folder: Path
-    run: Path | None
-    adapter: bool
-    base: str  # the base of the adapters; empty for a full model
-
-
-def export_model(
-    source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "", private: bool = True
-) -> Path:
+def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "") -> Path:
     """Writes `out`, whole or not at all; with `push` ("org/name") uploads it too.
 
     `drafter` is "vllm" or "sglang", and then the model must have one; if empty, any drafter is exported for vllm.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WhetError(f"{out} is there already and not empty; choose another folder.")
-    found = find_source(source)
-    if merge and not found.adapter:
-        raise WhetError(f"{found.folder} holds full weights and no adapters, so there is nothing to merge.")
+    folder, run = find_source(source)
+    base = base_name(folder) if is_peft_folder(folder) else ""  # of adapters
+    if merge and not base:
+        raise WhetError(f"{folder} holds full weights and no adapters, so there is nothing to merge.")
     if drafter:
         check_engine(drafter)
-        if not (found.folder / FOLDER).is_dir():
-            raise WhetError(f"{found.folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
+        if not (folder / FOLDER).is_dir():
+            raise WhetError(f"{folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
     if push:
-        _check_push(push, found, merge)
+        _check_push(push, "" if merge else base)
     with files.preparing(out) as tmp:
         if merge:
-            _merge(found, tmp)
+            _merge(folder, tmp)
         else:
-            _copy(found.folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
-        if (beside := found.folder / FOLDER).is_dir():
+            _copy(folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
+        if (beside := folder / FOLDER).is_dir():
             for path in (beside, *beside.iterdir()):
-                _refuse_outside(found.folder, path)
-            files.write_into(tmp, lambda folder: copy_drafter(beside, folder / FOLDER, engine=drafter or "vllm"))
-        facts = _facts(found, tmp, title=out.resolve().name, merged=merge, push=push)
-        files.write_text(tmp / "README.md", model_card(facts))
+                _refuse_outside(folder, path)
+            files.write_into(tmp, lambda target: copy_drafter(beside, target / FOLDER, engine=drafter or "vllm"))
+        facts = _facts(folder, run, base, tmp)
+        own = {"title": out.resolve().name, "adapter": bool(base) and not merge, "repository": push}
+        files.write_text(tmp / "README.md", model_card(CardFacts(**facts, **own)))
     if push:
-        _push(out, push, private)
+        _push(out, push)
     return out
 
 
-def find_source(path: Path) -> ExportSource:
-    """The model folder of a path, checked to be whole as far as its own files tell."""
+def find_source(path: Path) -> tuple[Path, Path | None]:
+    """The model folder of a path, checked to be whole as far as its own files tell, and the run it came from."""
     run: Path | None = path
     if (path / CONFIG).is_file():
         best = best_checkpoint(path)
@@ -110,11 +100,12 @@ def find_source(path: Path) -> ExportSource:
             raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
     if not folder.is_dir():
         raise WhetError(f"There is no run, checkpoint or model folder at {path}.")
-    adapter = is_peft_folder(folder)
-    weights, settings = ("adapter_model", "adapter_config.json") if adapter else ("model", "config.json")
+    weights, settings = ("model", "config.json")
+    if is_peft_folder(folder):
+        weights, settings = ("adapter_model", "adapter_config.json")
     if not (folder / settings).is_file() or not any(folder.glob(f"{weights}*.safetensors")):
         raise WhetError(f"{folder} is no model folder: it wants {settings} and {weights}.safetensors.")
-    return ExportSource(folder=folder, run=run, adapter=adapter, base=base_name(folder) if adapter else "")
+    return folder, run
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
@@ -141,16 +132,16 @@ def _refuse_outside(source: Path, path: Path) -> None:
         )
 
 
-def _merge(source: ExportSource, target: Path) -> None:
+def _merge(adapter: Path, target: Path) -> None:
     """Writes the merged model, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
-    base = locate_model(str(source.folder)).folder
-    with safe_open(source.folder / WEIGHTS, framework="pt") as file:
+    base = locate_model(str(adapter)).folder
+    with safe_open(adapter / WEIGHTS, framework="pt") as file:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
-    merged = merge_adapters(base, source.folder, torch.promote_types(dtype, torch.float32), dtype)
+    merged = merge_adapters(base, adapter, torch.promote_types(dtype, torch.float32), dtype)
     files.write_into(target, merged.save_pretrained)
-    own_tokenizer = (source.folder / "tokenizer_config.json").is_file()
+    own_tokenizer = (adapter / "tokenizer_config.json").is_file()
     _copy(base, target, ("generation_config.json", "LICENSE*", "NOTICE*"))
-    _copy(source.folder if own_tokenizer else base, target, TOKENIZER_FILES)
+    _copy(adapter if own_tokenizer else base, target, TOKENIZER_FILES)
 
 
 def merge_adapters(base: Path, adapter: Path, precision: torch.dtype, dtype: torch.dtype) -> Any:
@@ -162,29 +153,20 @@ def merge_adapters(base: Path, adapter: Path, precision: torch.dtype, dtype: tor
     return merged
 
 
-def _facts(source: ExportSource, folder: Path, *, title: str, merged: bool, push: str) -> CardFacts:
-    settings, rows = None, list[dict[str, Any]]()
-    if source.run is not None:
-        with suppress(WhetError):  # a recipe that this version cannot read does not prevent an export
-            settings, rows = load_config(source.run / CONFIG), read_metrics(source.run)
-    step = _STEP.fullmatch(source.folder.resolve().name)
-    base = source.base or (settings.model.name if settings is not None else "")
-    on_hub, license_name = _lineage(base, source.folder)
-    chat = any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+def _facts(folder: Path, run: Path | None, base: str, written: Path) -> dict[str, Any]:
+    """What the files tell about a model, for its card; `written` is its export."""
+    facts: dict[str, Any] = {"chat": any((written / f"chat_template.{end}").is_file() for end in ("jinja", "json"))}
     with suppress(OSError, ValueError, AttributeError):
-        chat = chat or bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    return CardFacts(
-        title=title,
-        adapter=source.adapter and not merged,
-        chat=chat,
-        base=base,
-        base_on_hub=on_hub,
-        license=license_name,
-        settings=settings,
-        rows=rows,
-        step=int(step[1]) if step and source.run is not None else None,
-        repository=push,
-    )
+        facts["chat"] |= bool(json.loads((written / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    if run is not None:
+        if step := _STEP.fullmatch(folder.resolve().name):
+            facts["step"] = int(step[1])
+        with suppress(WhetError):  # a recipe that this version cannot read does not prevent an export
+            settings = load_config(run / CONFIG)
+            base = base or settings.model.name
+            facts |= {"rows": read_metrics(run), "settings": settings}
+    on_hub, license_name = _lineage(base, folder)
+    return facts | {"base": base, "base_on_hub": on_hub, "license": license_name}
 
 
 def _lineage(base: str, folder: Path) -> tuple[str, str]:
@@ -202,7 +184,7 @@ def _lineage(base: str, folder: Path) -> tuple[str, str]:
     return (named if HUB_NAME.fullmatch(named) else ""), license_of(readme)
 
 
-def _check_push(name: str, source: ExportSource, merge: bool) -> None:
+def _check_push(name: str, base: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -213,13 +195,13 @@ def _check_push(name: str, source: ExportSource, merge: bool) -> None:
         fine = False
     if not fine:
         raise WhetError(f'"{name}" is no name of a hub repository; give it as org/name.')
-    if source.adapter and not merge and Path(source.base).expanduser().is_dir():
+    if base and Path(base).expanduser().is_dir():
         raise WhetError(
-            f"The adapters stand on {source.base}, a folder that only this machine has; push them merged, with --merge."
+            f"The adapters stand on {base}, a folder that only this machine has; push them merged, with --merge."
         )
 
 
-def _push(folder: Path, name: str, private: bool) -> None:
+def _push(folder: Path, name: str) -> None:
     """Uploads the folder; an existing repository is added to and stays as public or private as it was."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
@@ -227,7 +209,7 @@ def _push(folder: Path, name: str, private: bool) -> None:
     kept = f"The model is in {folder}, but was not pushed to {name}"
     try:
         api = HfApi(library_name="whet")
-        api.create_repo(name, private=private, exist_ok=True)
+        api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from whet")
     except Exception as error:  # the network, the hub and its storage fail in many ways
         response = error.response if isinstance(error, HfHubHTTPError) else None
@@ -312,11 +294,7 @@ def public_recipe(settings: config.Config) -> str:
 
 
 def license_of(readme: str) -> str:
-    """The licence in the front matter of a model card, if it is one plain word.
-
-    >>> license_of("---\\nlicense: apache-2.0\\n---\\n# x"), license_of("no front matter")
-    ('apache-2.0', '')
-    """
+    """The licence in the front matter of a model card, if it is one plain word."""
     named = front_matter_value(readme, "license").lower()
     return named if _LICENSE.fullmatch(named) else ""
 

