@@ -97,11 +97,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
 
 
 def name_arms(folders: list[Path]) -> dict[str, Path]:
-    """Names each folder by its path from the folder that holds them all.
-
-    >>> list(name_arms([Path("out/few/speed_16"), Path("out/many/speed_16")]))
-    ['few/speed_16', 'many/speed_16']
-    """
+    """Names each folder by its path from the folder that holds them all."""
     top = os.path.commonpath([folder.parent for folder in folders]) if folders else ""
     return {folder.relative_to(top).as_posix(): folder for folder in folders}
 
@@ -142,11 +138,7 @@ def replace_run(folder: Path) -> None:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges tables key by key, also a table with a list of one table; anything else is replaced.
-
-    >>> merge({"eval": [{"limit": 400, "every": 4}], "steps": 9}, {"eval": {"every": 8}})
-    {'eval': [{'limit': 400, 'every': 8}], 'steps': 9}
-    """
+    """Merges tables key by key, also a table with a list of one table; anything else is replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)

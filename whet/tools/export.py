@@ -78,8 +78,8 @@ def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str =
                 _refuse_outside(folder, path)
             files.write_into(tmp, lambda target: copy_drafter(beside, target / FOLDER, engine=drafter or "vllm"))
         facts = _facts(folder, run, base, tmp)
-        own = {"title": out.resolve().name, "adapter": bool(base) and not merge, "repository": push}
-        files.write_text(tmp / "README.md", model_card(CardFacts(**facts, **own)))
+        facts |= {"title": out.resolve().name, "adapter": bool(base) and not merge, "repository": push}
+        files.write_text(tmp / "README.md", model_card(CardFacts(**facts)))
     if push:
         _push(out, push)
     return out

@@ -192,8 +192,8 @@ def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
     rows = []
     for kind in ("all", "right", "wrong"):
         if lengths := [r.length for r in rollouts if kind in ("all", r.verdict)]:
-            ranks = map(float, np.percentile(lengths, (50, 90, 99)))
-            rows.append(ResponseLengths(kind, len(lengths), float(np.mean(lengths)), *ranks, max(lengths)))
+            p50, p90, p99 = map(float, np.percentile(lengths, (50, 90, 99)))
+            rows.append(ResponseLengths(kind, len(lengths), float(np.mean(lengths)), p50, p90, p99, max(lengths)))
     return rows
 
 

@@ -11,26 +11,27 @@ rounding, and that response then differs. The number of such responses is counte
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from whet import config, files
 from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
+from whet.draft.export import FOLDER, check_layout, read_drafter
 from whet.errors import WhetError
-from whet.eval import EvalSet, OnProgress, evaluate
+from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
+from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
+from whet.tools.probe import ProbeReport, probe_report, probe_requests
 from whet.types import Key, Request, Rollout
-
-if TYPE_CHECKING:
-    from whet.tools.probe import ProbeReport
 
 MODEL_FREE = ("ngram", "suffix")  # the drafters where the recipe names none
 
@@ -76,11 +77,8 @@ def evaluate_model(
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
-    actor = _load(model, replace(plan, settings=settings, problems=problems), say)
-    try:
+    with _loaded(model, replace(plan, settings=settings, problems=problems), say) as actor:
         if actor.drafter is not None:
-            from whet.draft.export import FOLDER, read_drafter
-
             read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
@@ -88,8 +86,6 @@ def evaluate_model(
                 metrics |= evaluate_twice(eval_set, actor, seen, on_progress=at)
             else:
                 metrics |= evaluate(eval_set, actor.engine, actor.judge, seen, on_progress=at, full=True)
-    finally:
-        actor.close()
     if out is not None:
         _keep(out, "eval.json", {"model": settings.model.name, **metrics}, rows)
     return metrics
@@ -117,19 +113,14 @@ def probe_model(
     plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
     for note in plan.notes:
         say(note)
-    from whet.tools.probe import probe_report, run_probe
-
     table = plan.problems.train
     rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
-    actor = _load(model, plan, say)
-    try:
-        sampling = training_sampling(plan.settings, plan.codec)
-        at = partial(on_progress, "probe")
-        rollouts = run_probe(chosen, actor.engine, actor.judge, n=n, sampling=sampling, on_progress=at)
+    with _loaded(model, plan, say) as actor:
+        requests = probe_requests(chosen, n, training_sampling(plan.settings, plan.codec))
+        judged = judged_slices(requests, actor.engine, actor.judge, partial(on_progress, "probe"))
+        rollouts = [rollout for some in judged for rollout in some]
         kept = actor.rollout_rows(rollouts) if out is not None else []
-    finally:
-        actor.close()
     report = probe_report(chosen, rollouts, n=n, limit=max_tokens, group=group)
     if out is not None:
         _keep(out, "probe.json", {"model": model, "data": data, **report.to_json()}, kept)
@@ -165,13 +156,14 @@ def _settings(
     return settings
 
 
-def _load(model: str, plan: RunPlan, say: Say) -> Actor:
+@contextmanager
+def _loaded(model: str, plan: RunPlan, say: Say) -> Iterator[Actor]:
     say(f"Loading {model}.")
-    actor = build_actor(plan)
-    actor.judge.on_message = say
-    for note in actor.notes:
-        say(note)
-    return actor
+    with closing(build_actor(plan)) as actor:
+        actor.judge.on_message = say
+        for note in actor.notes:
+            say(note)
+        yield actor
 
 
 def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -188,8 +180,6 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
 
     eagle drafts only if a trained head lies beside the weights: otherwise it is refused if wanted, else left out.
     """
-    from whet.draft.export import FOLDER, check_layout
-
     folder = Path(settings.model.name) / FOLDER
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
@@ -250,8 +240,6 @@ def evaluate_twice(
     share_ARM (of the time in steps that fed no prompts).
     """
     engine = actor.engine
-    from whet.rollout.engine import LocalEngine
-
     assert isinstance(engine, LocalEngine)
 
     def measure(show: Seen) -> tuple[dict[str, float], dict[str, float], float, dict[Key, np.ndarray]]:

@@ -1,8 +1,8 @@
 """Answers "will this pay on my model?": a few rollouts on a few prompts, and what they say about training on them.
 
-`whet probe` calls `run_probe`, `probe_report` and `probe_view` in turn: judged rollouts, one record with all numbers
-(probe.json keeps it), and its tables and advice in the terminal. Engine and judge are given, so there is no torch
-here; the maths is in `forecast`. The thresholds of the advice are ours.
+`measure.probe_model` makes the rollouts; `probe_report` makes one record of them with all numbers (probe.json keeps
+it), and `probe_view` shows its tables and advice in the terminal. The maths is in `forecast`; the thresholds of the
+advice are ours.
 """
 
 from __future__ import annotations
@@ -21,24 +21,10 @@ from rich.text import Text
 
 from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
-from whet.eval import OnProgress, Verdicts, judged_slices, mean_interval
+from whet.eval import mean_interval
 from whet.report import formats
-from whet.rollout.base import Engine
-from whet.tools.forecast import (
-    CUT,
-    Estimate,
-    Limit,
-    ResponseLengths,
-    SignalCurve,
-    Spending,
-    cheapest,
-    enough,
-    length_rows,
-    limit_rows,
-    mixed,
-    resamples,
-    spendings,
-)
+from whet.tools import forecast
+from whet.tools.forecast import CUT, Estimate, Spending
 from whet.types import Prompt, Request, Rollout, Sampling
 
 FINE = 10  # rollouts per prompt up to which each count has its own bar; beyond, pass rates fall into eighths
@@ -58,20 +44,9 @@ SCREENS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # N_init that get a line, besides the
 HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too little to extrapolate from"}
 
 
-def run_probe(
-    prompts: Sequence[Prompt],
-    engine: Engine,
-    judge: Verdicts,
-    *,
-    n: int,
-    sampling: Sampling,
-    on_progress: OnProgress | None = None,
-) -> list[Rollout]:
-    """Makes n judged rollouts per prompt, with traces; group_id is the place of the prompt."""
-    requests = [
-        Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe") for i, p in enumerate(prompts)
-    ]
-    return [rollout for judged in judged_slices(requests, engine, judge, on_progress) for rollout in judged]
+def probe_requests(prompts: Sequence[Prompt], n: int, sampling: Sampling) -> list[Request]:
+    """Asks for n rollouts per prompt; group_id is the place of the prompt."""
+    return [Request(prompt_id=p.id, group_id=i, n=n, sampling=sampling, phase="probe") for i, p in enumerate(prompts)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +81,8 @@ class ProbeReport:
     always: Estimate
     signals: tuple[Signal, ...]
     histogram: tuple[Bar, ...]
-    lengths: tuple[ResponseLengths, ...]
-    limits: tuple[Limit, ...]
+    lengths: tuple[forecast.ResponseLengths, ...]
+    limits: tuple[forecast.Limit, ...]
     enough: int | None  # the smallest limit that suffices (`forecast.enough`); None if too few responses are right
     spendings: tuple[Spending, ...]
     suggestions: tuple[str, ...] = ()  # sentences
@@ -136,7 +111,7 @@ def probe_report(
             "mend the judge, or raise judge.timeout_s or judge.memory_mb."
         )
     right, judged, lengths = right[known], judged[known], lengths[known]
-    curve = SignalCurve(right, judged, resamples(right.size))
+    curve = forecast.SignalCurve(right, judged, forecast.resamples(right.size))
     # Beyond twice what was counted no fit can be trusted, except that the wanted group is always shown.
     sizes = sorted({size for size in SIZES if size <= max(2 * curve.n, group)} | {curve.n, group})
     report = ProbeReport(
@@ -153,21 +128,17 @@ def probe_report(
         always=_share(right == judged),
         signals=tuple(_signal(curve, size) for size in sizes),
         histogram=tuple(histogram(right, judged, n)),
-        lengths=tuple(length_rows(rollouts)),
-        limits=tuple(limit_rows(rollouts, limit)),
-        enough=enough(rollouts, limit),
-        spendings=tuple(spendings(curve, lengths, group)),
+        lengths=tuple(forecast.length_rows(rollouts)),
+        limits=tuple(forecast.limit_rows(rollouts, limit)),
+        enough=forecast.enough(rollouts, limit),
+        spendings=tuple(forecast.spendings(curve, lengths, group)),
     )
     sentences, recipe = advise(report)
     return dataclasses.replace(report, suggestions=tuple(sentences), recipe=recipe)
 
 
 def histogram(right: np.ndarray, judged: np.ndarray, n: int) -> list[Bar]:
-    """Never, always, and between them bars by count, or by eighths of the pass rate if n is large.
-
-    >>> [(bar.label, bar.prompts) for bar in histogram(np.array([0, 0, 1, 4]), np.array([4, 4, 4, 4]), 4)]
-    [('never', 2), ('1 of 4', 1), ('2 of 4', 0), ('3 of 4', 0), ('always', 1)]
-    """
+    """Never, always, and between them bars by count, or by eighths of the pass rate if n is large."""
     rate = right / judged
     if n <= FINE:
         between = [f"{k} of {n}" for k in range(1, n)]
@@ -192,12 +163,12 @@ def _counts(prompts: int, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.n
     return right, judged, tokens / np.maximum(seen, 1)
 
 
-def _signal(curve: SignalCurve, size: int) -> Signal:
+def _signal(curve: forecast.SignalCurve, size: int) -> Signal:
     found = curve.at(size)
     if found.how == "fitted":
         return Signal(size, Estimate.of(found.share), found.how)
     counted = min(size, curve.n)
-    values = mixed(curve.right, curve.judged, counted)
+    values = forecast.mixed(curve.right, curve.judged, counted)
     share = _share(values[np.isfinite(values)], curve.judged.max() / counted)  # a bootstrap of zeros has no width
     return Signal(size, share, found.how)
 
@@ -219,7 +190,7 @@ def _finite(tree: Any) -> Any:
 
 def advise(report: ProbeReport) -> tuple[list[str], str]:
     """Sentences, and TOML to paste into a recipe; dapo replaces a curriculum that this version does not list."""
-    signal, best = report.signal(report.group), cheapest(report.spendings)
+    signal, best = report.signal(report.group), forecast.cheapest(report.spendings)
     hopeless = signal.share.value == 0.0  # no group has both right and wrong rollouts
     # speed only if it is surely cheaper, and the share of useful groups is known, not only bounded from below.
     if best is None or signal.how == "at least" or best.saving.low <= 1.0 or best.saving.value < WORTH:
@@ -379,7 +350,10 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     yield "Had the limit been lower", limits
     if not math.isfinite(min(row.tokens.value for row in report.spendings)):
         return
-    prices, best = _table("<", "prompts", "rollouts", "trained", "tokens", "cheaper by"), cheapest(report.spendings)
+    prices, best = (
+        _table("<", "prompts", "rollouts", "trained", "tokens", "cheaper by"),
+        forecast.cheapest(report.spendings),
+    )
     for price in report.spendings:
         if not price.screen or price is best or price.screen in SCREENS:
             name = f"speed {price.screen}" if price.screen else price.curriculum

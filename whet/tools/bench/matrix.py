@@ -11,9 +11,9 @@
     name = "speed"
     set = { "curriculum.name" = "speed" }
 
-Everything that can be wrong with it is one sentence, given before anything runs. `make_start` then makes what every
-cell begins from, the same bytes for all: a pool of problems, and weights (a named model, a warm-started one, or a
-stored LoRA adapter merged into its base). What is missing is made once, in the folder of the runs.
+What is wrong with it is said in one sentence before anything runs. `make_start` then makes what every cell begins
+from, the same bytes for all: a pool of problems, and weights (a named model, a warm-started one, or a stored LoRA
+adapter merged into its base). What is missing is made once, in the folder of the runs.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ ADAPTER = "adapter_config.json"
 # Settings that say where things are on a machine, or that a run fills in: no part of what a cell is.
 PLACES = ("model.name", "data_folder", "rollout.context", "data.0.path")
 OnLine = Callable[[str], None]
+Tree = Mapping[str, Any]
 
 # ---- the TOML
 
@@ -111,7 +112,7 @@ class MatrixCell:
     seed: int
     seconds: float
     note: str
-    tree: Mapping[str, Any]  # its recipe, before start and pool are put in
+    tree: Tree  # its recipe, before start and pool are put in
     settings: config.Config
 
     @property
@@ -126,7 +127,7 @@ class MatrixPlan:
     name: str
     folder: Path  # of the matrix file
     matrix: Matrix
-    base: Mapping[str, Any]  # the recipe that makes the start
+    base: Tree  # the recipe that makes the start
     cells: tuple[MatrixCell, ...]  # seed by seed, so that an unfinished matrix has all arms before many seeds
 
     @property
@@ -175,24 +176,20 @@ def hint(word: str, known: Iterable[str], there_are: str) -> str:
     return f'did you mean "{near[0]}"?' if near else f"{there_are} {', '.join(known)}."
 
 
-def check_start(plan: MatrixPlan, recipe: Mapping[str, Any], path: Path) -> None:
+def check_start(plan: MatrixPlan, recipe: Tree, path: Path) -> None:
     """Whether there will be one start for all: a model, an adapter, or a warm start that makes either."""
-    start = plan.matrix.start
+    start, base = plan.matrix.start, parse_config(plan.base)
     stored = start.adapter and (plan.path(start.adapter) / ADAPTER).is_file()
-    if start.adapter and not stored and not parse_config(plan.base).model.lora.rank:
-        raise WhetError(
-            f"{path}: there is no adapter in {plan.path(start.adapter)}, and start.set does not say how it is made; "
-            'give it "model.lora.rank".'
-        )
-    if start.model or stored or parse_config(plan.base).warm_start:
-        return
-    if recipe.get("model", {}).get("name", "tiny") == "tiny":
+    if start.adapter and not stored and not base.model.lora.rank:
+        where = plan.path(start.adapter)
+        how = 'start.set does not say how it is made; give it "model.lora.rank"'
+        raise WhetError(f"{path}: there is no adapter in {where}, and {how}.")
+    tiny = recipe.get("model", {}).get("name", "tiny") == "tiny"
+    if tiny and not (start.model or stored or base.warm_start):
         raise WhetError(f'{path}: the cells would each begin from a tiny model of their own seed; say "start".')
 
 
-def settled(
-    recipe: Mapping[str, Any], own: Iterable[Mapping[str, Any]], sets: Iterable[str], where: str
-) -> dict[str, Any]:
+def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) -> dict[str, Any]:
     """The recipe with the settings of a matrix, then those of the command line; known to be valid."""
     tree: dict[str, Any] = deepcopy(dict(recipe))
     try:
@@ -210,11 +207,7 @@ def settled(
 
 
 def inline(value: Any) -> str:
-    """A value as TOML on one line, as `--set` takes it.
-
-    >>> inline({"low": 0.5, "of": ["a", True]})
-    '{"low" = 0.5, "of" = ["a", true]}'
-    """
+    """A value as TOML on one line, as `--set` takes it."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {inline(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -222,7 +215,7 @@ def inline(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_matrix(tree: Mapping[str, Any], path: Path) -> Matrix:
+def parse_matrix(tree: Tree, path: Path) -> Matrix:
     try:
         return Matrix.model_validate(tree)
     except ValidationError as error:
@@ -304,14 +297,14 @@ def write_problems(settings: config.Config, path: Path, pool: Sequence[str] = ()
         prepare_file(settings.data[0], path, folder=settings.data_folder, against=against, size=size, seed=seed)
 
 
-def on_problems(tree: Mapping[str, Any], settings: config.Config, path: Path) -> config.Config:
+def on_problems(tree: Tree, settings: config.Config, path: Path) -> config.Config:
     """The recipe with the problems of a file in place of its first [[data]] entry's."""
     first, *rest = [entry.model_dump(exclude_none=True) for entry in settings.data]
     kept = {key: first[key] for key in ("task", "reward", "options", "weight", "curriculum")}
     return parse_config({**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]})
 
 
-def without(tree: Mapping[str, Any], pool: Path, path: Path) -> config.Config:
+def without(tree: Tree, pool: Path, path: Path) -> config.Config:
     """The recipe on the problems outside of the pool, which are written to `path`."""
     settings = parse_config(tree)
     write_problems(settings, path, [str(pool)])

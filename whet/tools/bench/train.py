@@ -269,6 +269,10 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
     if evaluation not in sizes:
         raise WhetError(f'The run {folder} has no evaluation "{evaluation}" (it has: {", ".join(sizes) or "none"}).')
     metrics = read_metrics(folder)
+    scores = {
+        name: [[row["step"], _short(x)] for row in metrics if (x := number(row, f"eval/{name}/accuracy")) is not None]
+        for name in sizes
+    }
     prompts, complete = distinct_prompts(folder, cell.settings.save.rollouts)
     return {
         "arm": cell.arm,
@@ -278,7 +282,7 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
         "pool": len(problems.train),
         "distinct_prompts": prompts,
         "distinct_is_least": not complete,
-        "also": {name: scores_of(metrics, name) for name in sizes if name != evaluation},
+        "also": {name: scores[name] for name in sizes if name != evaluation},  # by set: [step, accuracy], ...
         "settings": defining_settings(cell.settings),
         "columns": list(COLUMNS),
         "rows": rows_of(metrics, evaluation, sizes),
@@ -301,16 +305,6 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
         scores = [_short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")]
         rows.append([*found, round(tokens), round(seconds, 2), *scores])
     return rows
-
-
-def scores_of(metrics: Sequence[Mapping[str, Any]], evaluation: str) -> list[list[Any]]:
-    """[step, accuracy] of every evaluation on a set.
-
-    >>> scores_of([{"step": 0, "eval/greedy/accuracy": 0.07}, {"step": 1}], "greedy")
-    [[0, 0.07]]
-    """
-    found = [(row, number(row, f"eval/{evaluation}/accuracy")) for row in metrics]
-    return [[row["step"], _short(accuracy)] for row, accuracy in found if accuracy is not None]
 
 
 def distinct_prompts(folder: Path, kept: int) -> tuple[int, bool]:
