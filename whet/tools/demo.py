@@ -248,13 +248,12 @@ def _compare_arm(arm: Arm, uniform: Sequence[Arm], levels: Sequence[float], eval
     spent = {level: [(tokens_to(other, level), other) for other in uniform] for level in levels}
     # The uniform arm that reached a level first; of those that never did, the one known to need most.
     first = {level: min(costs, key=lambda pair: (pair[0].high, -pair[0].low)) for level, costs in spent.items()}
-    reached = [level for level in levels if mine[level].known or first[level][0].known]
-    if not reached:
+    known = {level: mine[level].known + first[level][0].known for level in levels}  # how many of the two reached it
+    if not any(known.values()):
         return None
-    both = [level for level in reached if mine[level].known and first[level][0].known]
-    ratios = {level: saving(first[level][0], mine[level]).low for level in both}
+    ratios = {level: saving(first[level][0], mine[level]).low for level in levels if known[level] == 2}
     middle = statistics.median_low(ratios.values()) if ratios else None
-    level = max(level for level in both if ratios[level] == middle) if both else max(reached)
+    level = max(level for level in levels if (ratios.get(level) == middle if ratios else known[level]))
     best, (rival_tokens, rival) = max(uniform, key=end_of), first[level]
     prompts = int(arm.runs[0].settings.get("eval.0.limit", 0))
     ends = (end_of(arm), best.name, end_of(best))

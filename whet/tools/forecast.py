@@ -109,15 +109,6 @@ class Extrapolation(NamedTuple):
     how: str
 
 
-def countable(judged: np.ndarray) -> int:
-    """The largest group that can be counted: at least half of the prompts have so many judged rollouts.
-
-    >>> countable(np.array([8, 8, 7, 8])), countable(np.array([8, 6, 7, 7]))
-    (8, 7)
-    """
-    return int(np.sort(judged)[judged.size // 2])
-
-
 class SignalCurve:
     """Mean over the prompts of the probability that a group is mixed, by its size, for each row of `weights`.
 
@@ -126,7 +117,7 @@ class SignalCurve:
 
     def __init__(self, right: np.ndarray, judged: np.ndarray, weights: np.ndarray):
         self.right, self.judged, self.weights = right, judged, weights
-        self.n = countable(judged)
+        self.n = int(np.sort(judged)[judged.size // 2])  # at least half of the prompts have so many judged rollouts
 
     def counted(self, size: int) -> np.ndarray:
         return weighted_mean(mixed(self.right, self.judged, size), self.weights)

@@ -56,14 +56,9 @@ def shape_config(name: str) -> PretrainedConfig:
     if name not in SHAPES:
         raise WhetError(f'There is no shape "{name}"; there are {", ".join(SHAPES)}.')
     family, sizes = SHAPES[name]
-    return family(
-        **dict(zip(SIZES, sizes, strict=True)),
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    named = dict(zip(SIZES, sizes, strict=True))
+    return family(**named, max_position_embeddings=CONTEXT, tie_word_embeddings=True, **tokens)
 
 
 def shape_model(name: str, device: torch.device | str) -> PreTrainedModel:
@@ -95,14 +90,14 @@ class Peer:
         self.model = shape_model(shape, device)
 
     def prepare(self, batch: int, context: int) -> None:
-        """Get ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `close`."""
+        """Gets ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `close`."""
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
-        """Continue all prompts to their lengths; returns the number of tokens once they are known on the host."""
+        """Continues all prompts to their lengths; returns the number of tokens once they are known on the host."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Free what `prepare` took."""
+        """Frees what `prepare` took."""
 
 
 class Whet(Peer):
@@ -167,17 +162,9 @@ def generate_batch(model: PreTrainedModel, prompts: Prompts, lengths: Sequence[i
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=model.device)
-    out = model.generate(
-        ids,
-        attention_mask=mask,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=max(lengths),
-        eos_token_id=None,
-        pad_token_id=0,
-    ).cpu()
+    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    ends = {"max_new_tokens": max(lengths), "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=mask, **plain, **ends).cpu()
     return sum(row[width : width + n].numel() for row, n in zip(out, lengths, strict=True))
 
 

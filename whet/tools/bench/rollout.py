@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -214,16 +215,15 @@ def decode_bench(
         on_progress(why)
     here = [name for name in PEERS if name in peers and not why_not[name]]
     # An earlier run's cells are kept; one that is measured again replaces the old one.
-    result: dict[str, Any] = (
-        json.loads(path.read_text()) if path.is_file() else {"what": WHAT, "runs": [], "shapes": {}}
-    )
+    new = {"what": WHAT, "runs": [], "shapes": {}}
+    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else new
     result["runs"].append({"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()})
     files.make_folder(out)
     for shape in shapes:
         found = result["shapes"].setdefault(shape, {"cells": {}, "startup_seconds": {}})
         found["skipped"] = [cell.name for cell in chosen]
         bench = ShapeBench(shape, torch.device(device), chosen, repeats, seed, until, on_progress)
-        try:
+        with closing(bench):
             bench.start(here)
             for cell, measured in bench.measured():
                 found["cells"][cell.name] = {"run": len(result["runs"]) - 1, **measured}
@@ -232,8 +232,6 @@ def decode_bench(
                 if "whet" in bench.stands and cell is chosen[0]:
                     found["log_probs"] = bench.log_probs(cell)
                 files.write_text(path, json.dumps(result, indent=1) + "\n")
-        finally:
-            bench.close()
         if found["skipped"]:
             on_progress(f"{shape}: no time was left for {', '.join(found['skipped'])}.")
         files.write_text(path, json.dumps(result, indent=1) + "\n")
