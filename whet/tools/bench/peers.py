@@ -3,8 +3,7 @@
 A `Peer` is made ready for a batch size and a context, then given prompts and lengths. All sample at temperature 1 from
 the whole distribution, never stop early, and count the tokens that were requested. Ours and vLLM return the log-prob of
 each token, which RL needs; `generate` does not. Each has a model of its own, because some change theirs: random weights
-in the sizes of known models, because speed does not depend on the weights. `Here` and `Apart` time a peer in this
-process or in one of its own, by the same calls; what is sent to that process and back is not counted.
+in the sizes of known models, because speed does not depend on the weights.
 """
 
 from __future__ import annotations
@@ -78,26 +77,64 @@ def shape_model(name: str, device: torch.device | str) -> PreTrainedModel:
 # ---- peers
 
 
+class PeerFailed(Exception):
+    """A peer could not do a piece of work; the text says why. The others go on."""
+
+
 class Peer:
-    """An engine with a model of its own."""
+    """An engine with a model of its own, and the seconds that it takes in this process."""
 
     note: ClassVar[str] = ""  # what a reader of its figures must know
     # All steps take the same long time, so few new tokens give the decode rate, its warm-up is a whole call, the
     # long-tailed workload is run once and unwarmed, and cells with short prompts are left out.
     slow: ClassVar[bool] = False
+    sizes = (0, 0)  # batch and context that it is ready for
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
+        self.cuda = torch.device(device).type == "cuda"
         self.model = shape_model(shape, device)
 
-    def prepare(self, batch: int, context: int) -> None:
-        """Gets ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `close`."""
+    def open(self, batch: int, context: int) -> None:
+        """Gets ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `free`."""
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
         """Continues all prompts to their lengths; returns the number of tokens once they are known on the host."""
         raise NotImplementedError
 
+    def free(self) -> None:
+        """Frees what `open` took."""
+
+    def prepare(self, batch: int, context: int) -> float:
+        """Seconds until the peer was ready."""
+        self.sizes = (batch, context)
+        self.close()
+        begun = self._now()
+        _or_failed(lambda: self.open(batch, context))
+        return self._now() - begun
+
+    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
+        """Seconds that the peer took to continue all prompts to their lengths."""
+        begun = self._now()
+        try:
+            tokens = _or_failed(lambda: self.run(prompts, lengths))
+        except PeerFailed:
+            self.prepare(*self.sizes)  # made anew, so that the next run finds nothing of the one that failed
+            raise
+        seconds = self._now() - begun
+        if tokens != sum(lengths):
+            raise PeerFailed(f"{tokens} tokens were made where {sum(lengths)} were asked for")
+        return seconds
+
     def close(self) -> None:
-        """Frees what `prepare` took."""
+        self.free()
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def _now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 class Whet(Peer):
@@ -110,7 +147,7 @@ class Whet(Peer):
         super().__init__(shape, device)
         share_storage(self.model)
 
-    def prepare(self, batch: int, context: int) -> None:
+    def open(self, batch: int, context: int) -> None:
         self.engine = LocalEngine(
             self.model,
             encode=lambda i: list(self.prompts[int(i)]),
@@ -133,7 +170,7 @@ class Whet(Peer):
         assert all(r.trace is not None and len(r.trace.log_probs) == r.length for r in done)
         return done
 
-    def close(self) -> None:
+    def free(self) -> None:
         self.engine = None
 
 
@@ -177,9 +214,9 @@ class VLLM(Peer):
     llm: Any = None
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
-        self.shape = shape
+        self.shape, self.cuda = shape, True
 
-    def prepare(self, batch: int, context: int) -> None:
+    def open(self, batch: int, context: int) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -212,7 +249,7 @@ class VLLM(Peer):
         assert all(len(output.logprobs) == len(output.token_ids) for output in outputs)
         return sum(len(output.token_ids) for output in outputs)
 
-    def close(self) -> None:
+    def free(self) -> None:
         if self.llm is not None:
             self.llm = None
             self.folder.cleanup()
@@ -230,62 +267,15 @@ def missing(name: str, device: torch.device | str) -> str | None:
     return "vLLM is measured on a GPU only." if torch.device(device).type != "cuda" else None
 
 
-# ---- a peer that is timed
-
-
-class PeerFailed(Exception):
-    """A peer could not do a piece of work; the text says why. The others go on."""
-
-
-class Here:
-    """A peer with the model of a shape, in this process."""
-
-    def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
-        self.peer, self.cuda = PEERS[name](shape, device), torch.device(device).type == "cuda"
-        self.sizes = (0, 0)
-
-    def prepare(self, batch: int, context: int) -> float:
-        """Seconds until the peer was ready."""
-        self.sizes = (batch, context)
-        self.close()
-        begun = self._now()
-        _or_failed(lambda: self.peer.prepare(batch, context))
-        return self._now() - begun
-
-    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
-        """Seconds that the peer took to continue all prompts to their lengths."""
-        begun = self._now()
-        try:
-            tokens = _or_failed(lambda: self.peer.run(prompts, lengths))
-        except PeerFailed:
-            self.prepare(*self.sizes)  # made anew, so that the next run finds nothing of the one that failed
-            raise
-        seconds = self._now() - begun
-        if tokens != sum(lengths):
-            raise PeerFailed(f"{tokens} tokens were made where {sum(lengths)} were asked for")
-        return seconds
-
-    def close(self) -> None:
-        self.peer.close()
-        gc.collect()
-        if self.cuda:
-            torch.cuda.empty_cache()
-
-    def _now(self) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-
 class Apart:
-    """The same in a process of its own."""
+    """A peer in a process of its own, by the same calls; what is sent to the process and back is not counted."""
 
     def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
         spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.worker = ProcessPoolExecutor(1, mp_context=spawn)
         self.process = 0
         try:
-            self.process = self._ask(_serve, "open", name, shape, device)
+            self.process = self._ask(_serve, "make", name, shape, device)
         except PeerFailed:
             self.close()
             raise
@@ -313,13 +303,13 @@ class Apart:
             raise PeerFailed("its process has died") from None
 
 
-_served: list[Here] = []  # in the process of `Apart`: its one peer
+_served: list[Peer] = []  # in the process of `Apart`: its one peer
 
 
 def _serve(what: str, *arguments: Any) -> Any:
     """Makes the peer of this process and returns the number of the process, or calls a method of the peer."""
-    if what == "open":
-        _served.append(_or_failed(lambda: Here(*arguments)))
+    if what == "make":
+        _served.append(_or_failed(lambda: PEERS[arguments[0]](*arguments[1:])))
         return os.getpid()
     return getattr(_served[0], what)(*arguments)
 

@@ -36,7 +36,7 @@ from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import (
     PEERS,
     Apart,
-    Here,
+    Peer,
     PeerFailed,
     Whet,
     generate_batch,
@@ -48,7 +48,7 @@ from whet.tools.bench.peers import (
 from whet.tools.experiment import circumstances, one_thread
 from whet.types import Rollout
 
-Stand = Here | Apart
+Stand = Peer | Apart
 Round = tuple[float, float | None]  # seconds of a cell, and of its prompts with one new token (not for the tail)
 
 
@@ -259,7 +259,8 @@ class ShapeBench:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
             try:
-                made: Stand = (Apart if name == "vllm" else Here)(name, self.shape, self.device)
+                apart = name == "vllm"
+                made = Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
             except PeerFailed as error:
                 self.on_progress(f"{self.shape}, {name}: {error}")
                 continue
@@ -352,12 +353,12 @@ class ShapeBench:
 
     def log_probs(self, cell: DecodeCell) -> dict[str, float]:
         """The gap between our engine, as it stands, and the plain model."""
-        stand = self.stands["whet"]
-        assert isinstance(stand, Here) and isinstance(stand.peer, Whet)
+        ours = self.stands["whet"]
+        assert isinstance(ours, Whet)
         few = DecodeCell(name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group)
         prompts, lengths = few.work(self.dims.vocab, self.seed, self.repeats + 1)
-        rollouts = stand.peer.rollouts(prompts, lengths)
-        return log_prob_gap(stand.peer.model, {str(i): prompt for i, prompt in enumerate(prompts)}, rollouts)
+        rollouts = ours.rollouts(prompts, lengths)
+        return log_prob_gap(ours.model, {str(i): prompt for i, prompt in enumerate(prompts)}, rollouts)
 
     def close(self) -> None:
         while self.stands:

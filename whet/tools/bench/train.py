@@ -273,15 +273,17 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
         name: [[row["step"], _short(x)] for row in metrics if (x := number(row, f"eval/{name}/accuracy")) is not None]
         for name in sizes
     }
-    prompts, complete = distinct_prompts(folder, cell.settings.save.rollouts)
+    made = [(row["step"], row["prompt_id"]) for row in read_rollouts(folder) if row["phase"] != "eval"]
+    # A run keeps the first `save.rollouts` of a step; where a step made more, the prompts are not all counted.
+    most = max(Counter(step for step, _ in made).values(), default=0)
     return {
         "arm": cell.arm,
         "seed": cell.seed,
         "note": cell.note,
         "evaluation": {"name": evaluation, "prompts": len(problems.evals[evaluation]), "n": tries.get(evaluation, 1)},
         "pool": len(problems.train),
-        "distinct_prompts": prompts,
-        "distinct_is_least": not complete,
+        "distinct_prompts": len({prompt for _, prompt in made}),
+        "distinct_is_least": most >= cell.settings.save.rollouts,
         "also": {name: scores[name] for name in sizes if name != evaluation},  # by set: [step, accuracy], ...
         "settings": defining_settings(cell.settings),
         "columns": list(COLUMNS),
@@ -305,20 +307,6 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
         scores = [_short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")]
         rows.append([*found, round(tokens), round(seconds, 2), *scores])
     return rows
-
-
-def distinct_prompts(folder: Path, kept: int) -> tuple[int, bool]:
-    """Distinct prompts of training, and whether all are counted: False where a step made more than `kept` rollouts.
-
-    A run keeps the first `save.rollouts` of a step, so the count is then the least that it can be.
-    """
-    prompts: set[str] = set()
-    made: Counter[int] = Counter()
-    for row in read_rollouts(folder):
-        if row["phase"] != "eval":
-            prompts.add(row["prompt_id"])
-            made[row["step"]] += 1
-    return len(prompts), max(made.values(), default=0) < kept
 
 
 def write_outcome(path: Path, found: Mapping[str, Any]) -> None:
