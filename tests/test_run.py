@@ -20,6 +20,7 @@ from whet import files
 from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from whet.model.load import char_tokenizer, tiny_model
+from whet.recipe import load_config
 from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
 
 CONFIG = "seed = 1\n"
@@ -293,10 +294,9 @@ def test_a_folder_with_a_run_is_not_started_again(tmp_path):
 
 def test_a_folder_with_other_things_can_hold_a_run(tmp_path):
     (tmp_path / "prompts.jsonl").write_text("")
-    with Run.create(tmp_path, CONFIG) as run:
-        assert run.config_text == CONFIG
+    Run.create(tmp_path, CONFIG).close()
     with Run.resume(tmp_path) as run:
-        assert run.config_text == CONFIG
+        assert (run.folder / "config.toml").read_text() == CONFIG
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path):
@@ -310,7 +310,7 @@ def test_what_is_no_run_is_not_resumed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "asking leaves nothing behind"
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(WhetError, match=r"config.toml cannot be read"):
-        Run.resume(tmp_path)
+        load_config(tmp_path / "config.toml")
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path, monkeypatch):

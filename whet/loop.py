@@ -121,8 +121,9 @@ class Log:
         self.still = 0 if moved else self.still + 1
         if self.still == 2:
             raise Starved(
-                f"Step {parts.tally.step}: the curriculum {self.settings.curriculum.name} asks for nothing, nothing runs, "
-                'and no batch is full; set curriculum.starvation = "relax" or "partial", or lower curriculum.groups.'
+                f"Step {parts.tally.step}: the curriculum {self.settings.curriculum.name} asks for nothing, nothing "
+                'runs, and no batch is full; set curriculum.starvation = "relax" or "partial", or lower '
+                "curriculum.groups."
             )
 
     def emitted(self, batch: Batch) -> None:

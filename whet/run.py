@@ -38,27 +38,25 @@ _ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
 class Run:
     """A run folder, from `Run.create` or `Run.resume`; it is locked until it is closed or the process ends."""
 
-    def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config_text = config_text
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
-        self._lock = lock
+        self._lock = Lock(folder / LOCK)
 
     @classmethod
     def create(cls, folder: Path, config_toml: str) -> Self:
         files.make_folder(folder)
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
-            for name in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS):
-                if (folder / name).exists():
-                    raise WhetError(
-                        f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
-                    )
+            if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
+                raise WhetError(
+                    f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
+                )
             files.write_text(folder / CONFIG, config_toml)
         except BaseException:
-            lock.release()
+            run.close()
             raise
-        return cls(folder, lock, config_toml)
+        return run
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
@@ -66,19 +64,15 @@ class Run:
         if not (folder / CONFIG).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
             raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
             for part in (folder, folder / ROLLOUTS, folder / CHECKPOINTS):
                 files.recover(part)
-            run = cls(folder, lock, (folder / CONFIG).read_text(encoding="utf-8"))
             run._name_best(read_scores(folder))
-            return run
-        except (OSError, UnicodeDecodeError) as error:
-            lock.release()
-            raise WhetError(f"{folder / CONFIG} cannot be read: {error}.") from error
         except BaseException:
-            lock.release()
+            run.close()
             raise
+        return run
 
     @property
     def stopping(self) -> bool:
@@ -113,8 +107,13 @@ class Run:
         for path, _, of_step in _rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
+
+        def is_kept(line: str) -> bool:
+            of_step = (_parse(line) or {}).get("step")
+            return isinstance(of_step, int) and of_step <= step
+
         if (self.folder / METRICS).exists():
-            files.keep_lines(self.folder / METRICS, lambda line: _step_of_line(line) <= step)
+            files.keep_lines(self.folder / METRICS, is_kept)
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
         """Write a checkpoint through `write`, which makes its argument appear whole; then remove old ones.
@@ -134,7 +133,11 @@ class Run:
         files.write_text(final.parent / SCORES, json.dumps(scores))
         write(final)
         assert final.is_dir(), f"{final} was not written"
-        self._prune(step, keep, best=self._name_best(scores))
+        kept = {self._name_best(scores), *[s for s in checkpoint_steps(self.folder) if s <= step][-keep:]}
+        for old in checkpoint_steps(self.folder):
+            if old not in kept:
+                files.remove_tree(checkpoint_path(self.folder, old))
+        files.recover(final.parent)
 
     def _name_best(self, scores: Mapping[int, float]) -> int | None:
         there = [step for step in checkpoint_steps(self.folder) if step in scores]
@@ -145,14 +148,6 @@ class Run:
         else:
             files.write_text(path, json.dumps({"step": best, "score": scores[best]}))
         return best
-
-    def _prune(self, step: int, keep: int, best: int | None) -> None:
-        steps = checkpoint_steps(self.folder)
-        kept = {best, *[s for s in steps if s <= step][-keep:]}
-        for old in steps:
-            if old not in kept:
-                files.remove_tree(checkpoint_path(self.folder, old))
-        files.recover(self.folder / CHECKPOINTS)
 
     def newest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest whole checkpoint, None if the run has none yet. `warn` gets a sentence for each one skipped."""
@@ -172,10 +167,7 @@ class Run:
 
     @contextlib.contextmanager
     def stop_signals(self, on_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT raises KeyboardInterrupt.
-
-        Signals are handled in the main thread only.
-        """
+        """In the main thread SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT is an interrupt."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -269,8 +261,7 @@ def read_scores(folder: Path) -> dict[int, float]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, which a run may be writing at the same time."""
     _check_run(folder)
-    path = folder / METRICS
-    return list(_read_rows(path)) if path.exists() else []
+    return list(_read_rows(folder / METRICS)) if (folder / METRICS).exists() else []
 
 
 def has_collapsed(folder: Path) -> bool:
@@ -338,12 +329,6 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def _step_of_line(line: str) -> float:
-    """The step of a record; infinite for any other line, so that it is cut."""
-    step = (_parse(line) or {}).get("step")
-    return step if isinstance(step, int) else math.inf
 
 
 def _plain(value: Any) -> Any:

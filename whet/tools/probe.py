@@ -21,9 +21,10 @@ from rich.text import Text
 
 from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
-from whet.eval import OnProgress, Verdicts, judged_slices, mean_interval
+from whet.eval import OnProgress, judged_slices, mean_interval
 from whet.report import formats
 from whet.rollout.base import Engine
+from whet.tasks.judge import Judge
 from whet.tools.forecast import (
     CUT,
     Estimate,
@@ -61,7 +62,7 @@ HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too littl
 def run_probe(
     prompts: Sequence[Prompt],
     engine: Engine,
-    judge: Verdicts,
+    judge: Judge,
     *,
     n: int,
     sampling: Sampling,
