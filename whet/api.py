@@ -68,11 +68,9 @@ def train(
 
     folder = Path(out) if out else new_folder()
     sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]  # as JSON, such values are TOML
-    if resume:
-        chosen = load_config(folder / "config.toml", sets)
-    else:
-        sets = [*flag_sets(model, prompts, reward, curriculum, folder), *sets]
-        chosen = load_config(Path(recipe) if recipe else None, sets)
+    source = folder / "config.toml" if resume else recipe
+    flags = [] if resume else flag_sets(model, prompts, reward, curriculum, folder)
+    chosen = load_config(Path(source) if source else None, [*flags, *sets])
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     watcher = RunProgress(quiet=quiet)
@@ -176,12 +174,7 @@ def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
 
 def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:
     """Function arguments (or command-line flags) as overrides of the recipe."""
-    sets = [f"model.name={json.dumps(str(model))}"] if model is not None else []
-    if prompts is not None:
-        path = prompts if isinstance(prompts, str | Path) else folder / "prompts.jsonl"
-        sets += [f"data.0.path={json.dumps(str(path))}"]
-    if isinstance(reward, str):
-        sets.append(f"data.0.reward={json.dumps(reward)}")
-    if curriculum is not None:
-        sets.append(f"curriculum.name={json.dumps(curriculum)}")
-    return sets
+    path = prompts if prompts is None or isinstance(prompts, str | Path) else folder / "prompts.jsonl"
+    judge = reward if isinstance(reward, str) else None
+    given = {"model.name": model, "data.0.path": path, "data.0.reward": judge, "curriculum.name": curriculum}
+    return [f"{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]
