@@ -14,7 +14,7 @@ from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import Stopped, WhetError
-from whet.recipe import describe, dump_config, everyday, load_config, recipes
+from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
 from whet.tools.bench.commands import bench_app
@@ -341,8 +341,8 @@ def list_command(
     kinds: dict[str, Iterable[str]] = {"recipes": recipes(), "tasks": TASKS, "data": NAMES, "rewards": REWARDS}
     kinds |= {"curricula": CURRICULA, "estimators": estimators.__args__ if estimators else ()}
     print_table(("kind", "names"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
-    settings, common = describe(), everyday()
-    shown = [row for row in settings if every or row[0] in common]
+    settings = describe()
+    shown = [row for row in settings if every or row[0] in config.EVERYDAY]
     print_table(("setting", "default", "meaning"), shown)
     if not every:
         say(f"{len(settings) - len(shown)} more settings are for experts: whet list --all.")

@@ -44,11 +44,7 @@ OTHERS = 8  # kernels per step outside of the layers: the head, three of the sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """The sizes of a model that decide the bytes and operations of a step.
-
-    >>> f"{SMOLLM2_135M.weights / 1e9:.3f} B read, {SMOLLM2_135M.kv_bytes / 1e3:.1f} kB per token"
-    '0.134 B read, 23.0 kB per token'
-    """
+    """The sizes of a model that decide the bytes and operations of a step."""
 
     layers: int
     hidden: int
@@ -63,11 +59,6 @@ class Dims:
         """Weights read in a step: the head once, of the embedding next to nothing."""
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values per token, in bf16."""
-        return 4 * self.layers * self.kv_heads * self.head_dim
 
 
 SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152)
@@ -153,11 +144,7 @@ def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> f
 
 
 def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
-    """Tokens per second, without a gap for the host.
-
-    >>> round(attainable_rate(QWEN25_15B, 64, 512), -2), round(attainable_rate(SMOLLM2_135M, 64, 512), -3)
-    (43800.0, 77000.0)
-    """
+    """Tokens per second, without a gap for the host."""
     return batch / attainable_step(dims, batch, context, gpu)
 
 
@@ -251,11 +238,7 @@ def decode_steps(rollouts: float, response: float, limit: int, slots: int, strea
 
 
 def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, graphs: bool) -> float:
-    """Seconds of one decode step.
-
-    >>> round(1000 * step_seconds(QWEN25_15B, 64, 192, Machine(name="H200", gpu=MEASURED), graphs=True), 2)
-    1.78
-    """
+    """Seconds of one decode step."""
     if machine.gpu is None:
         return dims.layers * CPU_LAYER + 2 * dims.weights * batch / (CPU_RATE * machine.threads)
     seconds = HOST * attainable_step(dims, batch, context, machine.gpu)
@@ -263,11 +246,7 @@ def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, grap
 
 
 def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
-    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out.
-
-    >>> round(3 * forward_seconds(QWEN25_15B, 16384, Machine(name="H200", gpu=MEASURED)), 2)
-    0.34
-    """
+    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out."""
     operations = 2 * dims.weights * tokens
     if machine.gpu is None:
         return operations / (CPU_RATE * machine.threads)
