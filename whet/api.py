@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from whet.assembly import Parts, RunPlan
     from whet.loop import Watcher
 
-STOPPING = "Finishing this step and saving; Ctrl-C again stops at once."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
@@ -103,7 +101,8 @@ def run_recipe(
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in plan.notes:
             watcher.message(note)
-        stack.enter_context(run.stop_signals(lambda: watcher.message(STOPPING)))
+        stopping = "Finishing this step and saving; Ctrl-C again stops at once."
+        stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
         parts = start(run, plan, watcher)
         stack.callback(parts.close)
         from whet.loop import Log, train

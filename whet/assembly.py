@@ -30,7 +30,7 @@ from whet.rollout.base import Engine, RolloutStore
 from whet.tasks.judge import Judge
 from whet.text import Codec
 from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
-from whet.watch import Stopwatch, ready_lines
+from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     import torch
@@ -383,18 +383,14 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         seed=settings.seed,
         checked=plan.network if weights is None else None,
     )
-    asked = settings.judge
     judge = Judge(  # forks its workers: before the engine fills the GPU
         problems.lookup,
         problems.judges,
         total=problems.rewards.total,
-        truncated=asked.truncated,
         decode=plan.codec.judged,
-        workers=asked.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
-        timeout_s=asked.timeout_s,
-        memory_mb=asked.memory_mb,
-        pass_at=asked.pass_at,
+        workers=settings.judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
         ordered=settings.rollout.ordered,
+        **settings.judge.model_dump(include={"truncated", "timeout_s", "memory_mb", "pass_at"}),
     )
     drafter = build_drafter(settings, model)
     engine = build_engine(plan, model, room, drafter)
@@ -432,7 +428,9 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     with watch.timing("the learner"):
         learner.rehearse()
     refuse_unmet(parts)
-    parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
+    if watch.without() >= 5:  # long enough to be noticed
+        shares = ", ".join(f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items())
+        parts.notes = (*parts.notes, f"Ready after {watch.without():.0f} s: {shares}.")
     return parts
 
 
@@ -466,11 +464,8 @@ def build_engine(
         encode=plan.encoded,
         decode=plan.codec.decode,
         seed=settings.seed,
-        slots=rollout.slots,
-        context=rollout.context,
-        page=rollout.page,
+        **rollout.model_dump(include={"slots", "context", "page", "mode"}),
         pages=room.pages if room else rollout.pages,
-        mode=rollout.mode,
         on_update=settings.on_update,
         runners=runners,
         releasable=room is not None and room.release,

@@ -250,16 +250,9 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
     operations = 2 * dims.weights * tokens
     if machine.gpu is None:
         return operations / (CPU_RATE * machine.threads)
-    return operations / (machine.gpu.flops * PEAK * learner_mfu(dims.weights))
-
-
-def learner_mfu(parameters: float) -> float:
-    """
-    >>> learner_mfu(0.135e9), learner_mfu(7e9), round(learner_mfu(0.45e9), 2)
-    (0.24, 0.56, 0.4)
-    """
     sizes, shares = zip(*MFU, strict=True)
-    return float(np.interp(math.log(parameters), np.log(sizes), shares))
+    mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))  # constant beyond the two ends
+    return operations / (machine.gpu.flops * PEAK * mfu)
 
 
 # ---- what a recipe asks for

@@ -32,10 +32,10 @@ from whet.learn.checkpoint import verify_checkpoint
 CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
 SCORES, BEST = "scores.json", "best.json"
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
-_ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
+_ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
 
 
-class Run:
+class Run(contextlib.AbstractContextManager["Run"]):
     """A run folder, from `Run.create` or `Run.resume`; it is locked until it is closed or the process ends."""
 
     def __init__(self, folder: Path) -> None:
@@ -78,14 +78,10 @@ class Run:
     def stopping(self) -> bool:
         return self.signal != 0
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self._lock.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -104,7 +100,7 @@ class Run:
 
     def cut_back(self, step: int) -> None:
         """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
-        for path, _, of_step in _rollout_files(self.folder):
+        for of_step, path in _rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
 
@@ -237,11 +233,9 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The whole checkpoint with the highest score, the earliest of equals; where none has a score, the newest."""
-    scores = read_scores(folder)
-    steps = checkpoint_steps(folder)
-    scored = sorted((s for s in steps if s in scores), key=lambda s: (-scores[s], s))
-    unscored = [s for s in reversed(steps) if s not in scores]
-    paths = (checkpoint_path(folder, step) for step in (*scored, *unscored))
+    scores, steps = read_scores(folder), checkpoint_steps(folder)
+    order = sorted(steps, key=lambda step: (step not in scores, -scores.get(step, float(step)), step))
+    paths = (checkpoint_path(folder, step) for step in order)
     return next((path for path in paths if verify_checkpoint(path) is None), None)
 
 
@@ -295,7 +289,7 @@ def mean_response(folder: Path) -> float | None:
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The rollouts of one step, or of all steps in order; each row has its `step`."""
     _check_run(folder)
-    for path, _, of_step in _rollout_files(folder):
+    for of_step, path in _rollout_files(folder):
         if step is None or step == of_step:
             yield from _read_rows(path)
 
@@ -305,11 +299,10 @@ def _check_run(folder: Path) -> None:
         raise WhetError(f"There is no run in {folder}: it holds no {CONFIG}.")
 
 
-def _rollout_files(folder: Path) -> list[tuple[Path, str, int]]:
-    """(path, kind, step), by step."""
-    matches = ((path, _ROLLOUTS_NAME.fullmatch(path.name)) for path in (folder / ROLLOUTS).glob("*.jsonl"))
-    found = [(path, name[1], int(name[2])) for path, name in matches if name]
-    return sorted(found, key=lambda item: (item[2], item[1]))
+def _rollout_files(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path), by step and kind."""
+    matches = ((_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl"))
+    return sorted((int(name[1]), path) for name, path in matches if name)
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:

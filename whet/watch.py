@@ -120,20 +120,6 @@ class Stopwatch:
         return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
 
 
-def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
-    """Where the time before the first step went, if it was long enough to be noticed.
-
-    >>> ready_lines(31.4, {"model, judges and engine": 16.2, "the learner": 14.0})
-    ['Ready after 31 s: model, judges and engine took 16, the learner 14.']
-    >>> ready_lines(2.0, {"the learner": 1.0})
-    []
-    """
-    if seconds < 5:
-        return []
-    (first, took), *others = named.items()
-    return [f"Ready after {seconds:.0f} s: {first} took {took:.0f}{''.join(f', {n} {s:.0f}' for n, s in others)}."]
-
-
 # ---- advice
 
 PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
