@@ -22,7 +22,7 @@ from whet.run import Run, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
-    from whet.assembly import Parts, RunPlan
+    from whet.assembly import Parts
     from whet.loop import Watcher
 
 
@@ -91,7 +91,7 @@ def run_recipe(
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    from whet.assembly import check_run
+    from whet.assembly import build_parts, check_run
 
     plan = check_run(settings, reward)
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
@@ -103,8 +103,10 @@ def run_recipe(
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
-        parts = start(run, plan, watcher)
+        newest = run.newest_checkpoint(watcher.message)
+        parts = build_parts(plan, weights=newest)
         stack.callback(parts.close)
+        prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train
 
         try:
@@ -120,14 +122,12 @@ def run_recipe(
     return 0 if parts.done else run.signal
 
 
-def start(run: Run, plan: RunPlan, watcher: Watcher) -> Parts:
-    """Build the parts where the run left off, or warm-started at its beginning."""
-    from whet.assembly import build_parts, restore_parts
+def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watcher) -> None:
+    """Restore the parts where the run left off, or warm-start them at its beginning."""
+    from whet.assembly import restore_parts
     from whet.learn.checkpoint import load_checkpoint
     from whet.loop import warm_start_parts
 
-    folder = run.newest_checkpoint(watcher.message)
-    parts = build_parts(plan, weights=folder)
     for note in parts.notes:
         watcher.message(note)
 
@@ -136,19 +136,14 @@ def start(run: Run, plan: RunPlan, watcher: Watcher) -> Parts:
             raise Stopped(run.signal)
         watcher.warm_start(name, step, steps, loss)
 
-    try:
-        if folder is not None:
-            restore_parts(parts, load_checkpoint(folder))
-            watcher.message(f"Resuming after step {parts.tally.step}.")
-            if parts.done:
-                watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
-        run.cut_back(parts.tally.step if folder is not None else -1)
-        if parts.fresh:
-            warm_start_parts(parts, on_progress)
-    except BaseException:
-        parts.close()
-        raise
-    return parts
+    if checkpoint is not None:
+        restore_parts(parts, load_checkpoint(checkpoint))
+        watcher.message(f"Resuming after step {parts.tally.step}.")
+        if parts.done:
+            watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
+    run.cut_back(parts.tally.step if checkpoint is not None else -1)
+    if parts.fresh:
+        warm_start_parts(parts, on_progress)
 
 
 def new_folder(kind: str = "") -> Path:

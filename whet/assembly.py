@@ -157,8 +157,7 @@ def _curricula(settings: config.Config) -> list[config.Curriculum]:
 def _with_context(
     settings: config.Config, problems: Problems, encoded: EncodedPrompts, network: PreTrainedModel | None
 ) -> tuple[config.Config, list[str]]:
-    """The recipe's rollout.context, where every prompt leaves room in it; else just enough for the longest prompt of
-    each kind with its response, or all positions that the model has."""
+    """rollout.context, by default just enough for the longest prompt of each kind with its response, where it fits."""
     r, name = settings.rollout, settings.model.name
     positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
     context, notes = r.context, []
@@ -176,9 +175,7 @@ def _with_context(
                 "such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
             )
     elif positions and context > positions:
-        raise WhetError(
-            f"rollout.context = {context} is more than the {positions} positions of {name}; lower it, or leave it out."
-        )
+        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out.")
     encoded.refuse_long(context)
     return settings.model_copy(update={"rollout": r.model_copy(update={"context": context})}), notes
 
@@ -314,12 +311,9 @@ class Actor:
         for rollout in rollouts:
             prompt = self.plan.problems.lookup(rollout.prompt_id)
             assert rollout.trace is not None
-            response = self.plan.codec.decode(rollout.trace.ids.tolist())
-            row = rollout_to_json(rollout)
+            row = rollout_to_json(rollout) | {"prompt": prompt.text or list(prompt.messages), "answer": prompt.answer}
             del row["sampling"]
-            rows.append(
-                {**row, "prompt": prompt.text or list(prompt.messages), "response": response, "answer": prompt.answer}
-            )
+            rows.append(row | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())})
         return rows
 
     def close(self) -> None:
@@ -546,9 +540,7 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         if parts.drafter and states["drafter"]:
             parts.drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:
-        raise WhetError(
-            f"The checkpoint {checkpoint.folder} holds no {missing}; was it written by whet train?"
-        ) from None
+        raise WhetError(f"{checkpoint.folder} holds no {missing}; was it written by whet train?") from None
     waiting = RolloutStore()
     waiting.load(arrays["judge"])
     parts.judge.send(waiting.attach_rollouts([rollout_from_json(r) for r in states["judge"]]))

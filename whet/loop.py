@@ -111,20 +111,15 @@ class Log:
             raise Starved(f"{quoted}; whet view shows them. {error}") from None
 
     def observe(self, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
-        """Raises where nothing was asked, running or judged twice in a row: waiting longer would change nothing.
-
-        Twice, because `plan` may lead a curriculum to apply its starvation policy at the next `emit`.
-        """
+        """Raise where nothing was asked, running or judged twice in a row: waiting longer would change nothing."""
         parts = self.parts
         self.seen += judged
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
-        if self.still == 2:
-            raise Starved(
-                f"Step {parts.tally.step}: the curriculum {self.settings.curriculum.name} asks for nothing, nothing "
-                'runs, and no batch is full; set curriculum.starvation = "relax" or "partial", or lower '
-                "curriculum.groups."
-            )
+        if self.still == 2:  # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
+            state = f"the curriculum {self.settings.curriculum.name} asks for nothing, nothing runs, no batch is full"
+            remedy = 'set curriculum.starvation = "relax" or "partial", or lower curriculum.groups'
+            raise Starved(f"Step {parts.tally.step}: {state}; {remedy}.")
 
     def emitted(self, batch: Batch) -> None:
         """A batch is full; `seen` is all that was judged on the way to it."""
@@ -242,10 +237,7 @@ class Log:
 
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
-    """Train on worked solutions, one [[warm_start]] entry after the other.
-
-    `on_progress(name, step, steps, loss)` is called after each update.
-    """
+    """Train on worked solutions, entry by entry; on_progress(name, step, steps, loss) is called after each update."""
     from whet.learn.learner import warm_start
 
     begun = time.perf_counter()

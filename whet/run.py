@@ -49,9 +49,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
         run = cls(folder)
         try:
             if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
-                raise WhetError(
-                    f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
-                )
+                raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
             files.write_text(folder / CONFIG, config_toml)
         except BaseException:
             run.close()
@@ -197,10 +195,8 @@ class Lock:
             except BlockingIOError:
                 holder = os.read(self._handle, 32).decode(errors="replace").strip()
                 os.close(self._handle)
-                raise WhetError(
-                    f"{path.parent} is in use by {f'process {holder}' if holder else 'another process'}: "
-                    "wait for it to end, or stop it."
-                ) from None
+                by = f"process {holder}" if holder else "another process"
+                raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
             except BaseException:
                 os.close(self._handle)
                 raise
@@ -247,9 +243,7 @@ def read_scores(folder: Path) -> dict[int, float]:
     try:
         return {int(step): float(score) for step, score in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise WhetError(
-            f"{path} is damaged: delete it, and the checkpoint after this one counts as the best."
-        ) from None
+        raise WhetError(f"{path} is damaged: delete it, and the next checkpoint counts as the best.") from None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

@@ -194,9 +194,7 @@ class Codec:
         if not self._chat:
             why = 'text.template = "plain"' if self.tokenizer.chat_template else "the model has no chat template"
             if settings.template == "chat":
-                raise WhetError(
-                    f'text.template = "chat", but {why}; set it to "plain", or take a model tuned for chat.'
-                )
+                raise WhetError(f'text.template = "chat", but {why}; set it to "plain", or take a chat model.')
             for name, asked in (("system_prompt", settings.system_prompt), ("thinking", settings.thinking != "auto")):
                 if asked:
                     raise WhetError(f"text.{name} is for chat templates, but {why}; leave it out.")
