@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from faults import Faults, Killed
+from transformers.utils import logging
 
 from whet import files
 from whet.errors import WhetError
@@ -332,6 +333,12 @@ def test_a_failed_start_frees_the_lock(tmp_path, monkeypatch):
         Run.create(tmp_path / "run", CONFIG)
     monkeypatch.undo()
     Run.create(tmp_path / "run", CONFIG).close()
+
+
+def test_saving_a_model_leaves_the_progress_bars_of_transformers_on(tmp_path):
+    logging.enable_progress_bar()
+    save_checkpoint(tmp_path / "a", model=tiny_model(8), tokenizer=None, tensors={}, arrays={}, states={})
+    assert (tmp_path / "a" / "model.safetensors").is_file() and logging.is_progress_bar_enabled()
 
 
 def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch):
