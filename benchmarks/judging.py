@@ -37,7 +37,7 @@ from whet import config
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import Matcher, right_answers
 from whet.tasks.text import TextTask
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 SETS = ("gsm8k", "math500", "olympiadbench", "minerva", "aime2024", "aime2025", "amc2023")
