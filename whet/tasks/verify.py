@@ -137,8 +137,8 @@ def _read_exponent(text: str, start: int) -> tuple[str, str]:
     """The exponent that begins at `start`, and the text after it."""
     closing = {"{": "}", "(": ")"}.get(text[start])
     if closing is None:
-        end = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
-        return (end[0], text[end.end() :]) if end else ("", "")
+        token = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
+        return (token[0], text[token.end() :]) if token else ("", "")
     depths = accumulate((character == text[start]) - (character == closing) for character in text[start:])
     end = next((i for i, depth in enumerate(depths, start) if depth == 0), len(text))
     return text[start + 1 : end], text[end + 1 :]
