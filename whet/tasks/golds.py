@@ -12,7 +12,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -35,7 +35,18 @@ KNOBS = (
     '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
 )
 _TIMEOUT_S = 2.0
-_EMPTY = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+_EMPTY = Rollout(  # the judge of a check reads only the prompt
+    prompt_id="",
+    group_id=0,
+    index=0,
+    phase="eval",
+    sampling=Sampling(max_tokens=1),
+    length=0,
+    finish="stop",
+    first_version=0,
+    last_version=0,
+    trace=Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32)),
+)
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
 
@@ -99,7 +110,7 @@ def check_golds(
         for start in range(0, len(drawn), LUMP):
             prompts.clear()
             prompts.update((str(row), prompt_at(row)) for row in drawn[start : start + LUMP])
-            judge.send(map(_rollout, prompts))
+            judge.send(replace(_EMPTY, prompt_id=prompt_id) for prompt_id in prompts)
             while not judge.idle and time.monotonic() < until:
                 for rollout in judge.receive(wait=True):
                     checked += 1
@@ -121,22 +132,6 @@ def gold_score(task: TextTask, prompt: Prompt) -> float:
     """The best score of a response that gives one of the right answers, where the task looks for it."""
     answers = (prompt.answer, *right_answers(prompt.answer))
     return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
-
-
-def _rollout(prompt_id: str) -> Rollout:
-    """An empty response: the judge of a check reads only the prompt."""
-    return Rollout(
-        prompt_id=prompt_id,
-        group_id=0,
-        index=0,
-        phase="eval",
-        sampling=Sampling(max_tokens=1),
-        length=0,
-        finish="stop",
-        first_version=0,
-        last_version=0,
-        trace=_EMPTY,
-    )
 
 
 # ---- the summary of a data entry

@@ -237,12 +237,11 @@ def sheet_of_arrow(table: Any, origin: str) -> Sheet:
     types = need("pyarrow", f"Reading {origin}").types
     while any(types.is_struct(column.type) for column in table.schema):
         table = table.flatten()
-    where = {name: i for i, name in reversed(list(enumerate(table.column_names)))}  # the first of two equal names
     return Sheet(
         origin=origin,
         rows=table.num_rows,
         names=tuple(dict.fromkeys(table.column_names)),
-        column=lambda name: table.column(where[name]).to_pylist(),
+        column=lambda name: table.column(table.column_names.index(name)).to_pylist(),  # the first of two equal names
         place=lambda row: f"row {row + 1}",
     )
 
