@@ -76,7 +76,7 @@ def test_shares_of_one_and_five_sixths_over_updates_of_three() -> None:
     weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
     groups=st.lists(st.integers(1, 40), min_size=1, max_size=40),
 )
-def test_nobody_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
+def test_no_part_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
     shares = [weight / sum(weights) for weight in weights]
     given_ = [0] * len(shares)
     for count in groups:

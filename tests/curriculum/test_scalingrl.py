@@ -465,8 +465,9 @@ def test_the_state_is_small() -> None:
 def test_bad_settings_and_other_data_are_refused() -> None:
     with pytest.raises(WhetError, match=r"new = 0.7 and scalingrl.old = 0.5"):
         ScalingRLSource(IDS, 0, new=0.7, old=0.5)
-    with pytest.raises(WhetError, match=r"scalingrl\.weights"):
-        ScalingRLSource(IDS, 0, weights=(0.0, 0.0, 0.0))
+    for wrong in ((0.0, 0.0, 0.0), (0.4, -0.1, 0.7)):
+        with pytest.raises(WhetError, match=r"scalingrl\.weights"):
+            ScalingRLSource(IDS, 0, weights=wrong)
     with pytest.raises(WhetError, match="no prompts"):
         ScalingRLSource([], 0)
     with pytest.raises(WhetError, match="other prompts"):

@@ -183,11 +183,7 @@ class Wrapper(Saved):
 
 
 def named(values: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under their full names.
-
-    >>> named({"asked": 3})
-    {'curriculum/asked': 3.0}
-    """
+    """Metrics under their full names."""
     return {f"curriculum/{name}": float(value) for name, value in values.items()}
 
 
