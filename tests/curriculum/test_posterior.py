@@ -132,7 +132,7 @@ def test_a_later_stage_inherits_half_the_evidence_on_the_prompts_it_has() -> Non
 
 
 def test_a_pooled_prior_by_hand() -> None:
-    """Rates 3/4 and 0 of two prompts: m = (1 + 0.75) / 4; it moves when it is told to."""
+    """Rates 3/4 and 0 of two prompts: m = (1 + 0.75) / 4; it moves when `settle` is called."""
     posterior = Posterior(["a", "b", "c"], pooled=True)
     assert mean_rates(posterior, "abc").tolist() == [0.5] * 3
     posterior.add(posterior.ids.rows("ab"), right=[3, 0], wrong=[1, 8])

@@ -20,7 +20,7 @@ LEAST_SD = 1e-3  # a set without spread would make the bells infinitely narrow. 
 # a target of 0.1 would exclude those solved every second time, which teach the most. OURS.
 LEAST_RATE_SD = 0.25
 HOTTEST, COLDEST = 0.3, 0.02  # temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
-ETA, FARTHEST = 0.1, 2.0  # of the adaptive weights: a step, and how far a logit may move. OURS
+ETA, FARTHEST = 0.1, 2.0  # adaptive weights: the size of a step, and how far a logit may move. OURS
 _TIER = np.float32(128.0)  # between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
 
 

@@ -33,7 +33,7 @@ class Gate(Saved, ABC):
 
     state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "inside")
     needs: frozenset[str] = frozenset()
-    phase: Phase = "train"  # of the first request of a group
+    phase: Phase = "train"  # phase of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
 
     def __init__(
@@ -55,7 +55,7 @@ class Gate(Saved, ABC):
         self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
         self.version = 0  # at the last emit
         self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self.dry = False  # the source had nothing more, and no group is open
 
     # What makes a gate

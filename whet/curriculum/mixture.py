@@ -35,7 +35,7 @@ class Portion:
     name: str  # that of its curriculum, with a number where another portion has the same
     settings: config.Curriculum
     entries: tuple[int, ...]  # numbers of its [[data]] entries
-    share: float  # of the groups of the run
+    share: float  # its part of the groups of the run
 
 
 def portions_of(
@@ -100,8 +100,8 @@ def refuse_apart(settings: config.Curriculum, entry: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    name: str  # of its metrics
-    share: float  # of the groups; the shares of all parts sum to 1
+    name: str  # prefix of its metrics
+    share: float  # its part of the groups; the shares of all parts sum to 1
     curriculum: Curriculum
 
 
@@ -136,7 +136,7 @@ class Mixture(Saved):
         self.given = [0] * len(parts)  # groups of each part in all batches so far
         self.running = [0] * len(parts)  # rollouts of each part that are requested and have not come
         self.early: dict[int, Batch] = {}  # by part: batches of this step that wait for the others
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups per update: what each part gets now
 
     # The protocol

@@ -217,7 +217,7 @@ class Reset(Wrapper):
         self.every, self.subset = every, subset
         self.since = self.resets = 0
         self.due = False
-        self.turn = 0  # of the subset, at the last batch
+        self.turn = 0  # turn of the subset at the last batch
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)

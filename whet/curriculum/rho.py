@@ -155,7 +155,9 @@ class CuresSource(Returns):
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
-            raise WhetError(f"curriculum.cures.subsets = {subsets} would split the moving set; set it to 1.")
+            raise WhetError(
+                f"curriculum.cures.subsets = {subsets} would split what a moving set has chosen; set it to 1."
+            )
         self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
         self.posterior = Posterior(self.ids, self.settings.memory, self.settings.prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe

@@ -39,7 +39,7 @@ class History:
     def __init__(self, prompts: int):
         self.handed = np.zeros(prompts, np.int32)  # times it was handed out
         self.visits = np.zeros(prompts, np.int32)  # groups with a verdict
-        self.epoch = np.zeros(prompts, np.int32)  # of the latest verdict
+        self.epoch = np.zeros(prompts, np.int32)  # epoch of the latest verdict
         self.kind = np.zeros(prompts, np.uint8)
         self.solved = np.zeros(prompts, np.bool_)  # some rollout was right, ever
         self.rate = np.zeros(prompts, np.float32)  # mean pass rate of the last WINDOW groups
@@ -160,9 +160,9 @@ class ScalingRLSource(Returns):
         self.step = 0
         self.recent: list[int] = []  # rows handed out for the update of this step
         self.asked = 0  # the most prompts that one update took since the active set was chosen
-        self.shift = [0.0, 0.0, 0.0]  # of the adaptive weights
+        self.shift = [0.0, 0.0, 0.0]  # shift of the adaptive weights
         self.distinct = 0  # different prompts handed out so far
-        self._components = np.zeros((3, 0), np.float32)  # of the active set, when it was chosen
+        self._components = np.zeros((3, 0), np.float32)  # D, C and R of the active set when it was chosen
         self._gauges: dict[str, float] = {}
 
     # A source

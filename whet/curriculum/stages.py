@@ -154,7 +154,7 @@ class Stages(Wrapper):
         self.evidence = Evidence()
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # counts of the stages that are over
-        self._tokens: dict[int, int] = {}  # of the groups held, for the count of what a border drops
+        self._tokens: dict[int, int] = {}  # tokens of the groups held, for the count of what a border drops
         self._enter(0, self._rows(0))
 
     @property

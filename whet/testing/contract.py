@@ -231,7 +231,8 @@ class Ledger:
         for group_id, entry in self.entries.items():
             if entry.fate == "open" and group_id not in held:
                 entry.fate = "dropped"
-            require(2, entry.fate == "open" or group_id not in held, f"group {group_id} is held but was {entry.fate}")
+            elif entry.fate != "open" and group_id in held:
+                require(2, False, f"group {group_id} is held but was {entry.fate}")
 
     def _return(self, group_id: int) -> None:
         entry = self.entries[group_id]

@@ -22,7 +22,7 @@ class World:
     prompts: int = 24
     # Pass rate of prompt i: number i modulo their count. Empty: every second rollout of a group is right.
     pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
-    lengths: tuple[int, ...] = ()  # of prompt i, likewise; empty draws one for each rollout
+    lengths: tuple[int, ...] = ()  # length for prompt i, likewise; empty draws one for each rollout
     skew: int = 1  # drawn lengths are a share u^skew of the limit: 1 is even, 3 has a long tail
     groups: int = 4  # per update
     updates: int = 8
