@@ -19,7 +19,7 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, stages_of
+from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
 from whet.errors import WhetError
 from whet.estimate import Machine, budget_lines, dims_of_shape, estimate_lines, gpu_of, workloads
 from whet.eval import EvalSet, eval_sets
@@ -108,7 +108,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
     for curriculum in _curricula(settings):
-        check_curriculum(curriculum.name)
+        find_plan(curriculum.name)
     settings = anchor_paths(settings)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:

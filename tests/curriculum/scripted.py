@@ -78,8 +78,8 @@ def held_tokens(gate: Gate) -> int:
     return sum(visit.tokens for visit in held)
 
 
-def mean_rates(posterior: Posterior, prompt_ids: Iterable[str]) -> np.ndarray:
-    return posterior.mean(posterior.rows(prompt_ids))
+def mean_rates(posterior: Posterior, prompt_ids: Sequence[str]) -> np.ndarray:
+    return posterior.mean(posterior.ids.rows(prompt_ids))
 
 
 class Listed(UniformSource):

@@ -9,7 +9,7 @@ from scripted import SAMPLING, at
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import CURRICULA, Facts, build_curriculum, check_curriculum
+from whet.curriculum.build import CURRICULA, Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Dapo, Uniform
 from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
 from whet.curriculum.rho import CuresSource
@@ -23,7 +23,7 @@ from whet.testing.simulator import World
 
 def test_every_name_builds_and_asks() -> None:
     for name in CURRICULA:
-        check_curriculum(name)
+        find_plan(name)
         settings = config.Curriculum(name=name, rollouts=5)
         facts = Facts(ids=["a", "b", "c"], characters=[1, 2, 9], tasks=["t"] * 3, levels=[1, None, 3])
         curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=1)
@@ -44,11 +44,11 @@ def test_knobs_arrive() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     with pytest.raises(WhetError, match='no curriculum "unifrom"; did you mean "uniform"'):
-        check_curriculum("unifrom")
+        find_plan("unifrom")
     with pytest.raises(WhetError, match='did you mean "dapo"'):
         build_curriculum(config.Curriculum(name="DAPO"), facts=Facts(ids=["a"]), sampling=SAMPLING, seed=0)
     with pytest.raises(WhetError, match="known are all, cures, dapo, scalingrl, speed, stages, uniform"):
-        check_curriculum("zzz")
+        find_plan("zzz")
 
 
 def test_weights_arrive() -> None:

@@ -113,7 +113,7 @@ class Forgetful(Dapo):
 
 
 class Losing(Uniform):
-    """1: who must be asked again is not saved."""
+    """1: prompts that must be asked again are not saved."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "returned": []}

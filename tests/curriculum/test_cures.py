@@ -52,7 +52,7 @@ def test_the_contract_with_look_ahead_forgetting_and_subsets() -> None:
 
 
 def test_the_contract_while_probing() -> None:
-    """Probes are extra: they wear out no patience, so the suite is told of as many more."""
+    """Probes are extra: they wear out no patience, so the suite allows as many more."""
     for world in ALL_WORLDS:
         source = {"subsets": min(3, world.prompts), "subset_steps": 2}
         batches = check_world(
@@ -161,7 +161,7 @@ def test_every_group_trains_with_equal_weight() -> None:
     assert (metric(gate, "allocation_min"), metric(gate, "allocation_max")) == (4, 4)
 
 
-def test_who_takes_the_place_of_a_dropped_group_gets_its_rollouts() -> None:
+def test_the_successor_of_a_dropped_group_gets_its_rollouts() -> None:
     gate = knowing({"p0": "", "p1": "w" * 8, "p2": "w" * 8, "p3": "w" * 8}, rollouts=4)
     first = gate.plan(at(groups=2))
     assert sum(n for _, n in asks(first)) == 8
@@ -172,7 +172,7 @@ def test_who_takes_the_place_of_a_dropped_group_gets_its_rollouts() -> None:
     assert second.prompt_id not in [request.prompt_id for request in first]
 
 
-def test_who_was_cut_is_asked_again_for_as_many() -> None:
+def test_a_cut_group_is_asked_again_for_as_many() -> None:
     gate = knowing({"p0": "", "p1": "w" * 8, "p2": "rr", "p3": "w" * 20}, rollouts=5)
     first = gate.plan(at(groups=4))
     gate.observe([cut(first[1], 0)])

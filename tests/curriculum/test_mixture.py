@@ -1,4 +1,4 @@
-"""Several curricula side by side: shares, ids, who waits for whom, and the contract for mixtures of all kinds."""
+"""Several curricula side by side: shares, ids, which part waits, and the contract for mixtures of all kinds."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_shares_of_one_and_five_sixths_over_updates_of_three() -> None:
     weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
     groups=st.lists(st.integers(1, 40), min_size=1, max_size=40),
 )
-def test_nobody_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
+def test_no_part_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
     shares = [weight / sum(weights) for weight in weights]
     given_ = [0] * len(shares)
     for count in groups:
@@ -183,20 +183,20 @@ def test_starvation_is_the_part_s_own_and_says_which() -> None:
         run("raise")
 
 
-def test_signals_go_to_whose_they_are() -> None:
-    heard: list[dict[Any, Any]] = []
+def test_signals_go_to_their_part() -> None:
+    seen: list[dict[Any, Any]] = []
 
     class Listens(Uniform):
         needs = frozenset({"score"})
 
         def updated(self, clock: Any, report: Report) -> None:
-            heard.append(dict(report.signals))
+            seen.append(dict(report.signals))
 
     parts = [Listens(Listed(list(letters)), sampling=SAMPLING, rollouts=2) for letters in ("AB", "CD")]
     mixed = mixture(uniform("EF"), *parts)
     assert mixed.needs == {"score"}
     mixed.updated(at(step=1, groups=3), Report(metrics={}, signals={(7, 0): {"score": 1.0}, (5, 1): {"score": 2.0}}))
-    assert heard == [{(2, 0): {"score": 1.0}}, {(1, 1): {"score": 2.0}}]
+    assert seen == [{(2, 0): {"score": 1.0}}, {(1, 1): {"score": 2.0}}]
 
 
 def test_join_rescales_weights_and_keeps_flags() -> None:

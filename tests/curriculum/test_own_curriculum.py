@@ -9,7 +9,7 @@ import pytest
 from scripted import SAMPLING, at
 
 from whet import config
-from whet.curriculum.build import Facts, build_curriculum, check_curriculum
+from whet.curriculum.build import Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Gate
 from whet.curriculum.mixture import Mixture
 from whet.curriculum.stages import Stages
@@ -100,4 +100,4 @@ def test_in_a_mixture_its_metrics_have_the_name_of_the_class() -> None:
 )
 def test_what_cannot_be_a_curriculum_is_refused_with_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(WhetError, match=sentence):
-        check_curriculum(name)
+        find_plan(name)

@@ -44,8 +44,8 @@ def test_verdicts_count_whatever_the_reward_and_shares_of_one_may() -> None:
     right, wrong = answers(request, "rw")
     posterior.count([replace(right, score=0.995, reward=7.0), replace(wrong, score=0.4, reward=-3.0)])
     assert mean_rates(posterior, ["a"]) == pytest.approx([0.5])
-    posterior.add(posterior.rows(["a"]), right=[0.5], wrong=[0.5])
-    posterior.add(posterior.rows(["a"]), right=[1.5], wrong=[0.5])
+    posterior.add(posterior.ids.rows(["a"]), right=[0.5], wrong=[0.5])
+    posterior.add(posterior.ids.rows(["a"]), right=[1.5], wrong=[0.5])
     assert mean_rates(posterior, ["a"]) == pytest.approx([(1 + 1 + 2) / (2 + 2 + 3)])
 
 
@@ -132,10 +132,10 @@ def test_a_later_stage_inherits_half_the_evidence_on_the_prompts_it_has() -> Non
 
 
 def test_a_pooled_prior_by_hand() -> None:
-    """Rates 3/4 and 0 of two prompts: m = (1 + 0.75) / 4; it moves when it is told to."""
+    """Rates 3/4 and 0 of two prompts: m = (1 + 0.75) / 4; it moves when `settle` is called."""
     posterior = Posterior(["a", "b", "c"], pooled=True)
     assert mean_rates(posterior, "abc").tolist() == [0.5] * 3
-    posterior.add(posterior.rows("ab"), right=[3, 0], wrong=[1, 8])
+    posterior.add(posterior.ids.rows("ab"), right=[3, 0], wrong=[1, 8])
     assert posterior.prior == 0.5
     posterior.settle()
     assert posterior.prior == 0.4375
@@ -149,6 +149,6 @@ def test_a_pooled_prior_by_hand() -> None:
 
 def test_the_paper_s_prior_stays_where_it_is() -> None:
     posterior = Posterior(["a", "b"])
-    posterior.add(posterior.rows("a"), right=[0], wrong=[8])
+    posterior.add(posterior.ids.rows("a"), right=[0], wrong=[8])
     posterior.settle()
     assert posterior.prior == 0.5

@@ -57,7 +57,7 @@ def test_data_weights_multiply_rho() -> None:
     assert shares == pytest.approx([5 / 14] * 2 + [1 / 14] * 4, abs=0.033)
 
 
-def test_a_step_draws_nobody_twice() -> None:
+def test_a_step_draws_no_prompt_twice() -> None:
     source = CuresSource(IDS, 0)
     assert sorted(source.pick(2, at()) + source.pick(3, at()) + source.pick(1, at())) == IDS
     assert len(set(source.pick(6, at(step=1)))) == 6
@@ -194,7 +194,7 @@ class Halves:
         self.version, self.used, self.seen = state["version"], state["used"], state["seen"]
 
 
-def test_a_pool_says_who_may_be_drawn_and_the_counts_stay() -> None:
+def test_a_pool_says_what_may_be_drawn_and_the_counts_stay() -> None:
     source = CuresSource(IDS, 0, pool=Halves(IDS))
     assert sorted(source.pick(2, at()) + source.pick(1, at())) == IDS[0::2]
     tell(source, {"p0": "rr"})

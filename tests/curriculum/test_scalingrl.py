@@ -36,7 +36,7 @@ def make(ids: Sequence[str], seed: int, gate: type[Gate] = Uniform, **knobs: Any
     return gate(ScalingRLSource(ids, seed, **knobs), sampling=SAMPLING, rollouts=3, max_age=1)
 
 
-def told(prompt_id: str, group: int, letters: str, length: int = 10) -> list[Rollout]:
+def judged(prompt_id: str, group: int, letters: str, length: int = 10) -> list[Rollout]:
     return [
         Rollout(
             prompt_id=prompt_id,
@@ -60,7 +60,7 @@ def visit_all(source: ScalingRLSource, letters: Sequence[str], first_group: int 
     """Every prompt is handed out once, over many updates, and gets these verdicts, in turn."""
     hand_out(source, range(len(source.all_ids)))
     for row, prompt_id in enumerate(source.all_ids):
-        source.observe(told(prompt_id, first_group + row, letters[row % len(letters)]))
+        source.observe(judged(prompt_id, first_group + row, letters[row % len(letters)]))
 
 
 def hand_out(source: ScalingRLSource, rows: Iterable[int]) -> None:
@@ -115,7 +115,7 @@ def test_scores_by_hand() -> None:
     source = ScalingRLSource(IDS[:4], seed=0, levels=[4, 3, 2, 1])
     source.drawn(IDS[:4])
     for row, letters in enumerate(("rwww", "rrww", "rrrw", "rrrr")):
-        source.observe(told(f"p{row}", row, letters, length=10 * (row + 1)))
+        source.observe(judged(f"p{row}", row, letters, length=10 * (row + 1)))
     parts = source._components_of(u=0.0)
     bell = np.exp([-0.4, 0.0, -0.4, -1.6])
     assert parts[0] == pytest.approx(bell, rel=1e-5)
@@ -124,7 +124,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_a_prompt_without_a_level_is_of_average_difficulty_however_often_it_is_solved() -> None:
-    """Levels 2 and 10: mean 6, deviation 4, so exp(-1/2) each; who brings none has the average's 1."""
+    """Levels 2 and 10: mean 6, deviation 4, so exp(-1/2) each; a prompt without one has the average's 1."""
     source = ScalingRLSource(IDS[:3], seed=0, levels=[2, 10, None])
     visit_all(source, ["rrrr", "rrrr", "rwww"])
     parts = source._components_of(u=0.0)
@@ -179,7 +179,7 @@ def test_once_solved_prompts_keep_their_share(old: float, expected: int) -> None
     source = ScalingRLSource(ids, seed=0, new=0.0, old=old, share=0.1, weights=(0.0, 0.0, 1.0))
     hand_out(source, range(100))
     for row in range(100):
-        source.observe(told(ids[row], row, ("rrrw", "rrrw", "wwww", "wwww")[row % 4]))
+        source.observe(judged(ids[row], row, ("rrrw", "rrrw", "wwww", "wwww")[row % 4]))
     source.refresh(clock(1.0, step=1))
     rows = [int(i[1:]) for i in source.ids()]
     assert len(rows) == 20
@@ -194,13 +194,13 @@ def test_the_difficulty_target_stays_where_prompts_have_signal() -> None:
     source = ScalingRLSource(ids, seed=0, levels=levels)
     hand_out(source, range(300))
     for row in range(300):
-        source.observe(told(ids[row], row, ("rrww", "rwww", "wwww")[row % 3]))
+        source.observe(judged(ids[row], row, ("rrww", "rwww", "wwww")[row % 3]))
     source.refresh(clock(1.0, step=1))
     counts = Counter(levels[int(i[1:])] for i in source.ids())
     assert len(source.ids()) == 540 and counts[9.0] < 20
 
 
-def test_levels_that_are_all_alike_rule_out_nobody() -> None:
+def test_levels_that_are_all_alike_rule_out_nothing() -> None:
     source = ScalingRLSource(IDS, seed=0, levels=[4.0] * 100)
     assert source._components_of(u=1.0)[0].tolist() == [1.0] * 100
 
@@ -231,7 +231,7 @@ def mixed_share(source: Any, rates: np.ndarray, levels: np.ndarray, seed: int) -
             row = int(prompt_id[1:])
             letters = "".join("r" if right else "w" for right in rng.random(8) < rates[row])
             mixed += len(set(letters)) == 2
-            source.observe(told(prompt_id, 16 * step + number, letters, length=int(60 * levels[row])))
+            source.observe(judged(prompt_id, 16 * step + number, letters, length=int(60 * levels[row])))
     return mixed / (16 * updates)
 
 
@@ -310,14 +310,14 @@ def test_unjudged_prompts_do_not_stay_new() -> None:
 
 def test_rollouts_of_other_prompts_and_levels_that_are_words_do_no_harm() -> None:
     source = ScalingRLSource(IDS, seed=0, levels=["hard", 2, *[None] * 98])  # type: ignore[list-item]
-    source.observe(told("another", 0, "rw"))
+    source.observe(judged("another", 0, "rw"))
     assert source._has_level[:3].tolist() == [False, True, False]
     assert source.ids() == IDS and len(source.pick(18, clock())) == 18
 
 
 def test_adaptive_weights_may_be_switched_on_at_a_resume() -> None:
     plain, adaptive = ScalingRLSource(IDS, 0), ScalingRLSource(IDS, 0, adaptive=True)
-    plain.observe(told(plain.pick(18, clock())[0], 0, "rw"))
+    plain.observe(judged(plain.pick(18, clock())[0], 0, "rw"))
     adaptive.load_state_dict(json.loads(json.dumps(plain.state_dict())))
     assert len(adaptive.pick(40, clock())) == 40
 
@@ -369,7 +369,7 @@ def test_a_pool_spends_more_on_prompts_with_signal() -> None:
 
 
 def test_cures_draws_inside_the_pool() -> None:
-    """The active set moves on once as many prompts were drawn inside it as it holds, whoever draws them."""
+    """The active set moves on once as many prompts were drawn inside it as it holds, whatever draws them."""
     source = CuresSource(IDS, seed=0, tau=0.1, pool=(pool := ScalingRLSource(IDS, seed=0)))
     for version in (1, 2, 3):
         for update in range(6):
@@ -444,7 +444,7 @@ def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_a
         for number, k in enumerate(picks):
             picked = source.pick(k, clock(number / 10))
             for i, prompt_id in enumerate(picked):
-                source.observe(told(prompt_id, 100 * number + i, "rwr" if int(prompt_id[1:]) % 3 else "www"))
+                source.observe(judged(prompt_id, 100 * number + i, "rwr" if int(prompt_id[1:]) % 3 else "www"))
             source.give_back(picked[::5])
             log.append((picked, source.metrics()))
             if saving and number == save_at:
@@ -458,15 +458,16 @@ def test_a_saved_source_goes_on_as_if_never_interrupted(picks: list[int], save_a
 
 def test_the_state_is_small() -> None:
     source = ScalingRLSource([f"id-{i}" for i in range(100_000)], seed=0)
-    source.observe([r for i, p in enumerate(source.pick(10, clock())) for r in told(p, i, "rw")])
+    source.observe([r for i, p in enumerate(source.pick(10, clock())) for r in judged(p, i, "rw")])
     assert len(json.dumps(source.state_dict())) < 110_000  # 18,000 rows of four bytes, and ten prompts
 
 
 def test_bad_settings_and_other_data_are_refused() -> None:
     with pytest.raises(WhetError, match=r"new = 0.7 and scalingrl.old = 0.5"):
         ScalingRLSource(IDS, 0, new=0.7, old=0.5)
-    with pytest.raises(WhetError, match=r"scalingrl\.weights"):
-        ScalingRLSource(IDS, 0, weights=(0.0, 0.0, 0.0))
+    for wrong in ((0.0, 0.0, 0.0), (0.4, -0.1, 0.7)):
+        with pytest.raises(WhetError, match=r"scalingrl\.weights"):
+            ScalingRLSource(IDS, 0, weights=wrong)
     with pytest.raises(WhetError, match="no prompts"):
         ScalingRLSource([], 0)
     with pytest.raises(WhetError, match="other prompts"):

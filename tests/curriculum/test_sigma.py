@@ -140,7 +140,7 @@ def test_verdicts_part_the_scores_and_missing_ones_are_passed_over() -> None:
     curriculum.emit(at(groups=1))
     g = request.group_id
     curriculum.updated(at(step=1, groups=1), report({(g, 0): [3.0], (g, 1): [1.0], (g, 2): [50.0], (g + 9, 0): [70.0]}))
-    rows = curriculum.sigmas.source.posterior.rows([request.prompt_id])
+    rows = curriculum.sigmas.source.posterior.ids.rows([request.prompt_id])
     assert curriculum.sigmas.moments.of(rows).tolist() == [[9, 1, 0]]
     curriculum.updated(at(step=2, groups=1), report({(g, 0): [90.0]}))  # of no batch
     assert curriculum.sigmas.moments.of(rows).tolist() == [[9, 1, 0]]

@@ -316,16 +316,16 @@ def test_gate_only_trains_on_the_continuation() -> None:
 
 
 def test_a_budget_is_divided_among_those_continued_together() -> None:
-    told: list[tuple[list[float], int]] = []
+    calls: list[tuple[list[float], int]] = []
 
     def allocate(groups: Sequence[Group], total: int) -> list[int]:
-        told.append(([group.pass_rate for group in groups], total))
+        calls.append(([group.pass_rate for group in groups], total))
         return by_variance(groups, total)
 
     gate = speed(n_init=4, n_cont=8, allocate=allocate)
     answer_all(gate, gate.plan(at()), ["rrww", "rwww", "wwww", "wwww"])
     second = [r for r in gate.plan(at()) if r.phase == "continue"]
-    assert told == [([0.5, 0.25], 16)]
+    assert calls == [([0.5, 0.25], 16)]
     assert asks(second) == [("A", 9), ("B", 7)]  # 0.5 to 0.433
 
 

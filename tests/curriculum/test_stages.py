@@ -119,7 +119,7 @@ def test_ends_after_its_epochs() -> None:
     assert ends_after(stages([Stage(subset="short", epochs=2), Stage()])) == 3
 
 
-def test_who_is_asked_again_counts_once_to_an_epoch() -> None:
+def test_a_prompt_asked_again_counts_once_to_an_epoch() -> None:
     curriculum = stages([Stage(epochs=0.5), Stage()])
     requests = curriculum.plan(at())
     curriculum.observe([cut(requests[0], 0), *answers(requests[1], "rw")])

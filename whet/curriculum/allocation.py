@@ -68,9 +68,6 @@ def sigma_of(p: ArrayLike) -> np.ndarray:
 
     It has two uses. sqrt(2 delta) times it bounds what a trust-region step on the prompt can gain (eq. 11). And it is
     sigma of eq. 21 if every response has a score of norm one, and right and wrong responses have the same mean.
-
-    >>> sigma_of([0.5, 0.25, 0.0]).round(6).tolist()
-    [0.5, 0.433013, 0.0]
     """
     p = np.asarray(p, np.float64)
     return np.sqrt(p * (1.0 - p))
@@ -131,13 +128,6 @@ class Moments(Saved):
 
     The paper takes them from a probe of every prompt, with one backward pass per response. OURS: from the rollouts
     that train anyway, averaged over the visits of a prompt, and over all prompts where too little is known.
-
-    >>> moments = Moments(prompts=2)
-    >>> moments.of(np.array([0])).tolist()  # nothing known: sigma is that of the pass rate
-    [[1.0, 1.0, 0.0]]
-    >>> moments.update([(0, np.array([[2.0], [4.0]]), np.array([[1.0]]))])
-    >>> moments.of(np.array([0, 1])).tolist()
-    [[10.0, 1.0, 0.0], [10.0, 1.0, 0.0]]
     """
 
     state_names = ("common",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -100,6 +100,8 @@ def to_json(value: Any) -> Any:
     >>> from_json(to_json([(1, "a"), {2: {3}}, np.array([1.5], np.float32)]))
     [(1, 'a'), {2: {3}}, array([1.5], dtype=float32)]
     """
+    if value is None or isinstance(value, str | int | float):
+        return value
     if hasattr(value, "state_dict"):
         return value.state_dict()
     if isinstance(value, list):
@@ -112,16 +114,14 @@ def to_json(value: Any) -> Any:
         return {"array": [pack(value), value.dtype.name, list(value.shape)]}
     if isinstance(value, Rollout):
         return {"Rollout": rollout_to_json(value)}
-    if is_dataclass(value):
-        columns = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
-        return {type(value).__name__: columns}
-    return value
+    columns = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return {type(value).__name__: columns}
 
 
 def from_json(value: Any) -> Any:
     if isinstance(value, list):
         return [from_json(item) for item in value]
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "array":
@@ -183,11 +183,7 @@ class Wrapper(Saved):
 
 
 def named(values: Mapping[str, float]) -> dict[str, float]:
-    """Metrics under their full names.
-
-    >>> named({"asked": 3})
-    {'curriculum/asked': 3.0}
-    """
+    """Metrics under their full names."""
     return {f"curriculum/{name}": float(value) for name, value in values.items()}
 
 

@@ -125,8 +125,8 @@ def _without_weights(facts: Facts, source: str) -> Facts:
 
 
 def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    own = settings.cures.model_dump(include={"tau", "memory", "prior", "subsets", "subset_steps"})
-    return CuresSource(facts.ids, seed, rest=settings.max_age, entries=facts.entries, pool=pool, **own)
+    about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool}
+    return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 
 def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> ScalingRLSource:
@@ -158,13 +158,11 @@ SOURCES: Mapping[str, Callable[[config.Curriculum, Facts, int], Source]] = {
 # ---- names
 
 
-def check_curriculum(name: str) -> None:
-    """Refuse an unknown name. It is cheap, so it is called before any weight is loaded."""
-    find_plan(name)
-
-
 def find_plan(name: str) -> CurriculumPlan:
-    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum."""
+    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum.
+
+    An unknown name is refused. This is cheap, so it is called before any weight is loaded.
+    """
     if ":" in name:
         kind = import_curriculum(name)
         return plain(kind) if issubclass(kind, Gate) else CurriculumPlan(own=kind)
@@ -197,19 +195,14 @@ def import_curriculum(name: str) -> type:
     lacking = [key for key in methods if not callable(getattr(kind, key, None))]
     if lacking := [*lacking, *sorted(getattr(kind, "__abstractmethods__", ()))]:
         raise WhetError(f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum.")
-    _check_arguments(kind, name)
-    return kind
-
-
-def _check_arguments(kind: type, name: str) -> None:
-    settings, sampling = config.Curriculum(), Sampling(max_tokens=1)
     args = (None,) if issubclass(kind, Gate) else ()
-    names = common(settings, sampling) if args else ("facts", "settings", "sampling", "seed")
+    names = common(config.Curriculum(), Sampling(max_tokens=1)) if args else ("facts", "settings", "sampling", "seed")
     try:
         inspect.signature(kind).bind(*args, **dict.fromkeys(names))
     except TypeError as error:
         wanted = ", ".join([*("source" for _ in args), *names])
-        raise WhetError(f'curriculum.name = "{name}" is built with ({wanted}), which does not fit: {error}.') from None
+        raise WhetError(f"{where} is built with ({wanted}), which does not fit: {error}.") from None
+    return kind
 
 
 # ---- building
@@ -217,7 +210,7 @@ def _check_arguments(kind: type, name: str) -> None:
 
 def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """One curriculum, or a mixture where data entries want different ones; with resets, if the recipe wants them."""
-    check_curriculum(settings.name)
+    find_plan(settings.name)
     portions, facts = portions_of(settings, facts.entries, facts.settings), facts.indexed()
     members = []
     for number, portion in enumerate(portions):
@@ -244,7 +237,10 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
         sigmas: Sigmas | None = None  # by which rollouts are divided, over a source that estimates pass rates
         if isinstance(source, CuresSource):
             sigmas = GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source)
-        gate = plan.gate(settings, _unsolved(settings, source, len(facts.ids)), sampling, sigmas)
+        if settings.solved and isinstance(source, CuresSource):
+            raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
+        asked = Unsolved(source, prompts=len(facts.ids), solved=settings.solved) if settings.solved else source
+        gate = plan.gate(settings, asked, sampling, sigmas)
         gate.book.next_id = first
         built: Curriculum = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
         if isinstance(source, CuresSource):
@@ -280,14 +276,6 @@ def _build_own(kind: type, settings: config.Curriculum, facts: Facts, sampling: 
     if not isinstance(getattr(built, "needs", None), frozenset):
         raise WhetError(f'curriculum.name = "{settings.name}": the class needs an attribute needs = frozenset().')
     return built
-
-
-def _unsolved(settings: config.Curriculum, source: Source, prompts: int) -> Source:
-    if not settings.solved:
-        return source
-    if isinstance(source, CuresSource):
-        raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
-    return Unsolved(source, prompts=prompts, solved=settings.solved)
 
 
 def stages_of(settings: config.Curriculum, max_tokens: int) -> tuple[config.Stage, ...]:

@@ -21,7 +21,7 @@ from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.groups import Visit
 from whet.curriculum.rho import CuresSource
 from whet.errors import WhetError
-from whet.types import Batch, Clock, Group, Key, Phase, Report, Request, Verdict
+from whet.types import Batch, Clock, Group, Phase, Report, Request
 
 # ---- sigma of a prompt
 
@@ -31,7 +31,7 @@ Sigmas = Callable[[Sequence[str]], np.ndarray]  # prompt ids -> their sigmas, of
 
 def rate_sigmas(source: CuresSource) -> Sigmas:
     """sqrt(p (1 - p)): eq. 21 if all scores have norm one, and right and wrong responses have the same mean."""
-    return lambda prompt_ids: sigma_of(source.spread_rates(source.posterior.rows(prompt_ids)))
+    return lambda prompt_ids: sigma_of(source.spread_rates(source.ids.rows(prompt_ids)))
 
 
 class GradientSigmas(Saved):
@@ -49,7 +49,7 @@ class GradientSigmas(Saved):
 
     def __call__(self, prompt_ids: Sequence[str]) -> np.ndarray:
         self._follow()
-        rows = self.source.posterior.rows(prompt_ids)
+        rows = self.source.ids.rows(prompt_ids)
         rates = self.source.spread_rates(rows)
         sigmas, plain = sigma_gradient(rates, *self.moments.of(rows).T), sigma_of(rates)
         if len(rows) > 1 and sigmas.any():
@@ -59,7 +59,7 @@ class GradientSigmas(Saved):
     def learn(self, groups: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> None:
         """Learn from an update's groups: (prompt id, scores of its right responses, of its wrong ones)."""
         self._follow()
-        rows = self.source.posterior.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
+        rows = self.source.ids.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
         self.moments.update((row, right, wrong) for row, (_, right, wrong) in zip(rows, groups, strict=True))
 
     def _follow(self) -> None:
@@ -84,39 +84,29 @@ class Scored(Wrapper):
     def __init__(self, inner: Curriculum, sigmas: GradientSigmas):
         super().__init__(inner)
         self.sigmas, self.needs = sigmas, inner.needs | {SCORE}
-        # Of the batch that trains now: group id, prompt id, indexes of its right and of its wrong rollouts.
-        self.trained: list[tuple[int, str, list[int], list[int]]] = []
+        self.trained: list[Group] = []  # the batch that trains now
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)
         if batch is not None:
-            self.trained = [
-                (group.group_id, group.prompt_id, _indexes(group, "right"), _indexes(group, "wrong"))
-                for group in batch.groups
-            ]
+            self.trained = list(batch.groups)
         return batch
 
     def updated(self, clock: Clock, report: Report) -> None:
-        groups = [
-            (prompt_id, _scores(report, group_id, right), _scores(report, group_id, wrong))
-            for group_id, prompt_id, right, wrong in self.trained
-        ]
-        self.sigmas.learn([(name, right, wrong) for name, right, wrong in groups if len(right) or len(wrong)])
+        groups = []
+        for group in self.trained:
+            # A rollout without advantage never went through the model and has no score.
+            found = [(r.verdict, report.signals.get(r.key, {}).get(SCORE)) for r in group.rollouts]
+            right = [score for verdict, score in found if verdict == "right" and score is not None]
+            wrong = [score for verdict, score in found if verdict == "wrong" and score is not None]
+            if right or wrong:
+                groups.append((group.prompt_id, np.array(right), np.array(wrong)))
+        self.sigmas.learn(groups)
         self.trained = []
         self.inner.updated(clock, report)
 
     def metrics(self) -> dict[str, float]:
         return {**self.inner.metrics(), **self.sigmas.metrics()}
-
-
-def _indexes(group: Group, verdict: Verdict) -> list[int]:
-    return [rollout.index for rollout in group.rollouts if rollout.verdict == verdict]
-
-
-def _scores(report: Report, group_id: int, indexes: Sequence[int]) -> np.ndarray:
-    """The reported scores; a rollout without advantage never went through the model and has none."""
-    keys: list[Key] = [(group_id, index) for index in indexes]
-    return np.array([report.signals[key][SCORE] for key in keys if SCORE in report.signals.get(key, ())])
 
 
 # ---- the gate

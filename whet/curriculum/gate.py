@@ -1,13 +1,7 @@
 """A gate stands over a source and decides which groups train: the base class, plain groups, and DAPO's filter.
 
-It requests prompts of the source, keeps the book of groups, and emits a batch once enough groups were admitted. A
-subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`. Ages, cuts, look-ahead,
-starvation, counters and state are the same for all gates and are handled here.
-
 A group is open (rollouts are still to come), waiting (its admission was "more", so it is open, too), ready (it will
-train) or spare (rejected, but kept for starvation = "relax"). `len(book)` and `in_line()` cover open and ready groups.
-
-No response is left out or drawn again because it was long. Without cuts a group is decided as soon as it is complete.
+train) or spare (rejected, but kept for starvation = "relax"). Without cuts it is decided as soon as it is complete.
 With cuts (`Clock.cut`) short groups complete first, so deciding in that order would favour short responses. Then
 nothing is requested ahead, only the first `inside` groups in the order of request are decided and shown to the source,
 and each update drops all the others, finished or not, and requests them again.
@@ -31,12 +25,15 @@ Starvation = Literal["raise", "relax", "partial"]
 
 
 class Gate(Saved, ABC):
-    """The base class of most curricula. `curriculum.name = "module:Class"` may name a subclass: `build.py` gives it the
-    arguments below. Any other class with the methods of `base.Curriculum` may be named as well."""
+    """Requests prompts of the source, keeps the book of groups, and emits a batch once enough groups were admitted.
+
+    A subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`, and adds to `state_names`
+    what it must remember. `curriculum.name = "module:Class"` may name it: `build.py` gives it the arguments below.
+    """
 
     state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "inside")
     needs: frozenset[str] = frozenset()
-    phase: Phase = "train"  # of the first request of a group
+    phase: Phase = "train"  # phase of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
 
     def __init__(
@@ -58,7 +55,7 @@ class Gate(Saved, ABC):
         self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
         self.version = 0  # at the last emit
         self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self.dry = False  # the source had nothing more, and no group is open
 
     # What makes a gate
@@ -106,7 +103,7 @@ class Gate(Saved, ABC):
         if self.inside is None:
             self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
         else:
-            self._settle()
+            self.settle(self.inside)
 
     def emit(self, clock: Clock) -> Batch | None:
         self._turn(clock)
@@ -142,16 +139,12 @@ class Gate(Saved, ABC):
         self.inside = clock.groups if clock.cut else None
 
     def settle(self, groups: int) -> bool:
-        """Decide with a new size of the batch (`TokenBudget`); True if that decided any group."""
+        """Decide the complete ones of the first groups; True if there were any. None of them can be cut, since the
+        batch needs each of them. `groups` is the size of the batch, which `TokenBudget` may change."""
         if self.inside is None:
             return False
-        self.inside = groups
-        return self._settle()
-
-    def _settle(self) -> bool:
-        """Decide the complete ones of the first groups. The batch needs each of them, so none of them can be cut."""
-        before, any_decided = 0, False
-        for visit in list(self.book.in_line()) if self.inside else ():
+        self.inside, before, any_decided = groups, 0, False
+        for visit in list(self.book.in_line()) if groups else ():
             if before == self.inside:
                 break
             if visit.complete and visit.settled < visit.asked:
@@ -235,7 +228,10 @@ class Gate(Saved, ABC):
         if admission == "keep":
             self.counts.add("accepted")
             self.book.keep(group.group_id)
-            return
+        else:
+            self._reject(group)
+
+    def _reject(self, group: Group) -> None:
         self.counts.add("rejected_easy" if group.pass_rate > 0.5 else "rejected_hard")
         if self.starvation == "relax":
             self.book.set_aside(group.group_id)
@@ -247,9 +243,8 @@ class Gate(Saved, ABC):
 
     def _release_spare(self, keep: int) -> None:
         """Drop all but the best `keep` rejected groups, which a batch could still take: it frees their traces."""
-        if self.book.spare > keep:
-            for group in self.book.best_spare()[keep:]:
-                self._drop(group)
+        for group in self.book.best_spare()[keep:]:
+            self._drop(group)
 
     # Emitting
 

@@ -1,11 +1,9 @@
 """The group book and the counters, which all gates share (`gate.py` is the only caller).
 
-The book records which groups are open, waiting, ready or spare, in the order of their first request. A group starts
-with its first request, may be asked for more rollouts under the same id (a screened prompt that is continued), and is
-complete when all requested rollouts came; the gate then decides what it becomes. A prompt that is requested again,
-because an update cut its group or the group grew too old, gets a new group in its old place in the order.
-The book decides nothing, and `Counts` only counts: it gives the "curriculum/..." metrics, the acceptance rate by which
-DAPO requests, and the sentence with which a starving run ends.
+The book records which groups are open, waiting, ready or spare, in the order of their first request, and decides
+nothing. A group may be asked for more rollouts under the same id (a screened prompt that is continued), and is complete
+when all requested rollouts came. A prompt that is requested again, because an update cut its group or the group grew
+too old, gets a new group in its old place in the order.
 """
 
 from __future__ import annotations
@@ -29,14 +27,7 @@ MEMORY = 0.9  # share of the earlier evidence that remains after a batch
 
 
 class Share(Saved):
-    """How often something was true recently: counts that fade by `MEMORY` with every batch.
-
-    >>> share = Share()
-    >>> for hit in (True, False, False):
-    ...     share.add(hit)
-    >>> round(share.value(), 4), share.value(prior=0.5, weight=2)
-    (0.3333, 0.4)
-    """
+    """How often something was true recently: counts that fade by `MEMORY` with every batch."""
 
     state_names = ("hits", "seen")
 
@@ -56,15 +47,7 @@ class Share(Saved):
 
 
 class Counts(Saved):
-    """Totals, their values at the last batch, and two recent shares.
-
-    >>> counts = Counts()
-    >>> counts.add("asked", 3)
-    >>> counts.batch()
-    >>> counts.add("asked")
-    >>> counts.total["asked"], counts.since("asked")
-    (4, 1)
-    """
+    """Totals, their values at the last batch, and two recent shares."""
 
     state_names = ("total", "_mark", "acceptance", "signal")
 
@@ -142,13 +125,7 @@ RECORDS["Visit"] = Visit
 
 
 class GroupBook(Saved):
-    """Groups by id, and in line: in the order of their first request.
-
-    >>> book = GroupBook()
-    >>> request = book.ask("a", 4, Sampling(max_tokens=8), "screen")
-    >>> request.group_id, book.open, book.ready
-    (0, 1, 0)
-    """
+    """Groups by id, and in line: in the order of their first request."""
 
     state_names = ("next_id", "_visits", "_line", "_waiting", "continued", "_ready", "_spare", "_oldest")
 
@@ -183,10 +160,6 @@ class GroupBook(Saved):
         """The number of complete groups that will be asked for more."""
         return len(self._waiting)
 
-    @property
-    def spare(self) -> int:
-        return len(self._spare)
-
     def holds(self) -> set[int]:
         return self._visits.keys() | self._spare.keys()
 
@@ -208,8 +181,7 @@ class GroupBook(Saved):
 
     def _request(self, visit: Visit, n: int, sampling: Sampling, phase: Phase) -> Request:
         assert n > 0, f"group {visit.group_id} is asked for {n} rollouts"
-        first = visit.asked
-        visit.asked += n
+        first, visit.asked = visit.asked, visit.asked + n
         return Request(
             prompt_id=visit.prompt_id, group_id=visit.group_id, first_index=first, n=n, sampling=sampling, phase=phase
         )

@@ -18,6 +18,7 @@ from typing import Any
 from whet import config
 from whet.curriculum.base import Curriculum, Saved, named, refuse_state
 from whet.curriculum.gate import age_metrics
+from whet.curriculum.source import furthest_behind
 from whet.curriculum.stages import COUNTED
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout
@@ -34,7 +35,7 @@ class Portion:
     name: str  # that of its curriculum, with a number where another portion has the same
     settings: config.Curriculum
     entries: tuple[int, ...]  # numbers of its [[data]] entries
-    share: float  # of the groups of the run
+    share: float  # its part of the groups of the run
 
 
 def portions_of(
@@ -75,20 +76,12 @@ def portions_of(
         seen[name] += 1
         name += f"_{seen[name]}" if seen[name] > 1 else ""
         share = sum(entries[number][0] * entries[number][1] for number in numbers) / total
-        portions.append(Portion(name=name, settings=patient(wanted, share), entries=tuple(numbers), share=share))
+        # It may request as many groups without result as the whole batch: a share of a group or two would otherwise
+        # starve by chance.
+        patience = min(wanted.patience * wanted.groups, math.ceil(wanted.patience / share))
+        wanted = wanted.model_copy(update={"patience": patience})
+        portions.append(Portion(name=name, settings=wanted, entries=tuple(numbers), share=share))
     return portions
-
-
-def patient(settings: config.Curriculum, share: float) -> config.Curriculum:
-    """Raise the patience of a portion, so that it may request as many groups without result as the whole batch.
-
-    A portion with a share of a group or two would otherwise starve by chance.
-
-    >>> patient(config.Curriculum(groups=16, patience=20), 1 / 8).patience
-    160
-    """
-    patience = min(settings.patience * settings.groups, math.ceil(settings.patience / share))
-    return settings.model_copy(update={"patience": patience})
 
 
 def refuse_apart(settings: config.Curriculum, entry: int) -> None:
@@ -107,8 +100,8 @@ def refuse_apart(settings: config.Curriculum, entry: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    name: str  # of its metrics
-    share: float  # of the groups; the shares of all parts sum to 1
+    name: str  # prefix of its metrics
+    share: float  # its part of the groups; the shares of all parts sum to 1
     curriculum: Curriculum
 
 
@@ -122,9 +115,8 @@ def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> l
     ([1, 2], [0, 3])
     """
     counts = list(given)
-    for drawn in range(sum(given) + 1, sum(given) + groups + 1):
-        behind = [share * drawn - count for share, count in zip(shares, counts, strict=True)]
-        counts[behind.index(max(behind))] += 1
+    for _ in range(groups):
+        counts[furthest_behind(shares, counts)] += 1
     return [count - before for count, before in zip(counts, given, strict=True)]
 
 
@@ -144,7 +136,7 @@ class Mixture(Saved):
         self.given = [0] * len(parts)  # groups of each part in all batches so far
         self.running = [0] * len(parts)  # rollouts of each part that are requested and have not come
         self.early: dict[int, Batch] = {}  # by part: batches of this step that wait for the others
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups per update: what each part gets now
 
     # The protocol
@@ -289,11 +281,6 @@ def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of all parts together: counters are summed, and shares are averaged by what they are shares of.
 
     `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start.
-
-    >>> few, many = {"asked": 6, "accepted": 1, "signal_share": 0.5}, {"asked": 6, "accepted": 3, "signal_share": 1}
-    >>> total = totals([few, many])
-    >>> total["asked"], total["signal_share"]
-    (12, 0.875)
     """
     decided = [sum(part.get(name, 0.0) for name in ("accepted", "rejected_easy", "rejected_hard")) for part in each]
     complete = [part.get("unjudged_groups", 0.0) + count for part, count in zip(each, decided, strict=True)]

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from whet.curriculum.base import Curriculum, Source, Wrapper, named, smoothed
 from whet.curriculum.gate import Gate
+from whet.curriculum.rho import CuresSource
 from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.types import Batch, Clock, Report, Request, Rollout
 
@@ -78,8 +79,9 @@ class KimiSource(VerdictCounts):
         return picked
 
     def _weigh(self, ids: Sequence[str]) -> None:
-        rows = np.array([self.ids.row(prompt_id) for prompt_id in ids], np.int64)
-        self._weighted.put(rows, np.array([weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids]))
+        self._weighted.put(
+            self.ids.rows(ids), np.array([weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids])
+        )
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         super().observe(rollouts)
@@ -101,12 +103,6 @@ class Unsolved(VerdictCounts):
     Wraps any source of `prompts` ids and skips those whose pass rate over all their judged rollouts reaches `solved`
     (0.9 in the paper). OURS: a prompt that got no verdict is asked again whatever its rate, and if a whole pass over
     the data finds no unsolved prompt, the source is dry, which the gate's starvation policy answers.
-
-    >>> from whet.curriculum.source import UniformSource
-    >>> source = Unsolved(UniformSource(["a", "b"], seed=0), prompts=2)
-    >>> source.counts["a"] = [9, 10]
-    >>> source.pick(2, Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0))
-    ['b', 'b']
     """
 
     state_names = ("source", "counts", "skipped", "returned")
@@ -201,18 +197,8 @@ class TokenBudget(Wrapper):
 
 
 def groups_within(tokens: Sequence[int], budget: int) -> int | None:
-    """The number of groups, from the first on, that reach the budget; None if all together do not.
-
-    >>> groups_within([300, 500, 400, 100], 1000), groups_within([300, 500], 1000)
-    (3, None)
-    """
+    """The number of groups, from the first on, that reach the budget; None if all together do not."""
     return next((i + 1 for i, total in enumerate(accumulate(tokens)) if total >= budget), None)
-
-
-class Subsets(Protocol):
-    @property
-    def turn(self) -> int:
-        """The number of subsets begun, less one."""
 
 
 class Reset(Wrapper):
@@ -226,12 +212,12 @@ class Reset(Wrapper):
 
     state_names = ("inner", "since", "resets", "due", "turn")
 
-    def __init__(self, inner: Curriculum, *, every: int = 0, subset: Subsets | None = None):
+    def __init__(self, inner: Curriculum, *, every: int = 0, subset: CuresSource | None = None):
         super().__init__(inner)
         self.every, self.subset = every, subset
         self.since = self.resets = 0
         self.due = False
-        self.turn = 0  # of the subset, at the last batch
+        self.turn = 0  # turn of the subset at the last batch
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)

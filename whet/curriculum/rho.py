@@ -2,9 +2,8 @@
 
     rho*(x) = exp(sqrt(p (1 - p)) / tau) / sum of that over all prompts        (eq. 14)
 
-is the distribution that maximises E[sigma] + tau H: a large tau is uniform, a small one takes the prompts nearest to
-half solved. p is the mean of a Beta posterior (eqs. 22 to 24). Any gate can stand over this source; the paper's own,
-`cures.py`, also divides the rollouts. OURS: draws within a step are without replacement (the paper draws with, its code
+maximises E[sigma] + tau H: a large tau is uniform, a small one takes the prompts nearest to half solved. p is the mean
+of a Beta posterior (eqs. 22 to 24). OURS: draws within a step are without replacement (the paper draws with, its code
 without within a batch), so a prompt is one group of a batch; and every draw uses all verdicts so far (in the released
 code they never reach rho*).
 """
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from whet import config
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.base import Saved, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
@@ -40,11 +40,6 @@ class Posterior(Saved):
     The prior is the paper's, Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
     (empirical Bayes, OURS) it is Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts seen so far: where few
     can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first.
-
-    >>> posterior = Posterior(["a", "b"])
-    >>> posterior.add(posterior.rows(["a"]), right=[3], wrong=[1])
-    >>> posterior.mean(posterior.rows(["a", "b"])).round(6).tolist()
-    [0.666667, 0.5]
     """
 
     state_names = ("ids", "now", "prior")
@@ -66,9 +61,6 @@ class Posterior(Saved):
         if self.pooled:
             right, wrong = self._right[self.visited], self._wrong[self.visited]
             self.prior = float((1.0 + (right / (right + wrong)).sum()) / (2.0 + len(right)))
-
-    def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return np.array([self.ids.row(prompt_id) for prompt_id in prompt_ids], np.int64)
 
     @property
     def visited(self) -> np.ndarray:
@@ -139,15 +131,10 @@ TURN = 1 << 16
 class CuresSource(Returns):
     """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), where p is the mean of its posterior.
 
-    subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the counts
-    are forgotten and the next one follows. rest: further steps for which a drawn prompt is not drawn again, for gates
-    that request ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
-    rho*. pool: draw only from its moving set of prompts; the counts stay. prior: "even" or "pool" (`Posterior`).
-
-    >>> source = CuresSource(["a", "b", "c"], seed=0, tau=0.1)
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> sorted(source.pick(2, clock) + source.pick(1, clock))
-    ['a', 'b', 'c']
+    The settings are those of `config.Cures`; between subsets, which are split at random, the counts are forgotten.
+    rest: further steps for which a drawn prompt is not drawn again, for gates that request ahead. entries: (prompts,
+    weight) of each data entry, in the order of `ids`; the weight multiplies rho*. pool: draw only from its moving set
+    of prompts; the counts stay.
     """
 
     state_names = ("posterior", "probed", "pool", "turn", "began", "draws", "returned", "out", "fit", "_reference")
@@ -157,25 +144,22 @@ class CuresSource(Returns):
         ids: Sequence[str],
         seed: int,
         *,
-        tau: float = 0.1,
-        memory: float = 1.0,
-        prior: str = "even",
-        subsets: int = 1,
-        subset_steps: int = 10,
         rest: int = 0,
         entries: Sequence[tuple[int, float]] = (),
         pool: ScalingRLSource | None = None,
+        **settings: Any,
     ):
         super().__init__()
+        self.settings = config.Cures(**settings)
+        subsets = self.settings.subsets
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
             raise WhetError(
-                f"curriculum.cures.subsets = {subsets} would split prompts that a moving set has chosen; set it to 1."
+                f"curriculum.cures.subsets = {subsets} would split what a moving set has chosen; set it to 1."
             )
-        self.ids, self.seed, self.tau, self.rest, self.pool = Ids.of(ids), seed, tau, rest, pool
-        self.subsets, self.subset_steps = subsets, subset_steps
-        self.posterior = Posterior(self.ids, memory, prior == "pool")
+        self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
+        self.posterior = Posterior(self.ids, self.settings.memory, self.settings.prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
         self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
         self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
@@ -205,7 +189,7 @@ class CuresSource(Returns):
         there are fewer prompts than groups. Otherwise fewer than k may come."""
         self.enter(clock, k)
         picked = self.take_back(k)
-        self._take_out(self.posterior.rows(picked))
+        self._take_out(self.ids.rows(picked))
         while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
                 self.enter(clock, lacking)  # the next set, if this one is used up
@@ -286,7 +270,7 @@ class CuresSource(Returns):
         """Move to the time of the clock, at which `wanted` are to be drawn. True if a subset begins, also the first."""
         if self.pool is not None:
             self.pool.refresh(clock, wanted)
-        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.subset_steps)
+        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.settings.subset_steps)
         if begins:
             if self.turn >= 0:
                 self.posterior.clear()
@@ -386,7 +370,7 @@ class CuresSource(Returns):
 
     def _scaled(self, means: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
         """rho* up to a common factor."""
-        exponents = (sigma_of(means) - self._reference) / self.tau
+        exponents = (sigma_of(means) - self._reference) / self.settings.tau
         weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
         return weights if self._entry is None else weights * self._entry[rows]
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from whet import config
 from whet.curriculum import des
 from whet.curriculum.base import named, rows_from_json, rows_to_json
 from whet.curriculum.source import Ids, Returns
@@ -33,20 +34,12 @@ class History:
 
     A group's rollouts may come over several calls, and nothing marks the last one, so every call brings the values of
     its group up to date.
-
-    >>> history = History(2)
-    >>> history.add(1, group_id=7, right=1, judged=4, tokens=400, epoch=0)
-    >>> history.add(1, group_id=9, right=4, judged=4, tokens=800, epoch=1)
-    >>> float(history.rate[1]), round(float(history.length[1]), 4)
-    (0.625, 130.0)
-    >>> int(history.kind[1]) == ALL_RIGHT, history.visits.tolist()
-    (True, [0, 2])
     """
 
     def __init__(self, prompts: int):
         self.handed = np.zeros(prompts, np.int32)  # times it was handed out
         self.visits = np.zeros(prompts, np.int32)  # groups with a verdict
-        self.epoch = np.zeros(prompts, np.int32)  # of the latest verdict
+        self.epoch = np.zeros(prompts, np.int32)  # epoch of the latest verdict
         self.kind = np.zeros(prompts, np.uint8)
         self.solved = np.zeros(prompts, np.bool_)  # some rollout was right, ever
         self.rate = np.zeros(prompts, np.float32)  # mean pass rate of the last WINDOW groups
@@ -115,15 +108,7 @@ AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 
 
 class ScalingRLSource(Returns):
-    """The active set in a shuffled order, then the next one.
-
-    >>> source = ScalingRLSource([f"p{i}" for i in range(100)], seed=0)
-    >>> clock = Clock(step=0, version=0, groups=4, free=None, tokens=0, progress=0.0)
-    >>> len(set(source.pick(18, clock))), source.version, len(source.ids())
-    (18, 1, 18)
-    >>> source.pick(1, clock)[0] in source.ids(), source.version
-    (True, 2)
-    """
+    """The active set in a shuffled order, then the next one."""
 
     state_names = (
         *("all_ids", "version", "active", "used", "step", "recent", "asked", "returned", "shift", "distinct"),
@@ -136,33 +121,38 @@ class ScalingRLSource(Returns):
         seed: int,
         *,
         levels: Sequence[float | None] | np.ndarray = (),
-        weights: tuple[float, float, float] = (0.4, 0.3, 0.3),
-        adaptive: bool = False,
-        select: Select = "gumbel_topk",
-        share: float = 0.18,
-        threshold: float = 0.6,
-        new: float = 0.2,
-        old: float = 0.1,
+        **settings: Any,
     ):
-        """`levels`: one per id, None where the data has none. The others are those of `config.ScalingRL`."""
+        """`levels`: one per id, None where the data has none; `settings` are those of `config.ScalingRL`."""
         super().__init__()
-        des.check_weights(weights)
+        self.settings = config.ScalingRL(**settings)
+        weights, select, new, old = (getattr(self.settings, name) for name in ("weights", "select", "new", "old"))
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+            raise WhetError(
+                f"scalingrl.weights = {list(weights)} must be three numbers of 0 or more, not all 0: "
+                "difficulty, complexity and adaptability."
+            )
         if new + old > 1:
             raise WhetError(
-                f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
+                f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set, at most 1 together."
             )
         assert len(levels) in (0, len(ids)), "one level per id"
         self.all_ids, self.seed = Ids.of(ids), seed
-        self.adaptive, self.select = adaptive, select
-        self.share, self.new, self.old = share, new, old
-        self.cut = FLOOR if select == "gumbel_topk" else threshold
+        self.cut = FLOOR if select == "gumbel_topk" else self.settings.threshold
+        self.blind = select in ("random", "fixed")  # nothing is chosen by the score
         values = numbers(levels) if len(levels) else np.full(len(ids), np.nan, np.float32)
         self._has_level = np.isfinite(values)
         self._levels = np.where(self._has_level, values, np.float32(0.0))
         known = self._levels[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        blind = select in ("random", "fixed")  # nothing is chosen by the score
-        self.base_weights = weights if len(known) or blind else des.without_difficulty(weights)
+        if not len(known) and not self.blind:  # the other two weights keep their proportion (OURS)
+            if not sum(weights[1:]):
+                raise WhetError(
+                    f"scalingrl.weights = {list(weights)} weigh difficulty alone, but no training prompt has a number "
+                    "as its level; add a level column to the data, or weigh complexity or adaptability."
+                )
+            weights = (0.0, weights[1], weights[2])
+        self.base_weights = weights
         self.history = History(len(ids))
         self.version = 0  # sets chosen so far; a source that draws inside the active set watches it
         self.active = np.zeros(0, np.int32)  # rows of the active set, in the order they are handed out
@@ -170,9 +160,9 @@ class ScalingRLSource(Returns):
         self.step = 0
         self.recent: list[int] = []  # rows handed out for the update of this step
         self.asked = 0  # the most prompts that one update took since the active set was chosen
-        self.shift = [0.0, 0.0, 0.0]  # of the adaptive weights
+        self.shift = [0.0, 0.0, 0.0]  # shift of the adaptive weights
         self.distinct = 0  # different prompts handed out so far
-        self._components = np.zeros((3, 0), np.float32)  # of the active set, when it was chosen
+        self._components = np.zeros((3, 0), np.float32)  # D, C and R of the active set when it was chosen
         self._gauges: dict[str, float] = {}
 
     # A source
@@ -251,7 +241,7 @@ class ScalingRLSource(Returns):
 
         OURS: an update should need no prompt twice, so prompts that it was handed already rank last.
         """
-        if self.adaptive and self._components.shape[1] == len(self.active):
+        if self.settings.adaptive and self._components.shape[1] == len(self.active):
             visited = self._visited()
             rates = self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
             gain = 2.0 * rates * (1.0 - rates)  # mean |advantage| since the components were taken
@@ -261,20 +251,21 @@ class ScalingRLSource(Returns):
         eligible[self.recent] = False
         components = self._components_of(progress)
         scores = des.score(components, self.weights)
-        if self.select == "fixed" and self.version:
+        if self.settings.select == "fixed" and self.version:
             rows = np.sort(self.active)
         else:
-            keys, size = des.rank(scores, eligible, self.select, progress, rng, share=self.share, cut=self.cut)
+            share, select = self.settings.share, self.settings.select
+            keys, size = des.rank(scores, eligible, select, progress, rng, share=share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
             # Prompts never handed out, and prompts once solved, get at least their shares, whatever they score.
             new, solved = self.history.handed == 0, self.history.solved & eligible
-            shares = [(new, math.ceil(self.new * size)), (solved & ~new, math.ceil(self.old * size))]
-            rows = des.choose(keys, size, shares if self.select not in ("random", "fixed") else ())
+            shares = [(new, math.ceil(self.settings.new * size)), (solved & ~new, math.ceil(self.settings.old * size))]
+            rows = des.choose(keys, size, shares if not self.blind else ())
         self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
-        self._components = components[:, rows] if self.adaptive else self._components
+        self._components = components[:, rows] if self.settings.adaptive else self._components
         self.active = rows.astype(np.int32)
         self.version, self.used = self.version + 1, 0
 
@@ -312,7 +303,7 @@ class ScalingRLSource(Returns):
             "active": len(self.active),
             "distinct": self.distinct,
             **self._gauges,
-            **(dict(weights) if self.adaptive else {}),
+            **(dict(weights) if self.settings.adaptive else {}),
         }
         return named(values)
 
@@ -334,11 +325,7 @@ class ScalingRLSource(Returns):
 
 
 def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
-    """Levels as an array, NaN where there is none or a word.
-
-    >>> numbers([3, None, 1.5]).tolist()
-    [3.0, nan, 1.5]
-    """
+    """Levels as an array, NaN where there is none or a word."""
     if isinstance(levels, np.ndarray):
         return levels.astype(np.float32)
     return np.array([level if isinstance(level, int | float) else np.nan for level in levels], np.float32)

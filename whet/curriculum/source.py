@@ -27,11 +27,6 @@ class Ids(Sequence[str]):
 
     A map of a million ids takes a tenth of a second to build and 100 MB to hold. `build.py` builds it once; a part (the
     prompts of a stage or of a data entry) is an array of rows into it, and shares the map.
-
-    >>> ids = Ids(["a", "b", "c", "d"])
-    >>> part = ids.some(np.array([1, 3]))
-    >>> list(part), part[1], part.row("d"), part.row("a"), ids.row("d")
-    (['b', 'd'], 'd', 1, None, 3)
     """
 
     def __init__(self, ids: Sequence[str]):
@@ -92,12 +87,7 @@ class Ids(Sequence[str]):
         return np.array([-1 if row is None else row for row in found], np.int64)
 
     def shared(self, other: Ids) -> tuple[np.ndarray, np.ndarray]:
-        """Rows here and rows there of the ids that both have.
-
-        >>> ids = Ids(["a", "b", "c", "d"])
-        >>> [rows.tolist() for rows in ids.some(np.array([1, 3])).shared(ids.some(np.array([2, 3])))]
-        [[1], [1]]
-        """
+        """Rows here and rows there of the ids that both have."""
         here = self.rows(other)
         return here[here >= 0], np.flatnonzero(here >= 0)
 
@@ -143,15 +133,6 @@ class UniformSource(Returns):
 
     The order can be drawn again, so the state is small however many prompts there are. At 1,000,000 prompts a draw
     costs about 30 ms, once per epoch.
-
-    >>> source = UniformSource(["a", "b", "c"], seed=0)
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> first = source.pick(3, clock)
-    >>> sorted(first)
-    ['a', 'b', 'c']
-    >>> source.give_back([first[2], first[0]])
-    >>> source.pick(2, clock) == [first[2], first[0]]
-    True
     """
 
     state_names = ("ids", "epoch", "cursor", "returned")
@@ -188,18 +169,19 @@ class UniformSource(Returns):
 _NEXT_SEED = 1_000_003  # between the sets of a mixture, so that two sets of one size are not shuffled alike
 
 
+def furthest_behind(shares: Sequence[float], counts: Sequence[int]) -> int:
+    """The number of the part that lacks most of its share once one more is given; it gets the next one."""
+    total = sum(counts) + 1
+    behind = [share * total - count for share, count in zip(shares, counts, strict=True)]
+    return behind.index(max(behind))
+
+
 class MixedSource(Returns):
     """Several sets of prompts, each in shuffled epochs of its own, interleaved by weight.
 
     A prompt of weight 2 is picked twice as often as one of weight 1: the share of a set is weight x size, divided by
     the sum of that over all sets. The next pick goes to the set that is furthest behind its share, so no set is ever
     more than one pick ahead.
-
-    >>> source = MixedSource(["a", "b", "c", "d"], seed=0, entries=[(2, 1.0), (2, 3.0)])
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> picked = source.pick(8, clock)
-    >>> sum(i in "ab" for i in picked), sum(i in "cd" for i in picked)
-    (2, 6)
     """
 
     state_names = ("picks", "returned")
@@ -221,9 +203,7 @@ class MixedSource(Returns):
     def pick(self, k: int, clock: Clock) -> list[str]:
         picked = self.take_back(k)
         while len(picked) < k:
-            drawn = sum(self.picks) + 1
-            behind = [share * drawn - done for share, done in zip(self.shares, self.picks, strict=True)]
-            part = behind.index(max(behind))
+            part = furthest_behind(self.shares, self.picks)
             picked += self.parts[part].pick(1, clock)
             self.picks[part] += 1
         return picked
@@ -265,13 +245,6 @@ class WeightedRows:
 
     Every node is the sum of its two children, never a running total, so a tree that is filled anew with the same
     weights draws the same rows.
-
-    >>> rows = WeightedRows(3)
-    >>> rows.put(np.array([0, 2]), np.array([1.0, 3.0]))
-    >>> rows.total, rows.find(np.array([0.5, 1.0, 3.9])).tolist()
-    (4.0, [0, 2, 2])
-    >>> rows.draw(5, np.random.default_rng(0)).tolist(), rows.total
-    ([2, 0], 0.0)
     """
 
     def __init__(self, size: int):

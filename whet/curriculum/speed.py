@@ -2,15 +2,9 @@
 
 A group is first asked for `n_init` rollouts. If low < pass rate < high among them, it is continued up to `rollouts` and
 trains whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both share
-a plan: this is the authors' pre-fetch, one engine call per update.
-
-OURS, where the paper's code requests a fixed number of prompts per call and continues all survivors at once:
-- As many prompts are screened as should fill the batch and the `look_ahead`, at the recent acceptance rate.
-- A survivor is continued when the batch that will train it can be foreseen: under barrier for the next batch only, so
-  that its continuation is on-policy; under stream at once, unless it would be too old by the time its turn comes. If
-  its screening grows too old meanwhile, it is cut, and its prompt is screened again before all others.
-- With `max_age` = 0 nothing is screened ahead, except under barrier with `use_screening` = false: a screening that
-  only decides may be older than what trains, and the age bound then applies to the continuation alone.
+a plan: this is the authors' pre-fetch, one engine call per update. OURS, where the paper's code requests a fixed number
+of prompts per call and continues all survivors at once: as many prompts are screened as should fill the batch and the
+`look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`).
 """
 
 from __future__ import annotations
@@ -192,10 +186,15 @@ class Speed(Gate):
             idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
+        total, sizes = self.n_cont * len(groups), [self.n_cont] * len(groups)
+        if self.allocate is not None and groups:
+            sizes = self.allocate(groups, total)
+            exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
+            assert exact, f"{total} rollouts for {len(groups)} groups, each {self.least} or more, became {sizes}"
         fresh = not self.use_screening  # then the continuation trains without the screening's rollouts
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
-            for group, n in zip(groups, self._divide(groups), strict=True)
+            for group, n in zip(groups, sizes, strict=True)
         ]
 
     # The protocol, where screening changes it
@@ -231,7 +230,11 @@ class Speed(Gate):
         return self.book.waits + len(self.book.continued)
 
     def _ahead(self, clock: Clock) -> int:
-        """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call."""
+        """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call.
+
+        With `max_age` = 0 there are none, except under barrier with `use_screening` = false: a screening that only
+        decides may be older than what trains, and the age bound then applies to the continuation alone.
+        """
         barrier = clock.free is None
         alone = barrier and self._certain == self.book.ready  # no group waits or is being continued
         if alone or clock.cut or (self.max_age == 0 and not barrier):
@@ -249,7 +252,10 @@ class Speed(Gate):
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
-        """Waiting groups to continue now: those that a batch is expected to take while they are young enough."""
+        """Waiting groups to continue now: those that a batch is expected to take while they are young enough.
+
+        If a screening grows too old meanwhile, it is cut, and its prompt is screened again before all others.
+        """
         if not self.book.waits:
             return []
         waiting = {group.group_id: group for group in self.book.waiting()}
@@ -272,15 +278,6 @@ class Speed(Gate):
     def _age(self, group: Group, clock: Clock) -> int:
         """The age of a waiting group, as far as its screening trains."""
         return clock.version - group.oldest_version if self.use_screening else 0
-
-    def _divide(self, groups: Sequence[Group]) -> list[int]:
-        total = self.n_cont * len(groups)
-        if self.allocate is None or not groups:
-            return [self.n_cont] * len(groups)
-        sizes = self.allocate(groups, total)
-        exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
-        assert exact, f"{total} rollouts for {len(groups)} groups, {self.least} each at least, were divided as {sizes}"
-        return sizes
 
     # Deciding and emitting
 

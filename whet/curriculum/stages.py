@@ -1,13 +1,10 @@
 """FastCuRL's stages (arXiv 2503.17287) around any curriculum, each with prompts, a token limit and coefficients.
 
-`Stages` builds the curriculum of a stage by `make`, forwards every call to it, and after each update checks whether the
-stage is over. The next stage has prompts and groups of its own: a group never mixes stages. What the old stage still
-holds is dropped and counted, and so is what arrives for it later.
-
-The paper ends a stage by hand: the first when about 10% of the responses are truncated, the others after about an
-epoch, with the checkpoint picked by a benchmark. The rule here is OURS: the first of the stage's limits that is met, on
-averages over 20 updates (`base.Progress`), and never by a benchmark. The last stage never ends. A stage whose limit
-truncates nearly every response, with nothing right, ends at once if a later one is wider: it could only starve.
+The next stage has prompts and groups of its own: a group never mixes stages. What the old stage still holds is dropped
+and counted, and so is what arrives for it later. The paper ends a stage by hand: the first when about 10% of the
+responses are truncated, the others after about an epoch, with the checkpoint picked by a benchmark. The rule here is
+OURS: the first of the stage's limits that is met, on averages over 20 updates (`base.Progress`), and never by a
+benchmark. The last stage never ends.
 """
 
 from __future__ import annotations
@@ -94,31 +91,19 @@ class LengthRecord(Saved):
 
 
 def default_stages(max_tokens: int) -> tuple[Stage, ...]:
-    """The stages of a recipe that wants stages and names none. OURS: FastCuRL's first step, and then everything.
-
-    >>> [(stage.subset, stage.max_tokens) for stage in default_stages(1000)]
-    [('short', 500), ('all', 1000)]
-    """
+    """The stages of a recipe that wants stages and names none. OURS: FastCuRL's first step, and then everything."""
     short = Stage(subset="short", max_tokens=max(1, max_tokens // 2), truncated=0.10, epochs=1.0)
     return (short, Stage(subset="all", max_tokens=max_tokens))
 
 
 def stage_sampling(stage: Stage, sampling: Sampling) -> Sampling:
-    """The sampling of a stage: what it leaves open is as in `sampling`.
-
-    >>> stage_sampling(Stage(max_tokens=8), Sampling(max_tokens=32, temperature=0.6))
-    Sampling(max_tokens=8, temperature=0.6, top_k=0, top_p=1.0, stop_ids=(), stop_strings=())
-    """
+    """The sampling of a stage: what it leaves open is as in `sampling`."""
     limit, temperature = stage.max_tokens or sampling.max_tokens, stage.temperature or sampling.temperature
     return replace(sampling, max_tokens=limit, temperature=temperature)
 
 
 def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curriculum:
-    """The settings of the curriculum inside a stage, validated like those of a recipe.
-
-    >>> stage_settings(Stage(rollouts=8), config.Curriculum(name="speed", rollouts=24)).rollouts
-    8
-    """
+    """The settings of the curriculum inside a stage, validated like those of a recipe."""
     own = {"groups": stage.groups or settings.groups, "rollouts": stage.rollouts or settings.rollouts, "stages": ()}
     try:
         return config.Curriculum.model_validate({**settings.model_dump(), **own})
@@ -169,7 +154,7 @@ class Stages(Wrapper):
         self.evidence = Evidence()
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # counts of the stages that are over
-        self._tokens: dict[int, int] = {}  # of the groups held, for the count of what a border drops
+        self._tokens: dict[int, int] = {}  # tokens of the groups held, for the count of what a border drops
         self._enter(0, self._rows(0))
 
     @property

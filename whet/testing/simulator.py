@@ -17,16 +17,12 @@ from whet.types import Batch, Key, Request, Rollout, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The settings of a simulated run.
-
-    >>> World(prompts=3, pass_rates=(0.0, 0.5)).ids
-    ['p0', 'p1', 'p2']
-    """
+    """The settings of a simulated run."""
 
     prompts: int = 24
     # Pass rate of prompt i: number i modulo their count. Empty: every second rollout of a group is right.
     pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
-    lengths: tuple[int, ...] = ()  # of prompt i, likewise; empty draws one for each rollout
+    lengths: tuple[int, ...] = ()  # length for prompt i, likewise; empty draws one for each rollout
     skew: int = 1  # drawn lengths are a share u^skew of the limit: 1 is even, 3 has a long tail
     groups: int = 4  # per update
     updates: int = 8
@@ -73,10 +69,6 @@ class Simulator:
         self._rng = np.random.default_rng((world.seed, 7))
         self._running: list[SimulatedJob] = []
         self._cut: list[Rollout] = []
-
-    @property
-    def idle(self) -> bool:
-        return not self._running and not self._cut
 
     @property
     def free(self) -> int | None:
