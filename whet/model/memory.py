@@ -339,17 +339,14 @@ class Footprint:
         if self.flash:
             return "fast path: updates run on flash attention over packed sequences"
         dtype = self.settings.model.dtype
-        if self.device.type == "cpu":
-            why = "on a CPU, good for small models and for trying things out"
-        elif self.shape.softcap:
-            why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
-        elif not self.shape.flash:
-            why = "its heads have a size that the flash kernel does not take, so sequences are padded"
-        elif dtype != "bfloat16":
-            why = f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'
-        else:
-            why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
-        return f"slow path: {why}"
+        whys = (
+            (self.device.type == "cpu", "on a CPU, good for small models and for trying things out"),
+            (self.shape.softcap, "soft-capped attention has no flash kernel: sequences are padded, their scores kept"),
+            (not self.shape.flash, "the flash kernel does not take heads of this size, so sequences are padded"),
+            (dtype != "bfloat16", f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'),
+            (True, "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"),
+        )
+        return "slow path: " + next(why for holds, why in whys if holds)
 
     def findings(self, free: int | None) -> list[Finding]:
         """The memory, and whether it fits into `free` bytes; None where that is not known."""

@@ -72,14 +72,8 @@ def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     return out[: len(like)].to(like.dtype)
 
 
-@copy_rows.register_fake
-def _(x: Tensor, rows: Tensor) -> Tensor:
-    return x.new_empty((rows.shape[0], *x.shape[1:]))
-
-
-@sum_copies.register_fake
-def _(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+copy_rows.register_fake(lambda x, rows: x.new_empty((rows.shape[0], *x.shape[1:])))
+sum_copies.register_fake(lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -109,9 +103,7 @@ class Padding:
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """`lengths` are those of whole sequences, prompts included."""
-        self.lengths = lengths
-        self._device = device
+        self.lengths, self._device = lengths, device  # lengths of whole sequences, prompts included
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
