@@ -35,7 +35,7 @@ from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
 from whet.model.memory import Footprint, measure
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 PEAK = 790e12

@@ -46,7 +46,7 @@ from whet.fast.fused import share_storage
 from whet.model.load import tiny_tokenizer
 from whet.recipe import load_config, read_toml
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Report
 from whet.watch import Stopwatch, rollout_metrics
 

@@ -38,7 +38,7 @@ from whet.model.load import SPECIAL, load_weights, tiny_model, tiny_tokenizer
 from whet.model.packing import Pair
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Request, Rollout, Sampling
 
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz0123456789*=,:"

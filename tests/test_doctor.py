@@ -100,7 +100,7 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
     assert decoding_of(network, adapted, cuda).endswith("its own layers: adapters are not merged")
 
 
-def test_a_run_says_how_the_card_is_divided() -> None:
+def test_a_run_says_how_the_gpu_is_divided() -> None:
     gib = 2**30
     plan = MemoryPlan(
         weights=3 * gib,
@@ -199,7 +199,7 @@ def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: 
 
 def test_machine_of_a_recipe() -> None:
     machine = machine_of(torch.device("cpu"))
-    assert isinstance(machine, Machine) and machine.card is None and machine.threads >= 1 and "CPU" in machine.name
+    assert isinstance(machine, Machine) and machine.gpu is None and machine.threads >= 1 and "CPU" in machine.name
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:

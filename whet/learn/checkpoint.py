@@ -109,8 +109,8 @@ def save_checkpoint(
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
     from transformers import GenerationConfig
-    from transformers.utils import logging
 
+    from whet.model.load import no_progress_bars
     from whet.model.lora import is_lora, save_lora
     from whet.model.twin import changed
 
@@ -120,8 +120,9 @@ def _write_model(model: PreTrainedModel, folder: Path) -> None:
     else:
         # transformers refuses to save generation settings that it calls inconsistent; many published models have such
         # settings, so they are written below as they are.
-        logging.disable_progress_bar()  # it would break the display of the run
-        with changed((model, "generation_config", GenerationConfig()), (model.config, "dtype", model.config.dtype)):
+        plain, dtype = GenerationConfig(), model.config.dtype
+        restored = changed((model, "generation_config", plain), (model.config, "dtype", dtype))
+        with restored, no_progress_bars():
             model.save_pretrained(folder)
     if generation is not None:
         generation.to_json_file(folder / "generation_config.json")
@@ -235,7 +236,8 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
 def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
     import torch
     from safetensors import safe_open
-    from transformers.utils import logging
+
+    from whet.model.load import no_progress_bars
 
     with contextlib.ExitStack() as stack:
         paths = sorted(folder.glob("model*.safetensors"))
@@ -250,8 +252,8 @@ def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, T
     # transformers saves some networks under other names and shapes than it runs them with, and only transformers can
     # undo that: a second model in main memory, in the widest type of the live one, so that every copy is exact.
     widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
-    logging.disable_progress_bar()
-    twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
+    with no_progress_bars():
+        twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
     if twin.state_dict().keys() != names:
         raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
     yield from twin.state_dict().items()

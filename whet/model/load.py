@@ -284,9 +284,21 @@ def load_model(
     return model.to(device)
 
 
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars, which would break the display of a run; afterwards it may draw again."""
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()
+
+
+@no_progress_bars()
 def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a plain folder on the CPU, with every weight it needs."""
-    hf_logging.disable_progress_bar()
     with _one_sentence(folder):
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         # The default attention of transformers silently leaves out the soft-cap of Gemma 2.
