@@ -33,7 +33,7 @@ from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_pa
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
-STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # of a learner, in a checkpoint
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # what a checkpoint keeps
 PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
@@ -345,9 +345,6 @@ class Learner:
             largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()
-
-
-# ---- warm start
 
 
 def warm_start(

@@ -221,9 +221,6 @@ def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: Options
     return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
 
 
-# ---- packs
-
-
 @dataclass(frozen=True, slots=True)
 class Pack:
     """One micro-batch. The last token of a sequence predicts nothing and is left out of the input."""
