@@ -25,9 +25,6 @@ def learning_rate(step: int, progress: float, *, peak: float, warmup: int, sched
     """Linear warm-up over the first `warmup` steps (step counts from 0), times the schedule at progress 0..1.
 
     constant: 1; linear: 1 - progress; cosine: (1 + cos(pi progress)) / 2.
-
-    >>> [learning_rate(s, 0.5, peak=1.0, warmup=4, schedule="linear") for s in (0, 1, 3, 9)]
-    [0.125, 0.25, 0.5, 0.5]
     """
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(max(progress, 0.0), 1.0)

@@ -239,9 +239,6 @@ def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices, longest first, cut where the next one would exceed the budget; a longer one than that stands alone.
 
     Neighbours in length share a pack, so that padding in the reference attention is small.
-
-    >>> divide([3, 9, 4, 2], budget=8)
-    [[1], [2, 0], [3]]
     """
     return _cut(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), lengths, budget)
 
