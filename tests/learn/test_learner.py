@@ -16,6 +16,7 @@ from whet.learn.learner import Learner
 from whet.types import Batch, Sampling
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]
+FEW = [[1.0, 0.0, 0.0], [0.0, 0.3]]
 
 
 def padded_log_probs(model, encoder, rollouts):
@@ -321,7 +322,7 @@ def test_resumed_training_is_bit_identical(model_of, batch_of, encoder, dtype, t
     config = Learn(estimator="grpo", kl_coef=0.05, lr=1e-3, schedule="cosine", pack_tokens=64)
     straight = Learner(model_of(dtype), config, encode=encoder)
     for i in range(2):
-        straight.step(batch_of(MIXED, seed=i), progress=i / 4)
+        straight.step(batch_of(FEW, seed=i), progress=i / 4)
     straight.pack_tokens = 32
     kinds = straight.tensors()
     assert set(kinds) == {"optimizer", "reference"} | ({"masters"} if dtype == torch.bfloat16 else set())
@@ -337,7 +338,7 @@ def test_resumed_training_is_bit_identical(model_of, batch_of, encoder, dtype, t
     resumed.load({kind: load_file(tmp_path / f"{kind}.safetensors") for kind in kinds}, state)
     assert resumed.state_dict() == straight.state_dict()
     for i in range(2, 4):
-        reports = [le.step(batch_of(MIXED, seed=i), progress=i / 4) for le in (straight, resumed)]
+        reports = [le.step(batch_of(FEW, seed=i), progress=i / 4) for le in (straight, resumed)]
         assert reports[0].metrics == reports[1].metrics
     for a, b in zip(straight.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)

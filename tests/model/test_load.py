@@ -110,9 +110,9 @@ def test_what_is_neither_cached_nor_reachable_is_one_sentence(hub: Path, name: s
     put(hub, "org/name")
     with pytest.raises(
         WhetError, match=r"^There is no folder .* not \(whole\) in the local cache.*hf download"
-    ) as told:
+    ) as raised:
         check_model(Model(name=name))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_half_downloaded_snapshot_is_not_taken(hub: Path) -> None:
@@ -163,13 +163,13 @@ def refusing_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[di
 )
 def test_what_the_hub_says_is_one_sentence(refusing_hub: dict[str, Any], status: int, code: str, words: str) -> None:
     refusing_hub.update(status=status, code=code)
-    with pytest.raises(WhetError, match=words) as told:
+    with pytest.raises(WhetError, match=words) as raised:
         resolve_model("org/name@v9")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "a/b/c", "/no/such/folder", "org/na me", "../up", "https://x/y"])
-def test_other_names_are_refused_without_asking_anybody(name: str) -> None:
+def test_other_names_are_refused_without_any_request(name: str) -> None:
     with pytest.raises(WhetError, match="no model folder at"):
         check_model(Model(name=name))
 
@@ -209,14 +209,14 @@ def lose_a_weight(folder: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_told_before_weights_are_loaded(tmp_path: Path, harm: Any, words: str) -> None:
+def test_what_is_wrong_with_a_folder_is_said_before_weights_are_loaded(tmp_path: Path, harm: Any, words: str) -> None:
     save(tmp_path)
     check_model(Model(name=str(tmp_path)))
     harm(tmp_path)
     (tmp_path / "model.safetensors").is_file() and (tmp_path / "model.safetensors").write_bytes(b"not even looked at")
-    with pytest.raises(WhetError, match=words) as told:
+    with pytest.raises(WhetError, match=words) as raised:
         check_model(Model(name=str(tmp_path)))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

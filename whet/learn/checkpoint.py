@@ -58,9 +58,6 @@ class Checkpoint:
     states: Mapping[str, Any]
 
 
-# ---- writing
-
-
 def save_checkpoint(
     folder: Path,
     *,
@@ -147,9 +144,6 @@ def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
 
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         return dict(zip(names, pool.map(digest, names), strict=True))
-
-
-# ---- reading
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:

@@ -33,7 +33,7 @@ from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_pa
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
-STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # of a learner, in a checkpoint
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # what a checkpoint keeps
 PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
@@ -146,7 +146,11 @@ class Learner:
         if self.device.type == "cuda":  # the peak so far, weights and cache included
             metrics["learn/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return Report(metrics=finite, signals=_finite_signals(scores or {}))
+        signals: dict[Key, dict[str, float | np.ndarray]] = {}
+        if scores:  # not those of an update that diverges: a curriculum would remember them
+            rows = torch.stack(list(scores.values())).float().cpu().numpy()
+            signals = {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
+        return Report(metrics=finite, signals=signals)
 
     def rehearse(self) -> None:
         """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
@@ -242,22 +246,18 @@ class Learner:
                 sums.join(found, 1 / count)
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
                 if not (math.isfinite(float(found.loss)) and math.isfinite(norm)):
-                    self._skip()
+                    self.optimizer.zero_grad()
+                    self.skipped += 1
+                    self.skipped_in_row += 1
+                    if self.skipped_in_row >= PATIENCE:
+                        times = f"{PATIENCE} times in a row (last at version {self.version})"
+                        cure = "lower learn.lr, or go back to the last checkpoint"
+                        raise Diverged(f"The loss or its gradient was not finite {times}; {cure}.")
                     return metrics
                 self.optimizer.step(self._learning_rate(progress), norm)
                 self.updates += 1
                 self.skipped_in_row = 0
         return metrics
-
-    def _skip(self) -> None:
-        self.optimizer.zero_grad()
-        self.skipped += 1
-        self.skipped_in_row += 1
-        if self.skipped_in_row >= PATIENCE:
-            raise Diverged(
-                f"The loss or its gradient was not finite {PATIENCE} times in a row (last at version {self.version}); "
-                "lower learn.lr, or go back to the last checkpoint."
-            )
 
     def _gradient(self, samples: list[Sample], terms: _Terms) -> Sums:
         """Leave the gradient of all samples in the optimiser, pack by pack."""
@@ -347,17 +347,6 @@ class Learner:
             torch.cuda.empty_cache()
 
 
-def _finite_signals(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:
-    """Scores as signals, without those of an update that diverges: a curriculum would remember them."""
-    if not scores:
-        return {}
-    rows = torch.stack(list(scores.values())).float().cpu().numpy()
-    return {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
-
-
-# ---- warm start
-
-
 def warm_start(
     model: Any,
     batches: Iterable[Sequence[Pair]],
@@ -376,7 +365,7 @@ def warm_start(
     model.eval()
     check_packing(model)
     optimizer = AdamW(model)
-    loss, done = math.nan, 0
+    loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss, tokens = 0.0, sum(len(response) for _, response in pairs)
         with packed_attention(model):
@@ -390,11 +379,10 @@ def warm_start(
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
         optimizer.step(warm_start_rate(lr, step, steps), norm)
-        done = step + 1
         if on_step is not None:
             on_step(step, loss)
-    if done < steps:
-        raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {done}.")
+    if step + 1 < steps:
+        raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {step + 1}.")
     return loss
 
 

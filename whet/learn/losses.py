@@ -84,9 +84,6 @@ def overlong_penalty(length: int, limit: int, window: int) -> float:
     """Added to the reward of a long response: 0 up to limit - window tokens, then linearly down to -1 at the limit.
 
     Yu et al. 2025 (DAPO), "soft overlong punishment". A window of 0 turns it off.
-
-    >>> [overlong_penalty(n, limit=100, window=20) for n in (80, 90, 100)]
-    [0.0, -0.5, -1.0]
     """
     return max(min((limit - window - length) / window, 0.0), -1.0) if window > 0 else 0.0
 

@@ -41,9 +41,6 @@ _WRONG_CONTENT = (OSError, ValueError, LookupError, TypeError, AttributeError, I
 UNREADABLE = (*_WRONG_CONTENT, SafetensorError, StrictDataclassError)
 
 
-# ---- the tiny model
-
-
 def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
     """One token per character; text outside the alphabet is an error of the task, so there is no unknown token.
 

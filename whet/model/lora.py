@@ -38,9 +38,6 @@ _FREE = frozenset([
 ])  # fmt: skip
 
 
-# ---- checks
-
-
 def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
     """The targets of the recipe, or the last names of all linear layers, as serving engines expect them.
 
@@ -189,9 +186,6 @@ def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if f".{ADAPTER}.weight" in name and "lora_" in name:
             yield _PREFIX + name.replace(f".{ADAPTER}.weight", ".weight"), parameter
-
-
-# ---- folders
 
 
 def is_lora(model: Any) -> bool:

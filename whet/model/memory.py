@@ -31,9 +31,6 @@ RANK = 16  # rank of the adapters that are proposed where a full training does n
 Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
 
 
-# ---- the shape of a network
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
     """The sizes of a network that determine its memory, in elements."""
@@ -45,7 +42,7 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     heads: int
     query: int  # width of the queries of a layer, all heads together
-    cached: int  # keys and values that a token leaves in the cache, all layers together
+    cached: int  # keys and values that a token leaves in the cache, all layers together, those with a window too
     vocab: int
     softcap: bool  # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
     flash: bool  # the flash kernel has this attention: not soft-capped, heads of 8, 16, ... 256
@@ -90,9 +87,6 @@ def inner_width(settings: Any) -> int:
         own = get("moe_intermediate_size") or width
         return own * (chosen + get("n_shared_experts")) + get("shared_expert_intermediate_size")
     return width
-
-
-# ---- the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +181,7 @@ class Footprint:
 
     @property
     def cached(self) -> int:
-        """Bytes that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own.
-
-        Layers with a sliding window keep all tokens too.
-        """
+        """Bytes that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own."""
         shape, eagle = self.shape, "eagle" in self.settings.draft.drafters
         return (shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)) * self.size
 
@@ -339,17 +330,14 @@ class Footprint:
         if self.flash:
             return "fast path: updates run on flash attention over packed sequences"
         dtype = self.settings.model.dtype
-        if self.device.type == "cpu":
-            why = "on a CPU, good for small models and for trying things out"
-        elif self.shape.softcap:
-            why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
-        elif not self.shape.flash:
-            why = "its heads have a size that the flash kernel does not take, so sequences are padded"
-        elif dtype != "bfloat16":
-            why = f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'
-        else:
-            why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
-        return f"slow path: {why}"
+        whys = (
+            (self.device.type == "cpu", "on a CPU, good for small models and for trying things out"),
+            (self.shape.softcap, "soft-capped attention has no flash kernel: sequences are padded, their scores kept"),
+            (not self.shape.flash, "the flash kernel does not take heads of this size, so sequences are padded"),
+            (dtype != "bfloat16", f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'),
+            (True, "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"),
+        )
+        return "slow path: " + next(why for holds, why in whys if holds)
 
     def findings(self, free: int | None) -> list[Finding]:
         """The memory, and whether it fits into `free` bytes; None where that is not known."""

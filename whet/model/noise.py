@@ -28,11 +28,7 @@ MUL1, MUL2 = 0x7FEB352D, 0x846CA68B
 
 
 def row_key(seed: int, evaluation: bool, group_id: int, index: int) -> tuple[int, int]:
-    """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds).
-
-    >>> row_key(0, False, 7, 0) == row_key(0, True, 7, 0)
-    False
-    """
+    """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds)."""
     state = 0
     for word in (seed, int(evaluation), group_id, index):
         state = _splitmix64(state ^ (word & MASK64))
@@ -54,11 +50,7 @@ def noise_bits(keys: Tensor, position: Tensor, vocab: int) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """u = (h >> 8) 2^-24 + 2^-25 in float32, in (0, 1): the one value that would round to 1 is kept below it.
-
-    >>> uniform(torch.tensor([0, -1], dtype=torch.int32)).tolist() == [2.0**-25, 1 - 2.0**-24]
-    True
-    """
+    """u = (h >> 8) 2^-24 + 2^-25 in float32, in (0, 1): the one value that would round to 1 is kept below it."""
     n8, low24 = _words(bits.device, 8, 0xFFFFFF)
     ulp, half_ulp, largest = _floats(bits.device, 2.0**-24, 2.0**-25, 1 - 2.0**-24)
     u = (bits >> n8).bitwise_and_(low24).to(torch.float32)

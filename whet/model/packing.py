@@ -72,14 +72,8 @@ def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     return out[: len(like)].to(like.dtype)
 
 
-@copy_rows.register_fake
-def _(x: Tensor, rows: Tensor) -> Tensor:
-    return x.new_empty((rows.shape[0], *x.shape[1:]))
-
-
-@sum_copies.register_fake
-def _(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
+copy_rows.register_fake(lambda x, rows: x.new_empty((rows.shape[0], *x.shape[1:])))
+sum_copies.register_fake(lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -109,9 +103,7 @@ class Padding:
     """
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """`lengths` are those of whole sequences, prompts included."""
-        self.lengths = lengths
-        self._device = device
+        self.lengths, self._device = lengths, device  # lengths of whole sequences, prompts included
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -218,20 +210,15 @@ def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: Options
 
     q, k, v = pad(q), pad(k), pad(v)
     scaling, window, softcap = how
-    if softcap is not None:  # Gemma 2: scores become c tanh(scores / c), for which SDPA has no argument
+    plain = softcap is None and (window is None or window >= bucket.longest)
+    mask = None if plain else visible(bucket.longest, bucket.longest, window, q.device)
+    if softcap is None or mask is None:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain, scale=scaling)
+    else:  # Gemma 2: scores become c tanh(scores / c), for which SDPA has no argument
         scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-        mask = visible(bucket.longest, bucket.longest, window, q.device)
         scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, float("-inf"))
         out = torch.softmax(scores, dim=-1, dtype=wide_type(scores)).to(v.dtype) @ v
-    elif window is not None and window < bucket.longest:
-        mask = visible(bucket.longest, bucket.longest, window, q.device)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    else:
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
-
-
-# ---- packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +239,6 @@ def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices, longest first, cut where the next one would exceed the budget; a longer one than that stands alone.
 
     Neighbours in length share a pack, so that padding in the reference attention is small.
-
-    >>> divide([3, 9, 4, 2], budget=8)
-    [[1], [2, 0], [3]]
     """
     return _cut(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), lengths, budget)
 
@@ -321,33 +305,26 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device)
     predict[np.cumsum(counts) - counts] = base + prompts - 1  # a first response token follows the (shared) prompt
     lengths = prompts + counts - 1
     pieces = [(pairs[i][0] if new else (), pairs[i][1][:-1]) for i, new in zip(members, first, strict=True)]
-    arrays = {
-        "ids": np.concatenate([part for piece in pieces for part in piece]),
-        "position": ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
-        "starts": starts,
-        "predict": predict,
-        "targets": np.concatenate([pairs[i][1] for i in members]),
-        "owner": np.repeat(np.arange(len(members)), counts),
-    }
+    arrays = [
+        np.concatenate([part for piece in pieces for part in piece]),
+        ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
+        starts,
+        predict,
+        np.concatenate([pairs[i][1] for i in members]),
+        np.repeat(np.arange(len(members)), counts),
+    ]
     if not first.all():
         ends, place = np.cumsum(lengths), ranges(lengths)
         shared = place < np.repeat(prompts, lengths)
-        arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
-        arrays["key_starts"] = np.concatenate([[0], ends])
-        arrays["own"] = ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
-    at = dict(zip(arrays, upload([*arrays.values()], device), strict=True))
-    keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
+        arrays.append(np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place)
+        arrays.append(np.concatenate([[0], ends]))
+        arrays.append(ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed))
+    ids, position, begins, predicting, targets, owner, *copies = upload(arrays, device)
+    keys = Keys(copies[0].clone(), copies[1].int(), copies[2]) if copies else None
     padding = Padding(lengths.tolist(), torch.device(device))
-    return Pack(
-        members=tuple(members),
-        counts=tuple(counts.tolist()),
-        input_ids=at["ids"][None],
-        position_ids=at["position"][None],
-        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), has_flash(device), padding, keys),
-        predict=at["predict"],
-        targets=at["targets"],
-        owner=at["owner"],
-    )
+    boundaries = Boundaries(begins.int(), int(lengths.max()), has_flash(device), padding, keys)
+    sizes = tuple(members), tuple(counts.tolist())
+    return Pack(*sizes, ids[None], position[None], boundaries, predicting, targets, owner)
 
 
 def upload(arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = torch.int64) -> list[Tensor]:

@@ -153,9 +153,6 @@ class PageContext:
         return self._entries[heads, size]
 
 
-# ---- the twin
-
-
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The sizes of what one layer writes into the cache for each token."""
@@ -207,10 +204,7 @@ def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
 
 
 def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
-    """Heads and sizes of the keys and values of every layer, as they reach the attention.
-
-    The model may be a twin or not, and its weights may be on the meta device.
-    """
+    """Sizes of the keys and values of every layer of a model, twin or not; its weights may be on the meta device."""
     # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
     meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
     probe = Probe()
