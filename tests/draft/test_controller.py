@@ -92,7 +92,8 @@ def test_never_an_arm_without_graphs() -> None:
     def serves(arm: DraftArm, batch: int) -> bool:
         return arm.tokens * batch <= 40
 
-    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves, epsilon=0.5, spend=1.0)
+    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves)
+    ours.epsilon, ours.spend = 0.5, 1.0
     rng = np.random.default_rng(0)
     chosen = set()
     for _ in range(3000):
@@ -106,7 +107,8 @@ def test_never_an_arm_without_graphs() -> None:
 
 def test_trials_stay_within_what_they_may_lose() -> None:
     """Half of all steps would begin a trial of an arm ten times as slow."""
-    ours = Controller([DraftArm("ngram", 1)], epsilon=0.5, spend=0.01)
+    ours = Controller([DraftArm("ngram", 1)])
+    ours.epsilon, ours.spend = 0.5, 0.01
     lost = total = 0.0
     for _ in range(5000):
         arm = ours.choose(4)

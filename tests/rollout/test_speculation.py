@@ -260,7 +260,9 @@ def test_the_controller_in_the_engine() -> None:
     asked = [ask(i % 10, n=2, group=500 + i, max_tokens=40) for i in range(30)]
     plain = run(make_engine(model, slots=8), asked)
     arms = [DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("suffix", 6)]
-    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms, epsilon=0.3)))
+    chooser = Controller(arms)
+    chooser.epsilon = 0.3
+    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], chooser))
     same(plain, run(engine, asked))
     metrics = engine.stats()
     assert metrics["draft/failures"] == 0

@@ -1,16 +1,16 @@
 """The EAGLE-style drafter: one decoder layer that guesses the target's next hidden state, and so its next tokens.
 
-`eagle_head` makes one for a target; `rollout.guesser` drafts with it, `draft.training` trains it. A pair is
-(h_t, x_{t+1}): the target's last hidden state after token t, past its final norm, and the token that came next. The
-layer's output stands for h_{t+1}, and the target's own head turns it into a guess of x_{t+2}. The pair of t lies at
-position t, so keys and values lie in pages parallel to the target's, under its own table.
+`rollout.guesser` drafts with it, `draft.training` trains it. A pair is (h_t, x_{t+1}): the target's last hidden state
+after token t, past its final norm, and the token that came next. The layer's output stands for h_{t+1}, and the
+target's own head turns it into a guess of x_{t+2}. The pair of t lies at position t, so keys and values lie in pages
+parallel to the target's, under its own table.
 
     x = fc [embedding(x_{t+1}), h_t];  x = x + attention(x);  x = x + mlp(norm(x));  logits = head(x)
 
 That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias. It is a
-Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load for an EAGLE-1 drafter.
-Embedding, head and rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing
-on the host and take sizes from shapes alone, so they can be captured as a graph.
+Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load. Embedding, head and
+rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing on the host and take
+sizes from shapes alone, so they can be captured as a graph.
 """
 
 from __future__ import annotations

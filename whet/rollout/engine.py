@@ -192,7 +192,7 @@ class LocalEngine:
     def notes(self) -> list[str]:
         """What the user should know about the engine before it starts."""
         slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
-        return [*self.cache.notes(), *([f"{slow} {self.lack}."] if self.lack else [])]
+        return [*self.cache.notes, *([f"{slow} {self.lack}."] if self.lack else [])]
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them; rollout/oom counts from the start."""

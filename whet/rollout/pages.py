@@ -75,6 +75,7 @@ class Cache:
         self.page, self.device = page, device
         self.trash = pages  # the page that padding is written to
         self.table = np.arange(pages, dtype=np.int32)[:, None]  # pages of each row in order
+        self.notes: list[str] = []  # what the user should know about the cache
 
     @property
     def free(self) -> int:
@@ -103,10 +104,6 @@ class Cache:
             pages[target, :, :tokens] = pages[source, :, :tokens]
 
     def close(self, row: int) -> None: ...
-
-    def notes(self) -> list[str]:
-        """What the user should know about the cache."""
-        return []
 
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
@@ -151,7 +148,6 @@ class PagedCache(Cache):
         releasable: bool = False,
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
-        self.wanted = pages  # pages asked for, where the GPU had no room for so many
         self.pool = PagePool(pages)
         # Entries beyond a row's pages name the trash page: what a draft writes too far is lost there.
         self.table = np.full((slots, -(-context // page)), self.trash, np.int32)
@@ -210,14 +206,6 @@ class PagedCache(Cache):
         self.table[row] = self.trash
         self.held[row] = 0
 
-    def notes(self) -> list[str]:
-        if self.trash == self.wanted:
-            return []
-        return [
-            f"The GPU has no room for {self.wanted} KV pages: the pool has {self.trash}; when they are full, "
-            "the youngest rollouts wait."
-        ]
-
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
         return np.take_along_axis(self.table[rows], page, 1), offset
@@ -255,7 +243,8 @@ def make_cache(
     while True:
         try:
             cache = PagedCache(shapes, slots, context, page, pages, device, releasable)
-            cache.wanted = wanted
+            fewer = f"The GPU has no room for {wanted} KV pages: the pool has {pages}; when they are full, "
+            cache.notes = [fewer + "the youngest rollouts wait."] if pages < wanted else []
             return cache
         except torch.OutOfMemoryError as error:
             if pages == full:
