@@ -30,7 +30,7 @@ from whet.rollout.base import join_traces, split_traces
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
 from whet.rollout.rows import Flight, Rows, empty_trace
-from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
+from whet.rollout.runner import Drawn, EagerRunner, Runner
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
 from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json
 
@@ -62,15 +62,16 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
-        runners: RunnerFactory | None = None,
+        runners: Any = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """encode: prompt id to token ids. runners: a faster form of a step, used where it can serve the model.
-        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
-        reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
+        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used where
+        it lacks nothing that the model needs. releasable: on a GPU, the memory of keys and values is lent to the
+        learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
+        rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
             raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
