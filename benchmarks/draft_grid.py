@@ -31,7 +31,7 @@ from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import SHAPES, shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Request, Sampling
 
 HEAT = 100.0

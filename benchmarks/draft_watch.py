@@ -151,7 +151,7 @@ def _seconds(span: tuple[torch.cuda.Event, torch.cuda.Event] | float) -> float:
 def accept_length(steps: Sequence[Step]) -> float | None:
     """Tokens that a row writes in a step that speculates; None if none does.
 
-    >>> accept_length([Step(OFF, 2, 1.0), Step(Arm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
+    >>> accept_length([Step(OFF, 2, 1.0), Step(DraftArm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
     2.5
     """
     told = [step.accepted for step in steps if step.accepted is not None]
@@ -162,7 +162,7 @@ def chances(steps: Sequence[Step]) -> dict[str, list[float]]:
     """Of each drafter, how often its first, second, ... token was right where those before it were, and it was asked
     for: c_i = rows that accepted i or more / rows that accepted i - 1 or more and were asked for i.
 
-    >>> chances([Step(Arm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
+    >>> chances([Step(DraftArm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
     {'ngram': [0.75, 0.5]}
     """
     out: dict[str, list[float]] = {}

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # its fixture runs the whole ladder
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for weight in model.parameters():
             weight.mul_(3.0)
     model.save_pretrained(path)
-    char_tokenizer(ALPHABET).save_pretrained(path)
+    tiny_tokenizer(ALPHABET).save_pretrained(path)
     lines = [json.dumps({"text": f"{i}+{i + 1}="}) for i in range(6)]
     (path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return path
