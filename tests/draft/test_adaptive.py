@@ -63,7 +63,7 @@ def test_they_last_for_some_lessons(few: None, monkeypatch: pytest.MonkeyPatch) 
 def test_all_words_where_there_are_few_and_where_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter().live.draft_ids is None, f"{VOCABULARY} are no more than {adaptive.WORDS}"
     monkeypatch.setattr(adaptive, "WORDS", WORDS)
-    assert drafter(share=0.0).live.draft_ids is None, "nobody would choose them"
+    assert drafter(share=0.0).live.draft_ids is None, "there is no lesson that would choose them"
 
 
 def test_rollouts_are_wanted_as_long_as_there_are_lessons() -> None:

@@ -64,7 +64,7 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         pytest.param(lambda grown: 0.1 + 0.6 * (grown > 0.8), 0.12, id="is good late"),
         pytest.param(lambda grown: 0.1, 0.62, id="stays poor"),
         pytest.param(lambda grown: 0.75, 0.62, id="is good at once"),
-        pytest.param(lambda grown: 0.1, 0.12, id="nobody is any good"),
+        pytest.param(lambda grown: 0.1, 0.12, id="none is any good"),
     ],
 )
 def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], float], eagle: float) -> None:

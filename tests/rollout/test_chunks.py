@@ -148,7 +148,7 @@ def test_state_of_a_row_that_is_half_fed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_evaluations_beside_training_rows_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`generate` in the middle of a stream, one row of it with top-p: nobody's tokens change."""
+    """`generate` in the middle of a stream, one row of it with top-p: no row's tokens change."""
     monkeypatch.setattr(scheduler, "PREFILL", 5)
     train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
     picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]

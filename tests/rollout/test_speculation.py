@@ -1,4 +1,4 @@
-"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whoever chooses."""
+"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whatever chooses."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
 
 @pytest.mark.parametrize("name", ["empty", "suffix"])
 def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
-    """Its tries fade with the updates until it is as promising as one that nobody knows: it is not chosen again."""
+    """Its tries fade with the updates until it is as promising as an unknown one: it is not chosen again."""
     speculation = speculating([Empty(), Suffix()], Controller([DraftArm("empty", 4), DraftArm("suffix", 4)], seed=1))
     rows, world = Rows(8, 64, np.dtype(np.float64), torch.device("cpu")), World({"empty": 0.5, "suffix": 0.5})
     (healthy,) = {"empty", "suffix"} - {name}

@@ -44,7 +44,7 @@ def refuse(tokens: int, most: int) -> None:
 
 
 class Short:
-    """A network on a card without room for the tensors of so many prompt tokens."""
+    """A network on a GPU without room for the tensors of so many prompt tokens."""
 
     def __init__(self, network: Any, most: int) -> None:
         self.network, self.most, self.logits = network, most, network.logits
@@ -57,7 +57,7 @@ class Short:
 
 
 def full_before(engine: LocalEngine, most: int) -> None:
-    """A forward over the prompts of more than `most` tokens finds the card full."""
+    """A forward over the prompts of more than `most` tokens finds the GPU full."""
     if isinstance(engine.runner, GraphRunner):
         engine.runner.network = engine.runner.prefill.network = Short(engine.runner.network, most)
     else:
@@ -89,7 +89,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("full", [full_before, full_after])
 @pytest.mark.parametrize("most", [20, 9, 3])
-def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., None], most: int) -> None:
+def test_a_full_gpu_changes_no_token(form: dict[str, Any], full: Callable[..., None], most: int) -> None:
     """Waves of several prompts, down to parts of one; forks; rows that run meanwhile; recomputed flights."""
     requests = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + 2 * i) for i in range(9)]
     results = []
@@ -99,9 +99,9 @@ def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., 
             full(engine, most)
         engine.submit(requests)
         if short:
-            with pytest.warns(UserWarning, match=SENTENCE) as told:
+            with pytest.warns(UserWarning, match=SENTENCE) as warned:
                 step(engine, 12)
-            assert len(told) == 1, "said once"
+            assert len(warned) == 1, "said once"
         else:
             step(engine, 12)
         engine.update(1)
@@ -133,8 +133,8 @@ def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch:
     monkeypatch.setattr(GraphRunner, "advance", short)
     for how in ("bursts", "drafts"):
         with pytest.warns(UserWarning, match=SENTENCE):
-            told, engine = story(how, seed)
-        assert_same(told, wanted)
+            found, engine = story(how, seed)
+        assert_same(found, wanted)
         assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
     assert failed
 

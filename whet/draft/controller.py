@@ -309,8 +309,8 @@ class Bandit(Chooser):
     more tokens for fewer rows. Within a group the arm with the best median reward over a window is chosen, never-tried
     arms first. Speculation is off above SWITCH rows, on after ten turns at or below it, and stays on until the step
     ends. The numbers are those of the released code, with a fifth threshold for a fifth size, halfway from the fourth
-    to the switch. With one arm per group, as shipped, nothing is explored: it is a lookup table. Two things of the code
-    are not copied: a first reward of 0, and a device synchronisation at every step.
+    to the switch. With one arm per group, as shipped, it is a lookup table. Two things of the code are not copied: a
+    first reward of 0, and a device synchronisation at every step.
     """
 
     epsilon = 0.1

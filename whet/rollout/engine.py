@@ -26,10 +26,10 @@ from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
-from whet.rollout.base import join_traces, split_traces
+from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
-from whet.rollout.rows import Flight, Rows, empty_trace
+from whet.rollout.rows import Flight, Rows
 from whet.rollout.runner import Drawn, EagerRunner, Runner
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
 from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json

@@ -7,7 +7,6 @@ leaves, or where a row has stop strings. The engine and its runners use this fil
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -102,12 +101,6 @@ class Chunk:
 
     def ids(self) -> np.ndarray:
         return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
-
-
-@functools.cache
-def empty_trace(dtype: np.dtype[Any]) -> Trace:
-    """One object for all flights, since nothing can be written to it."""
-    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
