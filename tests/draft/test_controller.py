@@ -75,7 +75,7 @@ def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None
 
 @pytest.mark.parametrize("typical", [False, True])
 def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typical: bool) -> None:
-    """Drafts do not pay. One lone plain step takes twice as long as those in bursts; whether that is typical decides."""
+    """Drafts do not pay. A lone plain step takes twice as long as those in bursts; whether that is typical decides."""
     share = []
     for seed in range(5):
         world, ours = World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)

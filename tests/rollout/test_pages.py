@@ -71,7 +71,7 @@ class Tracked:
         self.rows[row].append(self.stamp)
 
     def check(self) -> None:
-        """Owners are counted exactly, tokens are where they were put, and the page written next belongs to no other row."""
+        """Owners are counted exactly, tokens are where they were put, and no other row has the page written next."""
         cache = self.cache
         held = [cache.table[row, : cache.held[row]].tolist() for row in range(len(self.rows))]
         assert cache.pool.owners == [sum(page in pages for pages in held) for page in range(self.pages)]
