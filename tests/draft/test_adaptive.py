@@ -44,7 +44,7 @@ def test_the_words_are_the_most_frequent_of_the_rollouts_and_are_proposed_alone(
     rows = made.live.target.head.weight[made.live.draft_ids]
     assert torch.equal(made.live.draft_head.weight, rows), "the head's rows came along"
     assert made.trainer.head.draft_ids is made.live.draft_ids, "lessons are about the same words"
-    proposed = made.live.choose(torch.randn(50, made.live.shape.hidden, dtype=made.live.dtype))
+    proposed = made.live.choose(torch.randn(50, made.live.target.hidden, dtype=made.live.dtype))
     assert set(proposed.tolist()) <= set(chosen)
 
 

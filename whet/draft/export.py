@@ -97,38 +97,38 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:
     """The parameters by the loaders' names: views of them, without gradients."""
-    shape = head.shape
-    query, key, value = head.qkv.detach().split([shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2])
+    target = head.target
+    query, key, value = head.qkv.detach().split([target.heads * target.dim, *[target.kv_heads * target.dim] * 2])
     gate, up = head.gate_up.detach().chunk(2)
     parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
     return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
 
 
-def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
+def drafter_config(head: EagleHead, config: Any) -> dict[str, Any]:
     """A Llama config of one layer, with the rotary settings in the old and the new form of transformers."""
-    shape, rope = head.shape, dict(target.rope_parameters)
+    target, rope = head.target, dict(config.rope_parameters)
     scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
+        "hidden_size": target.hidden,
+        "intermediate_size": target.inner,
         "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.dim,
+        "num_attention_heads": target.heads,
+        "num_key_value_heads": target.kv_heads,
+        "head_dim": target.dim,
         "hidden_act": "silu",
-        "rms_norm_eps": shape.eps,
-        "max_position_embeddings": target.max_position_embeddings,
+        "rms_norm_eps": target.eps,
+        "max_position_embeddings": config.max_position_embeddings,
         "rope_theta": rope.get("rope_theta", 10000.0),
         "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
         "rope_parameters": rope,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "vocab_size": target.vocab_size,
-        "bos_token_id": target.bos_token_id,
-        "eos_token_id": target.eos_token_id,
-        "pad_token_id": target.pad_token_id,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
 

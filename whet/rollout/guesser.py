@@ -33,9 +33,9 @@ AT_ONCE = 2**13  # hidden states that are gathered together, beside those that a
 
 def extra_shapes(head: EagleHead) -> list[KVShape]:
     """What the cache needs beside the target's layers; the values of hidden states are unused."""
-    shape = head.shape
-    hidden = KVShape(1, shape.hidden, 1, head.target.embedding.dtype)
-    return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
+    target = head.target
+    hidden = KVShape(1, target.hidden, 1, target.embedding.dtype)
+    return [hidden, KVShape(target.kv_heads, target.dim, target.dim, head.dtype)]
 
 
 class Guesser(Drafter):
