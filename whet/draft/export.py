@@ -1,7 +1,7 @@
 """The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
 
-`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` compares a
-folder with the table below, `read_drafter` reads the weights back. The table follows the loaders:
+`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported. The layout follows the
+loaders, which both prepend "model." to every name; embedding and head are never written:
 
   vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
           before the attention; an unknown name is an error. The class is "Eagle" + architectures[0], so the config
@@ -10,8 +10,6 @@ folder with the table below, `read_drafter` reads the weights back. The table fo
           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
           off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
           (`--speculative-token-map`), and whet writes none: such a drafter is refused.
-
-Both prepend "model." to every name. Embedding and head are never written.
 """
 
 from __future__ import annotations
