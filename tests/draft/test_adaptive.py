@@ -83,7 +83,7 @@ def test_a_checkpoint_has_them(few: None) -> None:
     assert torch.equal(other.live.draft_ids, made.live.draft_ids) and other.lessons == 1
     assert torch.equal(other.live.draft_head.weight, made.live.draft_head.weight)
     del tensors["words"]
-    drafter().load(tensors, made.state_dict())  # of an older checkpoint: chosen at the next lesson
+    drafter().load(tensors, made.state_dict())  # an older checkpoint: they are chosen at the next lesson
 
 
 def test_a_run_with_few_words_is_the_run_without(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], flo
             seconds.append(write(controller, Growing(suffix, eagle, 10 * seed + visit)))
             controller.updated()
         assert best / np.mean(seconds[1:]) > 0.97
-        assert best / seconds[0] > 0.9, "first tries are not dear"
+        assert best / seconds[0] > 0.9, "first tries are cheap"
 
 
 def test_what_is_known_of_one_age_is_lent_to_another_lightly() -> None:

@@ -27,7 +27,7 @@ def test_pool_counts_owners() -> None:
 
 
 class Tracked:
-    """A paged cache beside what it should hold: a list of stamps a row, one a token."""
+    """A paged cache beside what it should hold: a list of stamps per row, one per token."""
 
     def __init__(self, page: int, slots: int = 6, context: int = 20, pages: int = 18) -> None:
         self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"))

@@ -174,7 +174,7 @@ def updated_after(engine: LocalEngine, request: Request, index: int, written: in
 def each_updated_after(
     make: Callable[[], LocalEngine], asked: Sequence[Request], written: dict[tuple[int, int], int]
 ) -> list[Rollout]:
-    """Of all that was asked, each by an engine of its own."""
+    """All that was asked, each by an engine of its own."""
     every = [(request, index) for request in asked for index in range(request.n)]
     return [rollout for r, i in every for rollout in updated_after(make(), r, i, written[r.group_id, i])]
 

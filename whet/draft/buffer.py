@@ -67,7 +67,7 @@ class DataBuffer:
         self.entries: list[BufferEntry] = []  # in the order they came
         # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
         self._held = Counter[int]()
-        self._lengths: list[list[int]] = [[], []]  # of rollouts that ended in the last step and in this one, sorted
+        self._lengths: list[list[int]] = [[], []]  # lengths that ended in the last step and in this one, sorted
         self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
     def wants(self, step: int, tokens: int) -> bool:

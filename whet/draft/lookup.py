@@ -38,7 +38,7 @@ class IndexedText:
 
 class Match(NamedTuple):
     source: IndexedText
-    place: int  # of the token that followed
+    place: int  # where the token that followed is
     length: int  # tokens that agree: LONGEST at most when found, more when followed
 
 
@@ -207,7 +207,7 @@ class SuffixVisit:
         self.key, self.version = key, version
         self.index = Index()
         self.index.add(prompt.astype(np.int32).tobytes())
-        self.tokens = 0  # of the prompt and of rollouts that ended
+        self.tokens = 0  # tokens of the prompt and of rollouts that ended
 
 
 class Suffix(NGram):

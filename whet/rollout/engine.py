@@ -80,7 +80,7 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # of recorded log-probs
+        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # type of log-probs
         shapes = kv_shapes(self.twin)
         # Why the runners that were handed in are not used; None where they are, or where there are none.
         self.lack = runners.lack(shapes, self.device) if runners is not None else None
@@ -401,7 +401,7 @@ class LocalEngine:
         for row in reversed(range(first, rows.size)):
             self._evict(row)
         rows.feed(fed)
-        rows.shared[running:first] = 0  # of a half-fed row: no row forks from it yet
+        rows.shared[running:first] = 0  # no row forks from a half-fed row yet
         self.scheduler.put_back(wave)
         # The running rows may be a step further on the device, and a drafter may have read that: they repeat it.
         self.runner.forget()

@@ -36,7 +36,7 @@ class Flight:
     """
 
     request: Request
-    index: int  # of the rollout in its group
+    index: int  # place of the rollout in its group
     arrival: int  # counts up over the engine's life: order of the queue; the youngest is preempted first
     prompt: np.ndarray
     limit: int  # tokens that it may write: max_tokens, or less where the context ends
