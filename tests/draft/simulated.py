@@ -28,7 +28,7 @@ class World:
 
 
 class Stepped(World):
-    """Rows are padded to powers of two, a forward gets dear beyond 200 tokens, suffix drafts cost 0.3 ms."""
+    """Rows are padded to powers of two, a forward is expensive beyond 200 tokens, suffix drafts cost 0.3 ms."""
 
     def seconds(self, arm: DraftArm, batch: int) -> float:
         tokens = (1 << max(0, batch - 1).bit_length()) * arm.tokens

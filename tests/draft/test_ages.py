@@ -64,7 +64,7 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         pytest.param(lambda grown: 0.1 + 0.6 * (grown > 0.8), 0.12, id="is good late"),
         pytest.param(lambda grown: 0.1, 0.62, id="stays poor"),
         pytest.param(lambda grown: 0.75, 0.62, id="is good at once"),
-        pytest.param(lambda grown: 0.1, 0.12, id="nobody is any good"),
+        pytest.param(lambda grown: 0.1, 0.12, id="none is any good"),
     ],
 )
 def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], float], eagle: float) -> None:
@@ -77,7 +77,7 @@ def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], flo
             seconds.append(write(controller, Growing(suffix, eagle, 10 * seed + visit)))
             controller.updated()
         assert best / np.mean(seconds[1:]) > 0.97
-        assert best / seconds[0] > 0.9, "first tries are not dear"
+        assert best / seconds[0] > 0.9, "first tries are cheap"
 
 
 def test_what_is_known_of_one_age_is_lent_to_another_lightly() -> None:

@@ -13,8 +13,15 @@ from whet.draft.speculation import DEPTHS, build_speculation
 SHIPPED = [DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)]
 
 
-def on(arms: list[DraftArm], **settings: float) -> Bandit:
-    bandit = Bandit(arms, patience=0, **settings)  # type: ignore[arg-type]
+class On(Bandit):
+    """Does not wait until it speculates."""
+
+    patience = 0
+
+
+def on(arms: list[DraftArm], epsilon: float = 0.1, seed: int = 0) -> Bandit:
+    bandit = On(arms, seed=seed)
+    bandit.epsilon = epsilon
     return bandit
 
 
@@ -61,9 +68,10 @@ def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
             assert {bandit.choose(batch) for _ in range(200)} == set(bandit.group(batch))
 
 
-def test_a_size_without_a_threshold_is_a_fault_of_ours() -> None:
+def test_a_size_without_a_threshold_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bandit, "thresholds", (1, 2, 5))
     with pytest.raises(AssertionError, match="a size without a threshold"):
-        Bandit(SHIPPED, thresholds=(1, 2, 5))
+        Bandit(SHIPPED)
 
 
 def test_what_chance_chose_stands_until_it_was_in_use() -> None:
@@ -88,9 +96,10 @@ def test_what_chance_chose_stands_until_it_was_in_use() -> None:
     assert bandit.choose(2) == arms[0]
 
 
-def test_reward_and_median() -> None:
+def test_reward_and_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bandit, "window", 3)
     arms = [DraftArm("ngram", 4), DraftArm("eagle", 4)]
-    bandit = on(arms, epsilon=0.0, window=3)
+    bandit = on(arms, epsilon=0.0)
     for seconds in (0.1, 0.2, 0.4):
         bandit.record(StepReport(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2])))  # a = 3: rewards 120, 60, 30
     assert bandit.score(arms[0]) == 60
@@ -115,8 +124,8 @@ def test_finds_the_better_arm_and_explores() -> None:
 
 
 def test_no_arm_without_graphs_and_none_at_all() -> None:
-    assert on(SHIPPED).__class__(SHIPPED, patience=0, serves=lambda arm, batch: arm.tokens < 16).choose(1) == OFF
-    assert Bandit([], patience=0).choose(1) == OFF
+    assert On(SHIPPED, serves=lambda arm, batch: arm.tokens < 16).choose(1) == OFF
+    assert On([]).choose(1) == OFF
 
 
 def test_saved_as_json() -> None:
@@ -130,7 +139,7 @@ def test_saved_as_json() -> None:
 
 
 def test_not_among_those_that_are_retired() -> None:
-    bandit = Bandit([DraftArm("ngram", 4), DraftArm("suffix", 4)], patience=0, epsilon=0.5)
+    bandit = on([DraftArm("ngram", 4), DraftArm("suffix", 4)], epsilon=0.5)
     assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {DraftArm("suffix", 4)}
     assert bandit.choose(1, 0.0, {"ngram", "suffix"}) == OFF
 

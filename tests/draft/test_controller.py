@@ -75,7 +75,7 @@ def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None
 
 @pytest.mark.parametrize("typical", [False, True])
 def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typical: bool) -> None:
-    """Drafts do not pay. One lone plain step takes twice as long as those in bursts; what it is told of it decides."""
+    """Drafts do not pay. A lone plain step takes twice as long as those in bursts; whether that is typical decides."""
     share = []
     for seed in range(5):
         world, ours = World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)
@@ -92,7 +92,8 @@ def test_never_an_arm_without_graphs() -> None:
     def serves(arm: DraftArm, batch: int) -> bool:
         return arm.tokens * batch <= 40
 
-    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves, epsilon=0.5, spend=1.0)
+    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves)
+    ours.epsilon, ours.spend = 0.5, 1.0
     rng = np.random.default_rng(0)
     chosen = set()
     for _ in range(3000):
@@ -106,7 +107,8 @@ def test_never_an_arm_without_graphs() -> None:
 
 def test_trials_stay_within_what_they_may_lose() -> None:
     """Half of all steps would begin a trial of an arm ten times as slow."""
-    ours = Controller([DraftArm("ngram", 1)], epsilon=0.5, spend=0.01)
+    ours = Controller([DraftArm("ngram", 1)])
+    ours.epsilon, ours.spend = 0.5, 0.01
     lost = total = 0.0
     for _ in range(5000):
         arm = ours.choose(4)

@@ -9,7 +9,8 @@ from whet.fast import graphs as prefill
 from whet.fast.fused import share_storage
 from whet.fast.graphs import LONGEST, PROMPTS, ROWS, SIZES, GraphRunner, Prefill, fed
 from whet.fast.pool import Key
-from whet.rollout.rows import Chunk, Flight, empty_trace
+from whet.rollout.base import empty_trace
+from whet.rollout.rows import Chunk, Flight
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

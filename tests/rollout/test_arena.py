@@ -105,11 +105,11 @@ def test_a_pool_that_does_not_fit_is_halved(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr("whet.rollout.pages.allocate", small_gpu)
         return make_cache(shapes, 8, 20, page, 0, CPU)
 
-    assert cache(41).notes() == [] and cache(41).pool.free == 40
-    assert cache(40).pool.free == 20
+    assert cache(41).notes == [] and cache(41).free == 40
+    assert cache(40).free == 20
     fewest = cache(6)
-    assert fewest.pool.free == 5, "one context, 20 tokens, 4 per page"
-    assert fewest.notes() == [
+    assert fewest.free == 5, "one context, 20 tokens, 4 per page"
+    assert fewest.notes == [
         "The GPU has no room for 40 KV pages: the pool has 5; when they are full, the youngest rollouts wait."
     ]
     with pytest.raises(WhetError, match=r"Not even one rollout of rollout\.context = 20"):

@@ -20,6 +20,7 @@ Script = dict[tuple[str, int], int]
 def test_the_mean_counts_those_that_run() -> None:
     """Two ended after 10 and 30 tokens while others have written 60: 100 / 2, not 40 / 2."""
     lengths = Lengths()
+    assert lengths.mean(running=60) == np.inf, "none has ended"
     lengths.end("a", 10)
     lengths.end("b", 30)
     assert lengths.mean(running=60) == pytest.approx(100 / 2, rel=0.01)  # fading of the first

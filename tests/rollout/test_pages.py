@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.model.twin import KVShape
-from whet.rollout.pages import Cache, PagedCache, PagePool
+from whet.rollout.pages import Cache, PagedCache
 
 SHAPES = [KVShape(1, 2, 2, torch.float64)]
 
 
 def test_pool_counts_owners() -> None:
-    pool = PagePool(3)
+    pool = PagedCache(SHAPES, 1, 3, 1, 3, torch.device("cpu"))
     a = pool.take(2)
     pool.share(a)
     pool.drop(a)
@@ -27,7 +27,7 @@ def test_pool_counts_owners() -> None:
 
 
 class Tracked:
-    """A paged cache beside what it should hold: a list of stamps a row, one a token."""
+    """A paged cache beside what it should hold: a list of stamps per row, one per token."""
 
     def __init__(self, page: int, slots: int = 6, context: int = 20, pages: int = 18) -> None:
         self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"))
@@ -71,17 +71,17 @@ class Tracked:
         self.rows[row].append(self.stamp)
 
     def check(self) -> None:
-        """Owners are counted exactly, tokens are where they were put, and the page written next is nobody else's."""
+        """Owners are counted exactly, tokens are where they were put, and no other row has the page written next."""
         cache = self.cache
         held = [cache.table[row, : cache.held[row]].tolist() for row in range(len(self.rows))]
-        assert cache.pool.owners == [sum(page in pages for pages in held) for page in range(self.pages)]
-        assert cache.free == cache.pool.owners.count(0)
+        assert cache.owners == [sum(page in pages for pages in held) for page in range(self.pages)]
+        assert cache.free == cache.owners.count(0)
         assert (cache.held[len(self.rows) :] == 0).all()
         for pages, want in zip(held, self.rows, strict=True):
             assert len(set(pages)) == len(pages)
             assert cache.keys[0][pages, 0, :, 0].flatten()[: len(want)].tolist() == want
             if len(want) < len(pages) * cache.page:
-                assert cache.pool.owners[pages[len(want) // cache.page]] == 1
+                assert cache.owners[pages[len(want) // cache.page]] == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,7 +105,7 @@ def test_paged_cache_never_leaks_or_shares_wrongly(page: int, actions: list[tupl
         tracked.check()
     for row in reversed(range(len(tracked.rows))):
         tracked.close(row)
-    assert tracked.cache.free == tracked.pages and not any(tracked.cache.pool.owners)
+    assert tracked.cache.free == tracked.pages and not any(tracked.cache.owners)
 
 
 def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
@@ -134,7 +134,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
         lengths = np.array([10, 8, 21, 10, 12, 8, 19])
         for row in range(7) if not together else [6]:
             cache.grow(lengths[: row + 1])
-        state = [cache.table.tolist(), cache.held.tolist(), cache.pool.owners, cache.free, cache.edits]
+        state = [cache.table.tolist(), cache.held.tolist(), cache.owners, cache.free, cache.edits]
         found.append((state, cache.keys[0].clone()))
     assert found[0][0] == found[1][0]
     assert found[0][0][1] == [3, 3, 6, 3, 4, 3, 5]

@@ -7,8 +7,9 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 
 from whet.model.twin import KVShape
 from whet.rollout import scheduler as module
+from whet.rollout.base import empty_trace
 from whet.rollout.pages import Cache, PagedCache
-from whet.rollout.rows import Flight, Rows, empty_trace
+from whet.rollout.rows import Flight, Rows
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler
 from whet.types import Phase, Trace
 
@@ -54,7 +55,7 @@ def test_rollouts_of_a_prompt_fork_from_the_first_in_the_wave() -> None:
 
 
 def test_few_wait_for_company_while_others_run_but_not_long() -> None:
-    """Three together at once; one alone after four turns, or when nobody else runs."""
+    """Three together at once; one alone after four turns, or when no other row runs."""
     scheduler, cache = Scheduler(batch=3), roomy()
     room = CacheRoom(cache, Rows(8, 32, np.dtype(np.float32), torch.device("cpu")), Lengths())
 
@@ -101,7 +102,7 @@ def test_pages_must_suffice_for_a_while() -> None:
 
 
 def test_a_pool_for_every_slot_admits_to_every_slot() -> None:
-    """Whatever is expected: nobody can write more than its limit."""
+    """Whatever is expected: no row can write more than its limit."""
     cache = PagedCache(SHAPES, 8, 32, 32, 8, torch.device("cpu"))
     scheduler = Scheduler()
     scheduler.waiting.extend([flight(i, prompt=i, size=23) for i in range(9)])

@@ -1,4 +1,4 @@
-"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whoever chooses."""
+"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whatever chooses."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def updated_after(engine: LocalEngine, request: Request, index: int, written: in
 def each_updated_after(
     make: Callable[[], LocalEngine], asked: Sequence[Request], written: dict[tuple[int, int], int]
 ) -> list[Rollout]:
-    """Of all that was asked, each by an engine of its own."""
+    """All that was asked, each by an engine of its own."""
     every = [(request, index) for request in asked for index in range(request.n)]
     return [rollout for r, i in every for rollout in updated_after(make(), r, i, written[r.group_id, i])]
 
@@ -202,7 +202,7 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
 
 @pytest.mark.parametrize("name", ["empty", "suffix"])
 def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
-    """Its tries fade with the updates until it is as promising as one that nobody knows: it is not chosen again."""
+    """Its tries fade with the updates until it is as promising as an unknown one: it is not chosen again."""
     speculation = speculating([Empty(), Suffix()], Controller([DraftArm("empty", 4), DraftArm("suffix", 4)], seed=1))
     rows, world = Rows(8, 64, np.dtype(np.float64), torch.device("cpu")), World({"empty": 0.5, "suffix": 0.5})
     (healthy,) = {"empty", "suffix"} - {name}
@@ -260,7 +260,9 @@ def test_the_controller_in_the_engine() -> None:
     asked = [ask(i % 10, n=2, group=500 + i, max_tokens=40) for i in range(30)]
     plain = run(make_engine(model, slots=8), asked)
     arms = [DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("suffix", 6)]
-    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms, epsilon=0.3)))
+    chooser = Controller(arms)
+    chooser.epsilon = 0.3
+    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], chooser))
     same(plain, run(engine, asked))
     metrics = engine.stats()
     assert metrics["draft/failures"] == 0

@@ -3,10 +3,9 @@
 The engine adds finished rollouts (`rollout.guesser`); the drafter's trainer samples windows of them. Hidden states lie
 on the device where the trainer wants them, since moving them to the host would make it wait at every rollout's end.
 A drafter trains before the longest responses of a step exist, so when a step begins the longest quarter of the last
-one is kept, and nothing older (TLT, "one-step-off"). Beyond capacity the lengths share alike (OURS): the class of
-lengths (by powers of two) that holds the most tokens loses its oldest entry. A lesson takes a share of a step's tokens,
-so not all that end are wanted (`wants`, OURS). What it holds and gives follows only from what was added and from the
-key of the sample.
+one is kept, and nothing older (TLT, "one-step-off"). Beyond capacity the class of lengths (by powers of two) that holds
+the most tokens loses its oldest entry (OURS). A lesson takes a share of a step's tokens, so not all that end are wanted
+(`wants`, OURS). What it holds and gives follows only from what was added and from the key of the sample.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ class DataBuffer:
         self.entries: list[BufferEntry] = []  # in the order they came
         # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
         self._held = Counter[int]()
-        self._lengths: list[list[int]] = [[], []]  # of rollouts that ended in the last step and in this one, sorted
+        self._lengths: list[list[int]] = [[], []]  # lengths that ended in the last step and in this one, sorted
         self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
     def wants(self, step: int, tokens: int) -> bool:
@@ -85,10 +85,8 @@ class DataBuffer:
         self._fair += tokens if mine else 0
         return wanted
 
-    def add(
-        self, uid: str, step: int, ids: Tensor | np.ndarray | Sequence[int], hidden: Tensor, prompt: int = 0
-    ) -> None:
-        """Copy a finished rollout, prompt and response. Steps must not decrease.
+    def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
+        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease.
 
         Rollouts with less than two hidden states hold no pair and are left out; longer ones than the buffer are cut.
         """

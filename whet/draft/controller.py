@@ -19,6 +19,7 @@ import numpy as np
 
 from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 
+Serves = Callable[[DraftArm, int], bool]  # whether an arm may be used for a batch
 Cell = tuple[int, int]  # rows that a step is padded to, and the bin of its KV: 0, or doublings of 64 MiB
 
 PRIOR_COST = 0.02  # assumed time of one more token to verify, in plain steps: low enough to be tried
@@ -185,25 +186,24 @@ def age_of(batch: int, kv_bytes: float) -> int:
 
 
 class Controller(Chooser):
+    """A choice stands for DWELL turns. With chance `epsilon` it is a trial of another arm, if that fits into `spend`,
+    the share of all time that trials may lose (OURS). Rows of a new age start a trial of each drafter that promises
+    something (OURS)."""
+
+    epsilon, spend = 0.1, 0.005
+
     def __init__(
         self,
         arms: Sequence[DraftArm],
         *,
-        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
+        serves: Serves = lambda arm, batch: True,
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
-        epsilon: float = 0.1,
-        spend: float = 0.005,
     ) -> None:
-        """serves: whether an arm may be used for a batch; bucket: the size that a batch is padded to.
-
-        A choice stands for DWELL turns. With chance epsilon it is a trial of another arm, if that fits into `spend`,
-        the share of all time that trials may lose (OURS). Rows of a new age start a trial of each drafter that promises
-        something (OURS).
-        """
+        """bucket: the size that a batch is padded to."""
         super().__init__()
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
-        self.serves, self.bucket, self.epsilon, self.spend = serves, bucket, epsilon, spend
+        self.serves, self.bucket = serves, bucket
         self.generator = np.random.default_rng(seed)
         drafters = dict.fromkeys(arm.drafter for arm in self.arms)
         self.acceptance = {d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
@@ -309,31 +309,24 @@ class Bandit(Chooser):
     more tokens for fewer rows. Within a group the arm with the best median reward over a window is chosen, never-tried
     arms first. Speculation is off above SWITCH rows, on after ten turns at or below it, and stays on until the step
     ends. The numbers are those of the released code, with a fifth threshold for a fifth size, halfway from the fourth
-    to the switch. With one arm per group, as shipped, nothing is explored: it is a lookup table. Two things of the code
-    are not copied: a first reward of 0, and a device synchronisation at every step.
+    to the switch. With one arm per group, as shipped, it is a lookup table. Two things of the code are not copied: a
+    first reward of 0, and a device synchronisation at every step.
     """
 
-    def __init__(
-        self,
-        arms: Sequence[DraftArm],
-        *,
-        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
-        seed: int = 0,
-        epsilon: float = 0.1,
-        window: int = 300,
-        thresholds: Sequence[int] = (1, 2, 5, 21, 27),
-        patience: int = 10,
-    ) -> None:
-        """thresholds: the smallest batch of each group, at least one per size; patience: turns until it is on."""
+    epsilon = 0.1
+    window = 300  # rewards of an arm that count
+    thresholds = (1, 2, 5, 21, 27)  # the smallest batch of each group, at least one per size
+    patience = 10  # turns until it is on
+
+    def __init__(self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True, seed: int = 0) -> None:
         super().__init__()
         self.arms = [arm for arm in arms if arm != OFF]
-        self.serves, self.epsilon, self.thresholds, self.patience = serves, epsilon, tuple(thresholds), patience
-        self.generator = np.random.default_rng(seed)
+        self.serves, self.generator = serves, np.random.default_rng(seed)
         sizes = sorted({arm.tokens for arm in self.arms}, reverse=True)
         # The most tokens to verify come first: they are for the smallest batches.
         self.groups = [[arm for arm in self.arms if arm.tokens == size] for size in sizes]
         assert len(self.groups) <= len(self.thresholds), "a size without a threshold would serve no batch"
-        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=window) for arm in self.arms}
+        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=self.window) for arm in self.arms}
         self.calm = 0  # turns in a row at or below the switch; `patience` once it is on
         # The arm that chance chose. It stands for a second turn unless it was in use in the first: the engine may have
         # launched that turn before it asked, and EAGLE cannot follow another drafter without a pause.
@@ -390,6 +383,6 @@ class Bandit(Chooser):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self.rewards.keys() & state["rewards"].keys():
-            self.rewards[name] = deque(state["rewards"][name], self.rewards[name].maxlen)
+            self.rewards[name] = deque(state["rewards"][name], self.window)
         self.calm = state["calm"]
         self.generator.bit_generator.state = state["generator"]

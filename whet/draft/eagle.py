@@ -1,16 +1,16 @@
 """The EAGLE-style drafter: one decoder layer that guesses the target's next hidden state, and so its next tokens.
 
-`eagle_head` makes one for a target; `rollout.guesser` drafts with it, `draft.training` trains it. A pair is
-(h_t, x_{t+1}): the target's last hidden state after token t, past its final norm, and the token that came next. The
-layer's output stands for h_{t+1}, and the target's own head turns it into a guess of x_{t+2}. The pair of t lies at
-position t, so keys and values lie in pages parallel to the target's, under its own table.
+`rollout.guesser` drafts with it, `draft.training` trains it. A pair is (h_t, x_{t+1}): the target's last hidden state
+after token t, past its final norm, and the token that came next. The layer's output stands for h_{t+1}, and the
+target's own head turns it into a guess of x_{t+2}. The pair of t lies at position t, so keys and values lie in pages
+parallel to the target's, under its own table.
 
     x = fc [embedding(x_{t+1}), h_t];  x = x + attention(x);  x = x + mlp(norm(x));  logits = head(x)
 
 That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias. It is a
-Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load for an EAGLE-1 drafter.
-Embedding, head and rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing
-on the host and take sizes from shapes alone, so they can be captured as a graph.
+Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load. Embedding, head and
+rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing on the host and take
+sizes from shapes alone, so they can be captured as a graph.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from whet.model.packing import Boundaries, attention
 
 
 @dataclass(frozen=True, slots=True)
-class EagleShape:
+class EagleTarget:
+    """The parts of the target that the drafter reads, which are never trained, saved or published, and its sizes."""
+
+    embedding: Tensor
+    head: Head
+    rotary: nn.Module
     hidden: int
     inner: int
     heads: int
@@ -42,32 +47,17 @@ class EagleShape:
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """The parts of the target that the drafter reads. They are never trained, saved or published."""
-
-    embedding: Tensor
-    head: Head
-    rotary: nn.Module
-
-
 class EagleHead(nn.Module):
     """Its parameters are what is trained, and its whole state dict."""
 
     def __init__(
-        self,
-        shape: EagleShape,
-        target: Borrowed,
-        *,
-        draft_ids: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        seed: int = 0,
+        self, target: EagleTarget, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        self.shape, self.dtype = shape, dtype or target.embedding.dtype
+        self.dtype = dtype or target.embedding.dtype
         self._borrowed = [target]  # in a list, or the rotary module would become a submodule
         device = target.embedding.device
-        width, inner, attended = shape.hidden, shape.inner, shape.heads * shape.dim
+        width, inner, attended = target.hidden, target.inner, target.heads * target.dim
         random = torch.Generator().manual_seed(seed)
 
         def fresh(*size: int) -> nn.Parameter:
@@ -76,7 +66,7 @@ class EagleHead(nn.Module):
             return nn.Parameter((torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype))
 
         self.fc = fresh(width, 2 * width)
-        self.qkv = fresh(attended + 2 * shape.kv_heads * shape.dim, width)
+        self.qkv = fresh(attended + 2 * target.kv_heads * target.dim, width)
         self.out = fresh(width, attended)
         self.norm = nn.Parameter(torch.ones(width, device=device, dtype=self.dtype))
         self.gate_up = fresh(2 * inner, width)
@@ -92,12 +82,12 @@ class EagleHead(nn.Module):
         self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
 
     @property
-    def target(self) -> Borrowed:
+    def target(self) -> EagleTarget:
         return self._borrowed[0]
 
     def copy(self, dtype: torch.dtype | None = None) -> EagleHead:
         """A copy with its own parameters and the same target and draft vocabulary, for a trainer."""
-        twin = EagleHead(self.shape, self.target, dtype=dtype or self.dtype)
+        twin = EagleHead(self.target, dtype=dtype or self.dtype)
         twin.draft_ids, twin.draft_head, twin.ops = self.draft_ids, self.draft_head, self.ops
         twin.take(self)
         return twin
@@ -128,12 +118,12 @@ class EagleHead(nn.Module):
 
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
         """Guesses [T, width] of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
-        shape = self.shape
+        target = self.target
         x = self._fuse(hidden, ids)
-        parts = F.linear(x, self.qkv).unflatten(1, (-1, shape.dim)).transpose(0, 1)[None]
-        query, key, value = parts.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        query, key = apply_rotary_pos_emb(query, key, *self.target.rotary(x[None], position[None]))
-        mixed, _ = attention(self, query, key, value, None, packed=packed, scaling=shape.dim**-0.5)
+        parts = F.linear(x, self.qkv).unflatten(1, (-1, target.dim)).transpose(0, 1)[None]
+        query, key, value = parts.split([target.heads, target.kv_heads, target.kv_heads], 1)
+        query, key = apply_rotary_pos_emb(query, key, *target.rotary(x[None], position[None]))
+        mixed, _ = attention(self, query, key, value, None, packed=packed, scaling=target.dim**-0.5)
         return self._finish(mixed[0].flatten(1), x)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -171,13 +161,13 @@ class EagleHead(nn.Module):
         """
         if angles is None:
             angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
-        shape = self.shape
+        target = self.target
         x = self._fuse(hidden, ids)
         cos, sin = angles.chunk(2, -1)
         pages = (self.keys, self.values, table)
-        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
+        heads = {"heads": target.heads, "kv_heads": target.kv_heads}
         query = self.ops.rope_write(F.linear(x, self.qkv), cos, sin, *pages, row, position, **heads)
-        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=shape.dim**-0.5)
+        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=target.dim**-0.5)
         return self._finish(mixed.flatten(1), x)
 
     @torch.no_grad()
@@ -214,7 +204,7 @@ class EagleHead(nn.Module):
 
     def _finish(self, mixed: Tensor, x: Tensor) -> Tensor:
         x = torch.addmm(x, mixed, self.out.T)
-        normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.shape.eps)
+        normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.target.eps)
         gate, up = F.linear(normed, self.gate_up).chunk(2, -1)
         return torch.addmm(x, F.silu(gate) * up, self.down.T)
 
@@ -228,7 +218,11 @@ def eagle_head(
     """
     refuse_undraftable(model)
     config = model.config
-    shape = EagleShape(
+    head = head_of(model)
+    target = EagleTarget(
+        embedding=model.get_input_embeddings().weight.detach(),
+        head=replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach()),
+        rotary=model.model.rotary_emb,
         hidden=config.hidden_size,
         inner=config.intermediate_size,
         heads=config.num_attention_heads,
@@ -236,10 +230,7 @@ def eagle_head(
         dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         eps=config.rms_norm_eps,
     )
-    head = head_of(model)
-    head = replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach())
-    target = Borrowed(model.get_input_embeddings().weight.detach(), head, model.model.rotary_emb)
-    return EagleHead(shape, target, draft_ids=draft_ids, dtype=dtype, seed=seed)
+    return EagleHead(target, draft_ids=draft_ids, dtype=dtype, seed=seed)
 
 
 def undraftable(model: Any) -> str | None:

@@ -1,7 +1,7 @@
 """The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
 
-`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` compares a
-folder with the table below, `read_drafter` reads the weights back. The table follows the loaders:
+`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported. The layout follows the
+loaders, which both prepend "model." to every name; embedding and head are never written:
 
   vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
           before the attention; an unknown name is an error. The class is "Eagle" + architectures[0], so the config
@@ -10,8 +10,6 @@ folder with the table below, `read_drafter` reads the weights back. The table fo
           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
           off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
           (`--speculative-token-map`), and whet writes none: such a drafter is refused.
-
-Both prepend "model." to every name. Embedding and head are never written.
 """
 
 from __future__ import annotations
@@ -97,38 +95,38 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:
     """The parameters by the loaders' names: views of them, without gradients."""
-    shape = head.shape
-    query, key, value = head.qkv.detach().split([shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2])
+    target = head.target
+    query, key, value = head.qkv.detach().split([target.heads * target.dim, *[target.kv_heads * target.dim] * 2])
     gate, up = head.gate_up.detach().chunk(2)
     parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
     return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
 
 
-def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
+def drafter_config(head: EagleHead, config: Any) -> dict[str, Any]:
     """A Llama config of one layer, with the rotary settings in the old and the new form of transformers."""
-    shape, rope = head.shape, dict(target.rope_parameters)
+    target, rope = head.target, dict(config.rope_parameters)
     scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {
         "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
+        "hidden_size": target.hidden,
+        "intermediate_size": target.inner,
         "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.dim,
+        "num_attention_heads": target.heads,
+        "num_key_value_heads": target.kv_heads,
+        "head_dim": target.dim,
         "hidden_act": "silu",
-        "rms_norm_eps": shape.eps,
-        "max_position_embeddings": target.max_position_embeddings,
+        "rms_norm_eps": target.eps,
+        "max_position_embeddings": config.max_position_embeddings,
         "rope_theta": rope.get("rope_theta", 10000.0),
         "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
         "rope_parameters": rope,
         "attention_bias": False,
         "mlp_bias": False,
         "tie_word_embeddings": False,
-        "vocab_size": target.vocab_size,
-        "bos_token_id": target.bos_token_id,
-        "eos_token_id": target.eos_token_id,
-        "pad_token_id": target.pad_token_id,
+        "vocab_size": config.vocab_size,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
 

@@ -38,7 +38,7 @@ class IndexedText:
 
 class Match(NamedTuple):
     source: IndexedText
-    place: int  # of the token that followed
+    place: int  # where the token that followed is
     length: int  # tokens that agree: LONGEST at most when found, more when followed
 
 
@@ -207,7 +207,7 @@ class SuffixVisit:
         self.key, self.version = key, version
         self.index = Index()
         self.index.add(prompt.astype(np.int32).tobytes())
-        self.tokens = 0  # of the prompt and of rollouts that ended
+        self.tokens = 0  # tokens of the prompt and of rollouts that ended
 
 
 class Suffix(NGram):
@@ -219,12 +219,9 @@ class Suffix(NGram):
 
     name = "suffix"
 
-    def __init__(self, tokens: int = 500_000, visits: int = 2, window: int = 16) -> None:
-        """tokens: of ended rollouts, remembered at most, up to half a kilobyte each; visits: earlier visits that a row
-        looks at, none of which began `window` updates ago or more."""
-        self.capacity, self.earlier, self.window = tokens, visits, window
-        self.version = 0
-        self.forget()
+    capacity = 500_000  # tokens of ended rollouts that are remembered at most, up to half a kilobyte each
+    earlier, window = 2, 16  # visits that a row looks at, and the updates after which one is too old
+    version = 0
 
     def forget(self) -> None:
         super().forget()

@@ -209,7 +209,7 @@ class Speculation:
         self.elsewhere: Set[str] = frozenset()
         self.token_bytes = 0
         self._views: dict[int, RowView] = {}  # by arrival, of rows that were drafted for
-        self._lengths: deque[int] = deque(maxlen=SEEN)  # of rollouts that ended
+        self._lengths: deque[int] = deque(maxlen=SEEN)  # lengths of rollouts that ended
         self._budgeted = -1  # steps until budgets are made anew
 
     def join(self, drafter: Drafter) -> None:

@@ -182,11 +182,12 @@ class Launch:
 
 
 class GraphRunners:
-    """The `RunnerFactory` of this file: `whet.assembly` hands one to the engine on CUDA."""
+    """What makes the runner of an engine: `whet.assembly` hands one to the engine on CUDA."""
 
-    page = PAGE
+    page = PAGE  # tokens per page of the cache that its runners read best
 
     def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
+        """Why it cannot serve a model with this cache, in a few words; None where it can."""
         return graphs_lack(shapes, device)
 
     def make(

@@ -8,11 +8,11 @@ the batch that trains. Our own engine is `whet.rollout.engine.LocalEngine`; othe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from whet.types import Batch, Request, Rollout, Trace
 
@@ -68,10 +68,15 @@ class Engine(Protocol):
 PARTS = ("ids", "log_probs", "versions")  # arrays of a trace, with an entry per generated token
 
 
-def join_traces(traces: Iterable[Trace], dtype: npt.DTypeLike = np.float32) -> dict[str, np.ndarray]:
-    """The tokens of all traces end to end; dtype: that of log-probs where there is no trace."""
-    empty = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
-    traces = (empty, *traces)
+@functools.cache
+def empty_trace(dtype: np.dtype[Any]) -> Trace:
+    """One object for all flights, since nothing can be written to it. dtype: that of log-probs."""
+    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
+
+
+def join_traces(traces: Iterable[Trace], dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
+    """The tokens of all traces end to end."""
+    traces = (empty_trace(dtype), *traces)
     return {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PARTS}
 
 
@@ -123,7 +128,8 @@ class RolloutStore:
         flat = [(g, i, trace) for g, traces in self._traces.items() for i, trace in traces.items()]
         ends = np.cumsum([0, *(trace.ids.size for _, _, trace in flat)], dtype=np.int64)
         keys = np.array([(g, i) for g, i, _ in flat], np.int64).reshape(-1, 2)
-        return {"keys": keys, "offsets": ends, **join_traces(trace for _, _, trace in flat)}
+        traces = join_traces((trace for _, _, trace in flat), np.dtype(np.float32))
+        return {"keys": keys, "offsets": ends, **traces}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the stored traces by those that `arrays` returned."""

@@ -26,11 +26,11 @@ from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
-from whet.rollout.base import join_traces, split_traces
+from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
-from whet.rollout.rows import Flight, Rows, empty_trace
-from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
+from whet.rollout.rows import Flight, Rows
+from whet.rollout.runner import Drawn, EagerRunner, Runner
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
 from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json
 
@@ -62,15 +62,16 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
-        runners: RunnerFactory | None = None,
+        runners: Any = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """encode: prompt id to token ids. runners: a faster form of a step, used where it can serve the model.
-        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
-        reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
+        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used where
+        it lacks nothing that the model needs. releasable: on a GPU, the memory of keys and values is lent to the
+        learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
+        rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
             raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
@@ -79,7 +80,7 @@ class LocalEngine:
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # of recorded log-probs
+        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # type of log-probs
         shapes = kv_shapes(self.twin)
         # Why the runners that were handed in are not used; None where they are, or where there are none.
         self.lack = runners.lack(shapes, self.device) if runners is not None else None
@@ -192,7 +193,7 @@ class LocalEngine:
     def notes(self) -> list[str]:
         """What the user should know about the engine before it starts."""
         slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
-        return [*self.cache.notes(), *([f"{slow} {self.lack}."] if self.lack else [])]
+        return [*self.cache.notes, *([f"{slow} {self.lack}."] if self.lack else [])]
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them; rollout/oom counts from the start."""
@@ -400,7 +401,7 @@ class LocalEngine:
         for row in reversed(range(first, rows.size)):
             self._evict(row)
         rows.feed(fed)
-        rows.shared[running:first] = 0  # of a half-fed row: no row forks from it yet
+        rows.shared[running:first] = 0  # no row forks from a half-fed row yet
         self.scheduler.put_back(wave)
         # The running rows may be a step further on the device, and a drafter may have read that: they repeat it.
         self.runner.forget()

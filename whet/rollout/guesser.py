@@ -1,12 +1,12 @@
 """The EAGLE drafter in the engine: the target's hidden states are kept in pages, and drafts are made over them.
 
-The engine makes a `Guesser` where it is given an `EagleHead`; it implements `Drafter`, and its rows are the engine's,
-in order. Two more layers of the cache hold what it needs, under the rows' own table: the target's last hidden state of
-every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need
-nothing here, and speculation can begin in the middle of a rollout with one pass of one layer (`catch_up`). In captured
-graphs `round` is a part of the step, and the host proposes nothing. `rows.paired` counts the tokens of each row that
-the drafter has read. The pair at a prompt's last token belongs to each rollout but may lie in a page that they share:
-that can make a guess worse, never a token wrong.
+The engine makes a `Guesser` where it is given an `EagleHead`; its rows are the engine's, in order. Two more layers of
+the cache hold what it needs, under the rows' own table: the target's last hidden state of every cached token, written
+as it is computed, and the drafter's keys and values. So forks, moves and preemption need nothing here, and speculation
+can begin in the middle of a rollout with one pass of one layer (`catch_up`). In captured graphs `round` is a part of
+the step, and the host proposes nothing. `rows.paired` counts the tokens of each row that the drafter has read. The pair
+at a prompt's last token belongs to each rollout but may lie in a page that they share: that can make a guess worse,
+never a token wrong.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ AT_ONCE = 2**13  # hidden states that are gathered together, beside those that a
 
 def extra_shapes(head: EagleHead) -> list[KVShape]:
     """What the cache needs beside the target's layers; the values of hidden states are unused."""
-    shape = head.shape
-    hidden = KVShape(1, shape.hidden, 1, head.target.embedding.dtype)
-    return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
+    target = head.target
+    hidden = KVShape(1, target.hidden, 1, target.embedding.dtype)
+    return [hidden, KVShape(target.kv_heads, target.dim, target.dim, head.dtype)]
 
 
 class Guesser(Drafter):

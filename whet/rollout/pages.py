@@ -30,37 +30,6 @@ Shapes = Sequence[KVShape]  # one for each layer
 # Keys and values of a layer: [pages + 1, kv heads, page, head size]; the last page takes what padding writes.
 
 
-class PagePool:
-    """Reference counts of pages 0..count-1."""
-
-    def __init__(self, count: int) -> None:
-        self.owners = [0] * count
-        self._free = list(range(count - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self, n: int) -> list[int]:
-        assert n <= len(self._free), "the scheduler admits and preempts so that pages suffice"
-        taken = [self._free.pop() for _ in range(n)]
-        for page in taken:
-            self.owners[page] = 1
-        return taken
-
-    def share(self, pages: Sequence[int], times: int = 1) -> None:
-        for page in pages:
-            assert self.owners[page] > 0, "only a page in use can be shared"
-            self.owners[page] += times
-
-    def drop(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            assert self.owners[page] > 0, "a page is dropped once by each owner"
-            self.owners[page] -= 1
-            if self.owners[page] == 0:
-                self._free.append(page)
-
-
 class Cache:
     """Keys and values of all layers, where every row has a page of its own: no page is ever missing."""
 
@@ -75,6 +44,7 @@ class Cache:
         self.page, self.device = page, device
         self.trash = pages  # the page that padding is written to
         self.table = np.arange(pages, dtype=np.int32)[:, None]  # pages of each row in order
+        self.notes: list[str] = []  # what the user should know about the cache
 
     @property
     def free(self) -> int:
@@ -103,10 +73,6 @@ class Cache:
             pages[target, :, :tokens] = pages[source, :, :tokens]
 
     def close(self, row: int) -> None: ...
-
-    def notes(self) -> list[str]:
-        """What the user should know about the cache."""
-        return []
 
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
@@ -151,8 +117,8 @@ class PagedCache(Cache):
         releasable: bool = False,
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
-        self.wanted = pages  # pages asked for, where the GPU had no room for so many
-        self.pool = PagePool(pages)
+        self.owners = [0] * pages  # rows that have each page
+        self._free = list(range(pages - 1, -1, -1))
         # Entries beyond a row's pages name the trash page: what a draft writes too far is lost there.
         self.table = np.full((slots, -(-context // page)), self.trash, np.int32)
         self.edits = 0  # times the table changed
@@ -160,10 +126,30 @@ class PagedCache(Cache):
 
     @property
     def free(self) -> int:
-        return self.pool.free
+        return len(self._free)
+
+    def take(self, n: int) -> list[int]:
+        """Give so many free pages their first owner."""
+        assert n <= len(self._free), "the scheduler admits and preempts so that pages suffice"
+        taken = [self._free.pop() for _ in range(n)]
+        for page in taken:
+            self.owners[page] = 1
+        return taken
+
+    def share(self, pages: Sequence[int], times: int = 1) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "only a page in use can be shared"
+            self.owners[page] += times
+
+    def drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "a page is dropped once by each owner"
+            self.owners[page] -= 1
+            if self.owners[page] == 0:
+                self._free.append(page)
 
     def open(self, row: int, tokens: int) -> None:
-        self._set([row], [self.pool.take(-(-tokens // self.page))])
+        self._set([row], [self.take(-(-tokens // self.page))])
 
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
@@ -172,8 +158,8 @@ class PagedCache(Cache):
         for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):  # the rows of a group come together
             rows = [row for _, row, _ in some]
             shared, half = self.table[src, : n // self.page].tolist(), int(n % self.page > 0)
-            self.pool.share(shared, len(rows))
-            own = self.pool.take(half * len(rows))
+            self.share(shared, len(rows))
+            own = self.take(half * len(rows))
             copied += [(int(self.table[src, len(shared)]), page) for page in own]
             self._set(rows, [[*shared, *own[i * half : (i + 1) * half]] for i in range(len(rows))])
         if copied:
@@ -191,7 +177,7 @@ class PagedCache(Cache):
         rows = np.flatnonzero(missing)
         more = missing[rows]
         each = np.repeat(rows, more)
-        self.table[each, self.held[each] + ranges(more)] = self.pool.take(each.size)
+        self.table[each, self.held[each] + ranges(more)] = self.take(each.size)
         self.held[rows] += more
         self.edits += rows.size
 
@@ -206,17 +192,9 @@ class PagedCache(Cache):
         self.held[source] = 0
 
     def close(self, row: int) -> None:
-        self.pool.drop(self.table[row, : self.held[row]].tolist())
+        self.drop(self.table[row, : self.held[row]].tolist())
         self.table[row] = self.trash
         self.held[row] = 0
-
-    def notes(self) -> list[str]:
-        if self.trash == self.wanted:
-            return []
-        return [
-            f"The GPU has no room for {self.wanted} KV pages: the pool has {self.trash}; when they are full, "
-            "the youngest rollouts wait."
-        ]
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
@@ -255,7 +233,8 @@ def make_cache(
     while True:
         try:
             cache = PagedCache(shapes, slots, context, page, pages, device, releasable)
-            cache.wanted = wanted
+            fewer = f"The GPU has no room for {wanted} KV pages: the pool has {pages}; when they are full, "
+            cache.notes = [fewer + "the youngest rollouts wait."] if pages < wanted else []
             return cache
         except torch.OutOfMemoryError as error:
             if pages == full:

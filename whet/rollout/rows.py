@@ -7,7 +7,6 @@ leaves, or where a row has stop strings. The engine and its runners use this fil
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -37,7 +36,7 @@ class Flight:
     """
 
     request: Request
-    index: int  # of the rollout in its group
+    index: int  # place of the rollout in its group
     arrival: int  # counts up over the engine's life: order of the queue; the youngest is preempted first
     prompt: np.ndarray
     limit: int  # tokens that it may write: max_tokens, or less where the context ends
@@ -102,12 +101,6 @@ class Chunk:
 
     def ids(self) -> np.ndarray:
         return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
-
-
-@functools.cache
-def empty_trace(dtype: np.dtype[Any]) -> Trace:
-    """One object for all flights, since nothing can be written to it."""
-    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +185,7 @@ class Rows:
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
         self._numbers = np.arange(slots)
-        self._draws: Draws | None = None
+        self._draws: tuple[int, Draws] | None = None  # with the number of edits that it was made after
 
     @property
     def ready(self) -> int:
@@ -202,7 +195,7 @@ class Rows:
     def feed(self, fed: int) -> None:
         """After this step so many known tokens of the last row are cached; 0: all of them."""
         if fed != self.fed:
-            self.fed, self._draws = fed, None
+            self.fed = fed
             self.edits += 1
 
     def add(self, flight: Flight) -> int:
@@ -224,7 +217,6 @@ class Rows:
             self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
         self.stops[row] = -1
         self.stops[row, : len(sampling.stop_ids)] = sampling.stop_ids
-        self._draws = None
         return row
 
     def remove(self, row: int) -> list[tuple[int, int]]:
@@ -242,7 +234,6 @@ class Rows:
         self.size = last
         self.edits += 1
         self.flights.pop()
-        self._draws = None
         return moves
 
     def _move(self, source: int, target: int) -> None:
@@ -302,8 +293,9 @@ class Rows:
 
     def draws(self) -> Draws:
         """How the ready rows draw their next token; kept until a row comes or goes."""
-        self._draws = self._draws or self.draws_of(slice(0, self.ready))
-        return self._draws
+        if self._draws is None or self._draws[0] != self.edits:
+            self._draws = self.edits, self.draws_of(slice(0, self.ready))
+        return self._draws[1]
 
     def draws_of(self, part: slice | np.ndarray) -> Draws:
         hot, top_k, top_p = self.temperature[part], self.top_k[part], self.top_p[part]

@@ -2,14 +2,14 @@
 
 The engine decides which rows run and calls a `Runner`. `EagerRunner` is the plain form, for a CPU and for models that
 no faster form serves: one packed forward of the Hugging Face twin, then `rows.sample`. A faster form is handed to the
-engine as a `RunnerFactory`, such as `whet.fast.graphs.GraphRunners`.
+engine by its factory, `whet.fast.graphs.GraphRunners`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, DraftArm, walk
-from whet.draft.speculation import Speculation
-from whet.model.twin import KVShape
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
@@ -95,19 +93,6 @@ class Runner:
     def stats(self) -> dict[str, float]:
         """Counters of its own since the start, named "rollout/..."."""
         return {}
-
-
-class RunnerFactory(Protocol):
-    """Makes the runner of an engine, where a faster form than `EagerRunner` is wanted."""
-
-    page: int  # tokens per page of the cache that its runners read best
-
-    def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
-        """Why it cannot serve a model with this cache, in a few words; None where it can."""
-
-    def make(
-        self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None, speculation: Speculation | None
-    ) -> Runner: ...
 
 
 class EagerRunner(Runner):

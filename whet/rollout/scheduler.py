@@ -32,14 +32,7 @@ Room = Callable[[Flight, bool], bool]  # takes a flight (forked or not) if there
 
 
 class Lengths:
-    """Expected response lengths.
-
-    >>> lengths = Lengths()
-    >>> lengths.mean(running=100)
-    inf
-    >>> lengths.end("a", 40); lengths.expect("a", running=100), lengths.expect("b", running=100)
-    (40.0, 140.0)
-    """
+    """Expected response lengths."""
 
     def __init__(self) -> None:
         self.tokens = self.ended = 0.0  # faded sums: tokens of rollouts that are over, rollouts that came to their end
