@@ -44,7 +44,7 @@ def refuse(tokens: int, most: int) -> None:
 
 
 class Short:
-    """A network on a card without room for the tensors of so many prompt tokens."""
+    """A network on a GPU without room for the tensors of so many prompt tokens."""
 
     def __init__(self, network: Any, most: int) -> None:
         self.network, self.most, self.logits = network, most, network.logits
@@ -57,7 +57,7 @@ class Short:
 
 
 def full_before(engine: LocalEngine, most: int) -> None:
-    """A forward over the prompts of more than `most` tokens finds the card full."""
+    """A forward over the prompts of more than `most` tokens finds the GPU full."""
     if isinstance(engine.runner, GraphRunner):
         engine.runner.network = engine.runner.prefill.network = Short(engine.runner.network, most)
     else:

@@ -148,7 +148,7 @@ class Graphed:
         self.ready: dict[Size, Buffers] = {}
         self.bytes = 0  # what the graphs' memory pool took
         self.stopped = False
-        self.trained: list[nn.Parameter] = []  # those that a pass gives a gradient to, in the order of `slopes`
+        self.trained: list[nn.Parameter] = []  # parameters with a gradient, in the order of `slopes`
         self.slopes: list[Tensor] = []  # their gradient from the last backward pass, whatever its size was
         self._seen = Counter[Size]()
         self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
