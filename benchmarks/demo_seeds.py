@@ -15,8 +15,8 @@ from rich.console import Console
 
 from whet.report.arms import read_arms
 from whet.run import read_metrics
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import conclude, describe_mix, read_demo, run_demo
+from whet.tools.experiment import circumstances
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,8 @@ from whet.loop import Log, train
 from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import read_demo, with_mix
-from whet.tools.experiment import make_base, merge
+from whet.tools.experiment import circumstances, make_base, merge
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 
@@ -101,8 +100,8 @@ def train_arm(settings: config.Config, updates: int, every: int) -> tuple[Record
     parts = build_parts(plan)
     try:
         barrier = plan.settings.rollout.model_copy(update={"mode": "barrier"})
-        alone = plan.settings.model_copy(update={"rollout": barrier})
-        second = build_engine(alone, parts.model, parts.encoded, parts.codec)
+        alone = replace(plan, settings=plan.settings.model_copy(update={"rollout": barrier}))
+        second = build_engine(alone, parts.model)
         log = Recorder(parts, second, updates, every)
         train(parts, log)
         return log.record_of_arm, parts.engine.stats()

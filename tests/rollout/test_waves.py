@@ -243,7 +243,7 @@ def test_a_row_that_is_half_fed_keeps_what_it_has(monkeypatch: pytest.MonkeyPatc
 
 def test_budgets_by_hand() -> None:
     """Padded waves count twice their rectangle; a wave of one prompt counts what it feeds."""
-    flight = make_engine(MODEL).flight(ask(2), 0, 0)
+    flight = make_engine(MODEL)._flights([ask(2)])[0]
     for packed, wanted in ((True, 5 * 600 // 2), (False, 2 * 5 * 900 // 2)):
         made = Scheduler(packed=packed)
         assert made.budget == scheduler.PREFILL

@@ -33,7 +33,7 @@ from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
-from whet.rollout.runner import Drawn, Runner, burst, fork_rows, joined, single
+from whet.rollout.runner import Drawn, Runner, fork_rows, single
 
 # Shapes: B rows, N prompts of a wave, T tokens, K drafts per row, V vocabulary.
 #
@@ -137,6 +137,37 @@ def buckets(slots: int) -> list[int]:
     """
     sizes = [2, 4, 8, 16, 24, 32, 48, *range(64, 257, 32), *range(320, 1025, 64), *range(1152, slots + 1, 128)]
     return [*(size for size in sizes if size < slots), max(2, slots)]
+
+
+def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
+    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
+
+    >>> token = np.array([[[1, 2]], [[3, 4]]])
+    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
+    array([[1, 3, 4, 0]])
+    """
+    steps, rows, width = token.shape
+    if steps == 1 or width == 1:
+        shape = (rows, steps * width)
+        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
+        return Drawn(tokens, log_probs, counted, proposed, arm)
+    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
+    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
+    at = (counted.cumsum(0) - counted)[step, row] + place
+    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
+    return Drawn(*packed, counted, proposed, arm)
+
+
+def joined(first: Drawn, second: Drawn) -> Drawn:
+    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
+    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
+    return Drawn(
+        np.concatenate((first.token, np.pad(second.token, wide))),
+        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
+        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
+        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
+        first.arm,
+    )
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.model.meter import DeviceMeter
+from whet.model.ops import DeviceMeter
 
 Pool = tuple[int, int]  # what `torch.cuda.graph_pool_handle` gives
 Key = tuple[int, int, str]  # rows, tokens that each feeds, and ""; or rows, tokens drafted for each, and the drafter
