@@ -76,7 +76,7 @@ def assert_same(on_progress: list[tuple[Any, ...]], plain: list[tuple[Any, ...]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_story_however_it_is_decoded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
     before = graphs.GraphRunner._launch
 
@@ -88,8 +88,8 @@ def test_one_story_however_it_is_told(seed: int, monkeypatch: pytest.MonkeyPatch
     plain, _ = story("plain", seed)
     assert_same(story("bursts", seed)[0], plain)
     assert graphs.BURST in launched
-    told, engine = story("drafts", seed)
-    assert_same(told, plain)
+    drafted, engine = story("drafts", seed)
+    assert_same(drafted, plain)
     assert engine.cache.free == engine_of("plain", seed).cache.free, "all pages are given back"
 
 
@@ -122,7 +122,7 @@ def test_what_may_be_wanted_is_captured_at_the_start_the_largest_first(monkeypat
 
 @pytest.mark.parametrize("how", ["bursts", "drafts"])
 def test_after_prompts_the_device_is_given_something_to_do_at_once(how: str) -> None:
-    """Before the caller hears of anything; not while more prompts wait, which would wait for these steps."""
+    """This comes before the caller gets a result; not while more prompts wait, which would wait for these steps."""
     engine = make_engine(sharp_model(), slots=4, page=4, graphs=True)
     if how == "drafts":
         engine = engine_of("drafts", 1)

@@ -94,7 +94,7 @@ def stale(model: Any, stack: FusedStack) -> bool:
 
 
 class Rows:
-    """Sequences that grow by ragged pieces over pages in a scattered order; the last page is nobody's."""
+    """Sequences that grow by ragged pieces over pages in a scattered order; the last page belongs to no row."""
 
     def __init__(self, model: Any, stack: FusedStack, rows: int, context: int = 48) -> None:
         self.stack, self.rows, width = stack, rows, -(-context // PAGE)
@@ -160,7 +160,7 @@ def test_half_precision_is_as_near_as_the_model_itself() -> None:
     with torch.no_grad():
         want, theirs = (m(input_ids=text[None], use_cache=False).logits[0].float() for m in (exact, model))
     ours = torch.cat([piece for i in range(0, 18, 3) for piece in rows.feed([text[i : i + 3]])])
-    assert ours.dtype == torch.bfloat16, "as the product gives them: whoever draws widens them"
+    assert ours.dtype == torch.bfloat16, "as the product gives them: the draw widens them"
     ours = ours.float()
     assert float((ours - want).abs().mean()) < 1.5 * float((theirs - want).abs().mean())
 

@@ -17,7 +17,7 @@ from whet.types import Request, Rollout
 
 
 def gemma() -> PreTrainedModel:
-    """Of no family that is fused: soft-caps, and windows on every second layer."""
+    """A family that is not fused: soft-caps, and windows on every second layer."""
     config = Gemma2Config(
         vocab_size=23, hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=12, sliding_window=7, max_position_embeddings=128,
@@ -57,7 +57,7 @@ def test_equals_the_plain_step(model: Any, settings: dict[str, int]) -> None:
     """Slots that fall free and are filled again, forks, pages that run out, one row alone."""
     plain, graph = engines(model(), **settings)
     for engine in (plain, graph):
-        engine.submit(REQUESTS)
+        engine.submit(REQUESTS[: 9 if settings.get("slots") != 1 else 4])
     same(plain.collect(), graph.collect())
 
 

@@ -156,21 +156,21 @@ def test_greedy_siblings_write_each_others_drafts() -> None:
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_drafters_hear_of_rollouts_where_they_draft(on_device: bool) -> None:
-    """What the device drafts from is in lanes: the host's memory of it, which nobody asks, stays empty."""
-    heard: list[tuple[str, int]] = []
+def test_drafters_are_called_where_they_draft(on_device: bool) -> None:
+    """What the device drafts from is in lanes: the host's memory of it, which is not used, stays empty."""
+    calls: list[tuple[str, int]] = []
 
     class Listening(Suffix):
         def begin(self, row: Any) -> None:
-            heard.append(("begin", row.uid))
+            calls.append(("begin", row.uid))
             super().begin(row)
 
         def finish(self, row: Any) -> None:
-            heard.append(("finish", row.uid))
+            calls.append(("finish", row.uid))
             super().finish(row)
 
         def updated(self, version: int) -> None:
-            heard.append(("updated", version))
+            calls.append(("updated", version))
             super().updated(version)
 
     model = sharp_model(heads=6, kv_heads=2)
@@ -180,8 +180,8 @@ def test_drafters_hear_of_rollouts_where_they_draft(on_device: bool) -> None:
     engine = make_engine(model, graphs=on_device, slots=3, speculation=speculation)
     done = run(engine, requests())
     engine.update(1)
-    told = [("finish", i) for i in range(len(done))] if not on_device else []
-    assert sorted(line for line in heard if line[0] != "begin") == [*told, ("updated", 1)]
+    expected = [("finish", i) for i in range(len(done))] if not on_device else []
+    assert sorted(line for line in calls if line[0] != "begin") == [*expected, ("updated", 1)]
     assert bool(drafter.visits) == (not on_device)
     assert len(speculation._lengths) == len(done), "budgets want the lengths of all"
     assert not speculation._views
@@ -236,7 +236,7 @@ def test_a_published_drafter_drafts_better() -> None:
     assert whim.accepted > 1.5 * first + 20
 
 
-def test_the_newest_tokens_as_the_host_told_them() -> None:
+def test_the_newest_tokens_as_the_host_uploaded_them() -> None:
     lanes, state = Lanes(4, 16, torch.device("cpu")), torch.zeros(14, 4, dtype=torch.int32)
     state[TOKEN], state[LENGTH] = torch.tensor([7, 8, 9, 5]), torch.tensor([3, 0, 16, -1])
     state[LANE] = torch.tensor([2, 5, 0, 1])

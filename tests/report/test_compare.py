@@ -4,10 +4,11 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from curricula import to_markdown
 from rich.console import Console
 
 from whet.report.arms import evaluation_names, read_arms
-from whet.report.compare import TableCell, compare, compare_table, eval_table, to_markdown
+from whet.report.compare import TableCell, compare, compare_table, eval_table
 from whet.run import Run
 
 

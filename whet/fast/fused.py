@@ -3,12 +3,8 @@
 The graph runner calls `network_of`, which gives the fused stack, or `PlainNetwork` where that is not possible. The
 fused stack runs the layers of a Llama-like model with fewer and larger launches. Its weights are views of the model's
 own (`share_storage` laid them side by side), so an in-place update is seen at once, and its logits are compared with
-the model's before it is used. Between two attentions lie three functions, each compiled once for all layers:
-out-projection, residual, norm; gate and up; down, residual, and the next layer's norm and q, k, v. So a residual sum
-and the norm after it are one kernel also across layers, and the compiler sees weights and one changing size, the
-tokens, and nothing of the cache: rotation with the cache write, attention, and gate and up of few tokens are kernels.
-
-Shapes: T new tokens of N rows, `width` numbers per hidden state, d per head; see `kernels.attention` for the pages.
+the model's before it is used. Shapes: T new tokens of N rows, `width` numbers per hidden state, d per head; see
+`whet.model.ops` for the pages.
 """
 
 from __future__ import annotations
@@ -173,18 +169,14 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
     >>> joined([both[:1], both[1:]]).shape, joined([both[1:], both[:1]])
     (torch.Size([3, 2]), None)
     """
-    first = parts[0]
-    kind, end = _place(first), first.storage_offset()
+    first, rows = parts[0], sum(part.shape[0] for part in parts)
+    places = {(p.untyped_storage().data_ptr(), p.device, p.dtype, p.shape[1:]) for p in parts}
+    end = first.storage_offset()
     for part in parts:
-        if _place(part) != kind or not part.is_contiguous() or part.storage_offset() != end:
+        if len(places) > 1 or not part.is_contiguous() or part.storage_offset() != end:
             return None
         end += part.numel()
-    rows = sum(part.shape[0] for part in parts)
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype, tensor.shape[1:]
 
 
 def _shares(model: nn.Module) -> Iterator[list[nn.Parameter]]:
@@ -215,7 +207,9 @@ def _odd(linear: object) -> str | None:
 # ---- a layer of the fused stack as pure functions
 #
 # In order: `enter` the first layer; for every layer `settle`, gate and up (`kernels.layer`), `between`; after the last
-# one `leave`.
+# one `leave`. Each is compiled once for all layers. So a residual sum and the norm after it are one kernel also across
+# layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotation with the
+# cache write, attention, and gate and up of few tokens are kernels.
 
 
 class Projection(NamedTuple):
@@ -342,8 +336,7 @@ class FusedStack:
             cos, sin = self.rotary(x[None], position[None])
             return cos[0], sin[0]
         if len(self._circle) < context:
-            cos, sin = self.rotary(x[None], torch.arange(context, device=x.device)[None])
-            self._circle = torch.cat((cos[0], sin[0]), -1)
+            self._circle = torch.cat(self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1)[0]
         cos, sin = F.embedding(position, self._circle).chunk(2, -1)
         return cos, sin
 

@@ -3,12 +3,11 @@
 `whet.assembly` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
 the network's forward and backward pass as they are there, with compiled or plain layers; head, loss and optimiser stay
 outside: they are few launches. A pack is padded to one of few sizes; padding is sequences of its own whose gradient is
-zero, so that it adds exactly nothing. A size that comes a second time is captured, and replayed from then on. All
-graphs lie in one memory pool, so a backward pass must follow its own forward pass before another is replayed (it raises
-if not). What has no graph takes the plain way. On a CPU the same buffers go through plain calls, which is how the tests
-compare it with `hidden_states`.
-
-Shapes: `tokens` padded tokens of a pack, `sequences` + 1 starts, `width` numbers per hidden state.
+zero, so that it adds exactly nothing. A size that comes a second time is captured, and replayed from then on; what has
+no graph takes the plain way. All graphs lie in one memory pool, so a backward pass must follow its own forward pass
+before another is replayed (it raises if not). On a CPU the same buffers go through plain calls, which is how the tests
+compare it with `hidden_states`. Shapes: `tokens` padded tokens of a pack, `sequences` + 1 starts, `width` numbers per
+hidden state.
 """
 
 from __future__ import annotations
@@ -149,7 +148,7 @@ class Graphed:
         self.ready: dict[Size, Buffers] = {}
         self.bytes = 0  # what the graphs' memory pool took
         self.stopped = False
-        self.trained: list[nn.Parameter] = []  # those that a pass gives a gradient to, in the order of `slopes`
+        self.trained: list[nn.Parameter] = []  # parameters with a gradient, in the order of `slopes`
         self.slopes: list[Tensor] = []  # their gradient from the last backward pass, whatever its size was
         self._seen = Counter[Size]()
         self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
@@ -253,8 +252,7 @@ class Graphed:
         weight = self.model.get_input_embeddings().weight
         buffers = Buffers(size, (self.model.config.get_text_config().hidden_size, weight.dtype), self.device)
         buffers.fill(pack)
-        reason = self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else "")
-        if reason:
+        if reason := self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else ""):
             self.stop(reason)
         else:
             self.ready[size] = buffers
@@ -320,13 +318,13 @@ class Graphed:
 
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
-        before = [module._parameters[name] for module, name in self._owners]
-        for (module, name), weight in zip(self._owners, before, strict=True):
+        before = [(module, name, module._parameters[name]) for module, name in self._owners]
+        for module, name, weight in before:
             module._parameters[name] = self._stand_ins[id(weight)]
         try:
             yield
         finally:
-            for (module, name), weight in zip(self._owners, before, strict=True):
+            for module, name, weight in before:
                 module._parameters[name] = weight
 
 

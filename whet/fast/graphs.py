@@ -2,11 +2,10 @@
 
 `whet.assembly` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
 decode step is forward, draw and bookkeeping in one graph replay; a step that speculates is two replays, the drafter's
-and the target's. The host writes rows to the device only when one came, went or got a page, and reads a few numbers
-per row when the step is done. The device ends rows by itself, so the next steps can be launched before the host has
-read these, a few at once; what is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for
-sizes up to the number of slots; rows beyond the batch are padding, with length -1, written to the spare page. On a CPU
-everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
+and the target's. The device ends rows by itself, so the next steps can be launched before the host has read these;
+what is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for sizes up to the number of
+slots; rows beyond the batch are padding, with length -1, written to the spare page. On a CPU everything runs as plain
+calls, which is how the tests compare it with `EagerRunner`.
 """
 
 from __future__ import annotations
@@ -235,7 +234,7 @@ class GraphRunner(Runner):
         self._uploaded = STALE  # the edits of rows and pages that the device has
         self._next: Launch | None = None  # launched before its turn
         self._launches = 0
-        self._wishes = self._told = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
+        self._wishes = self._uploaded_wishes = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
@@ -290,17 +289,14 @@ class GraphRunner(Runner):
             step, order = self._launch(running, arm), np.arange(running)
         self._next = None
         if ahead and (steps := self._steps_ahead(running, arm, step)):
-            self._arrange(order)
+            # The device's rows take the order that the host has now, however far the device has come with them.
+            if self._uploaded[0] != self.rows.edits:
+                self.device_rows.arrange(order)
+            if self._uploaded != (self.rows.edits, self.cache.edits):
+                self.device_rows.upload_table(self.cache.table, running)
+            self._uploaded = (self.rows.edits, self.cache.edits)
             self._next = self._launch(running, arm, steps)
         return self._read(step, order)
-
-    def _arrange(self, order: np.ndarray) -> None:
-        """Puts the device's rows into the order that the host has now, however far the device has come with them."""
-        if self._uploaded[0] != self.rows.edits:
-            self.device_rows.arrange(order)
-        if self._uploaded != (self.rows.edits, self.cache.edits):
-            self.device_rows.upload_table(self.cache.table, len(order))
-        self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _ready(self, running: int, arm: DraftArm) -> DraftArm:
         """The arm, or OFF where there are too few pages for it; a drafter that has missed tokens reads them."""
@@ -339,10 +335,13 @@ class GraphRunner(Runner):
     def _launch(self, running: int, arm: DraftArm, steps: int = 1) -> Launch:
         drawn = self._drawn[self._launches % 2][:steps, : 2 * arm.tokens + 2]
         self._launches += 1
-        if self._told != self._wishes:
+        if self._uploaded_wishes != self._wishes:
             self.device_rows.tell(MOST, self.rows.most[:running])
-            self._told = self._wishes
-        keys = self._ready_keys(self._size(running), arm)
+            self._uploaded_wishes = self._wishes
+        keys = self._keys(self._size(running), arm)
+        if not all(key in self.captures.graphs for key in keys):
+            self.begin()
+            self.captures.capture(keys)
         with self.captures.meter.span():
             for lines in drawn:
                 logits = [self.captures.replay(key) for key in keys][-1]
@@ -404,13 +403,6 @@ class GraphRunner(Runner):
         """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
-
-    def _ready_keys(self, size: int, arm: DraftArm) -> list[Key]:
-        keys = self._keys(size, arm)
-        if not all(key in self.captures.graphs for key in keys):
-            self.begin()
-            self.captures.capture(keys)
-        return keys
 
     def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
         if drafter == PROMPTS:

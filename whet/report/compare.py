@@ -1,7 +1,7 @@
 """Compares runs: the cost of each accuracy level in each arm and how the runs ended; and the tables of `whet eval`.
 
 `compare(arms)` gives the cells, and the first arm is the baseline of every ratio. `whet compare` shows them in the
-terminal (`compare_table`), the benchmarks as Markdown (`to_markdown`), and `page` as HTML. `eval_table` and
+terminal (`compare_table`), `page` as HTML, and benchmarks/curricula.py as Markdown. `eval_table` and
 `draft_table` show the metrics of `whet eval`; a measure that is not among the metrics gets no line.
 """
 
@@ -171,38 +171,8 @@ def _plain_table(**options: Any) -> Table:
 
 def _rich_cell(cell: TableCell) -> Text:
     text = Text(cell.value)
-    if cell.ratio:
-        text.append(f" {cell.ratio}", style="cyan")
-    if cell.range:
-        text.append(f"\n{cell.range}", style="dim")
-    return text
-
-
-# ---- as Markdown
-
-
-def to_markdown(folders: Folders) -> str:
-    """The same tables, for a README or an issue."""
-    result = compare(read_arms(folders))
-    parts = []
-    for place, (title, heads, rows) in enumerate(result.tables()):
-        lines = [f"| {' | '.join([title if place else 'arm', *heads])} |", "|---|" + "---:|" * len(heads)]
-        for name, row in zip(result.arms, rows, strict=True):
-            lines.append(f"| {' | '.join([_markdown_text(name), *map(_markdown_cell, row)])} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, " ".join(map(_markdown_text, result.notes))]) + "\n"
-
-
-def _markdown_cell(cell: TableCell) -> str:
-    ratio = f" **{cell.ratio}**" if cell.ratio else ""
-    return f"{cell.value}{ratio}" + (f" ({cell.range})" if cell.range else "")
-
-
-def _markdown_text(text: str) -> str:
-    """A name must not end the table or start markup."""
-    for mark in "\\`*_[]<>|":
-        text = text.replace(mark, f"\\{mark}")
-    return printable(text, one_line=True)
+    text.append(f" {cell.ratio}" if cell.ratio else "", style="cyan")
+    return text.append(f"\n{cell.range}" if cell.range else "", style="dim")
 
 
 # ---- one evaluation

@@ -98,7 +98,7 @@ class Status:
     signal: float | None = None
     speed: float | None = None  # generated tokens per second
     split: str = ""  # where the time of the latest row went
-    accuracies: list[float] = field(default_factory=list)  # of the first evaluation the run names, oldest first
+    accuracies: list[float] = field(default_factory=list)  # in the first evaluation of the run, oldest first
     pace: Pace = field(default_factory=Pace)
     _evaluation: str | None = None
     _seconds: float = 0.0

@@ -228,19 +228,3 @@ def test_shapes_that_would_write_elsewhere_are_refused() -> None:
     c.kv_heads, c.cos = 2, c.cos[:, :63]
     with pytest.raises(ValueError, match="even number of cosines"):
         c.run("triton")
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_the_operators_are_sound_for_the_compiler(norm: bool) -> None:
-    """Schema, fake shapes and declared mutation; run on the CPU reference, the kernels share all three."""
-    c = case(3, 8, torch.float32)
-    weight = torch.ones(8, device=device) if norm else None
-    where = (c.keys, c.values, c.table, c.row, c.position)
-    tests = ("test_schema", "test_faketensor")
-    options = {"heads": 6, "kv_heads": 2, "q_norm": weight, "k_norm": weight}
-    torch.library.opcheck(torch.ops.whet.rope_write, (c.qkv, c.cos, c.sin, *where), options, test_utils=tests)
-    plain = rope_write(c.qkv, c.cos, c.sin, *where, **options)
-    compiled = torch.compile(rope_write, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(c.qkv, c.cos, c.sin, *where, **options), plain)
-    key = torch.randn(len(ROW), 2, 8, device=device)
-    torch.library.opcheck(torch.ops.whet.write_kv, (key, key, *where), test_utils=tests)

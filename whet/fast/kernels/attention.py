@@ -1,13 +1,9 @@
 """Attention of packed, ragged queries over KV pages: one call for decoding, verification and prompt chunks.
 
-The network (`whet.fast.fused`) and the EAGLE drafter call `paged_attention`; `whet.model.ops` says what it computes and
-has the plain form, which is the path without Triton. It is one operator to torch.compile. Launches follow from shapes
-and from numbers on the host alone, never from lengths, so a captured graph serves rows of any length. Nothing is
-written to the cache: `kernels.layer` does that.
-
-Shapes, for B rows of Hkv heads and T new tokens of Hq heads (Hq a multiple of Hkv, any ratio):
-    query [T, Hq, d]             keys, values [pages, Hkv, page, d] and [pages, Hkv, page, dv], new tokens written
-    table int32 [B, width]       length int32 [B]             starts int32 [B + 1]
+The network (`whet.fast.fused`) and the EAGLE drafter call `paged_attention`; `whet.model.ops` says what it computes,
+gives the shapes and has the plain form, which is the path without Triton. Launches follow from shapes and from numbers
+on the host alone, never from lengths, so a captured graph serves rows of any length. Nothing is written to the cache:
+`kernels.layer` does that. Here B rows have Hkv key heads, and T new tokens Hq query heads, a multiple of Hkv.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.fast.kernels import DTYPES, has_triton, operator, require, takes_triton
+from whet.fast.kernels import DTYPES, has_triton, require, takes_triton
 from whet.model import ops
 
 PROCESSORS = 128  # programs that keep the memory bus busy: about one per multiprocessor of an H100 or H200 (132)
@@ -28,15 +24,6 @@ LARGEST_HEAD = 256
 LONG = 16  # pages from which on a row is long
 
 
-def _shape(query: Tensor, keys: Tensor, values: Tensor, *rest: object, **options: object) -> Tensor:
-    return query.new_empty(query.shape[0], query.shape[1], values.shape[3])
-
-
-@operator(
-    "(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor length, Tensor starts, *, SymInt most,"
-    " float scaling, SymInt? window=None, float? softcap=None, SymInt splits=0) -> Tensor",
-    _shape,
-)
 def paged_attention(
     query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor, *,
     most: int, scaling: float, window: int | None = None, softcap: float | None = None, splits: int = 0,

@@ -1,13 +1,8 @@
 """Operators of a decoder layer: rotation with the KV write, and the gated product of few tokens.
 
 The fused stack and the EAGLE drafter call `rope_write`, models that rotate by themselves call `write_kv`;
-`whet.model.ops` says what both compute and has the plain forms. They are one operator each to torch.compile, and a
-captured graph serves any positions. The pages are chosen by the caller: the table is given.
-
-Shapes, for T new tokens and a cache of P pages:
-    qkv [T, (heads + 2 kv_heads) d]       cos, sin [T, r]                   r = d, or less where a part is not rotated
-    keys, values [P, kv_heads, page, d]   dense; the last page is spare, for padding
-    table int32 [rows, width]             row, position int32 [T]
+`whet.model.ops` says what both compute, gives the shapes and has the plain forms. A captured graph serves any
+positions. The pages, which must be dense, are chosen by the caller: the table is given.
 """
 
 from __future__ import annotations
@@ -19,29 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.fast.kernels import operator, require, takes_triton
+from whet.fast.kernels import require, takes_triton
 from whet.model import ops
 
 WRITING = "writing to KV pages"
 
 
-def _queries(
-    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
-    heads: int, *options: object,
-) -> Tensor:  # fmt: skip
-    return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
-
-
-@operator(
-    "(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
-    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6)"
-    " -> Tensor",
-    _queries,
-    writes=("keys", "values"),
-)
 def rope_write(
     qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
-    heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
+    *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """Rotated queries [T, heads, d]; keys and values are written in place."""
     dim, rotary = keys.shape[-1], cos.shape[-1]
@@ -65,11 +46,6 @@ def rope_write(
     return ops.rope_write(qkv, cos, sin, keys, values, table, row, position, **given)
 
 
-@operator(
-    "(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position) -> ()",
-    lambda *given: None,
-    writes=("keys", "values"),
-)
 def write_kv(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
 ) -> None:
