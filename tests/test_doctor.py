@@ -215,7 +215,7 @@ def test_default_settings_are_planned_for(tmp_path: Path) -> None:
 
 def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
     """A hundred billion parameters, of which only the config exists."""
-    giant = {**SMALL, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "head_dim": 128}
+    giant = {**SMALL, "hidden_size": 131_072, "intermediate_size": 131_072, "num_hidden_layers": 2, "head_dim": 128}
     found = findings_of(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
     sentence, fine = found["fits"]
     assert not fine and sentence.startswith("no: ") and "model.lora.rank = 16" in sentence

@@ -82,10 +82,20 @@ def test_a_drafter_that_was_changed_is_a_checkpoint_that_was_changed(run: Path, 
     assert "drafter/model.safetensors" in str(verify_checkpoint(copy))
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, stopped after two steps."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    run_recipe(small_config(*EAGLE), folder, watcher=Stop(after=2), reward=even_digits)
+    return folder
+
+
 @pytest.mark.parametrize("lessons", [True, False])
-def test_a_resumed_run_writes_the_drafter_on(tmp_path: Path, lessons: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_writes_the_drafter_on(
+    stopped: Path, tmp_path: Path, lessons: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without lessons it writes what it has read; with them it learns on."""
-    run_recipe(small_config(*EAGLE), tmp_path, watcher=Stop(after=2), reward=even_digits)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     before = load_file(checkpoints(tmp_path)[-1] / "drafter/model.safetensors")
     if not lessons:
         run = DrafterTrainer.run
