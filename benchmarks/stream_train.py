@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,8 +100,8 @@ def train_arm(settings: config.Config, updates: int, every: int) -> tuple[Record
     parts = build_parts(plan)
     try:
         barrier = plan.settings.rollout.model_copy(update={"mode": "barrier"})
-        alone = plan.settings.model_copy(update={"rollout": barrier})
-        second = build_engine(alone, parts.model, parts.encoded, parts.codec)
+        alone = replace(plan, settings=plan.settings.model_copy(update={"rollout": barrier}))
+        second = build_engine(alone, parts.model)
         log = Recorder(parts, second, updates, every)
         train(parts, log)
         return log.record_of_arm, parts.engine.stats()

@@ -18,21 +18,26 @@ QWEN25_05B = Dims(layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2
 QWEN25_7B = Dims(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
 
 
+def kv_bytes(dims: Dims) -> int:
+    """Bytes of keys and values per token, in bf16."""
+    return 4 * dims.layers * dims.kv_heads * dims.head_dim
+
+
 def step_bytes(dims: Dims, batch: int, context: int) -> int:
     """Bytes moved from memory at the least: every weight once, all keys and values once."""
-    return 2 * dims.weights + dims.kv_bytes * batch * context
+    return 2 * dims.weights + kv_bytes(dims) * batch * context
 
 
 def ideal_rate(dims: Dims, batch: int, context: int) -> float:
     """Tokens per second at full bandwidth and full compute: weights and attention in turn, no floors."""
     products = max(2 * dims.weights / PAPER.bandwidth, 2 * dims.weights * batch / PAPER.flops)
     operations = 4 * dims.layers * dims.heads * dims.head_dim * batch * context
-    attention = max(dims.kv_bytes * batch * context / PAPER.bandwidth, operations / PAPER.flops)
+    attention = max(kv_bytes(dims) * batch * context / PAPER.bandwidth, operations / PAPER.flops)
     return batch / (products + attention)
 
 
 TABLE = [
-    # GB moved, ideal and attainable tokens a second as printed, at B = 1, 8, 64, 256
+    # GB moved, ideal and attainable tokens per second as printed, at B = 1, 8, 64, 256
     (SMOLLM2_135M, 512, "0.28 17.1k 1.45k", "0.36 106k 11.6k", "1.02 300k 77k", "3.29 366k 175k"),
     (SMOLLM2_135M, 4096, "0.36 13.2k 1.45k", "1.02 37.5k 9.7k", "6.31 48.7k 29k", "24.4 50.2k 36.7k"),
     (QWEN25_05B, 512, "0.99 4.83k 1.47k", "1.04 37.0k 11.8k", "1.39 221k 83k", "2.60 433k 195k"),

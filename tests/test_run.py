@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 import torch
 from faults import Faults, Killed
+from transformers.utils import logging
 
 from whet import files
 from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
+from whet.recipe import load_config
 from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
 
 CONFIG = "seed = 1\n"
@@ -157,7 +159,7 @@ def damage(checkpoint: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, tmp_path, kind):
     """The Hugging Face part included; what is replaced is whole, and the best."""
-    tokenizer = char_tokenizer("01+=")
+    tokenizer = tiny_tokenizer("01+=")
     models = [tiny_model(len(tokenizer), hidden=8, layers=1, heads=1, context=16, seed=seed) for seed in (0, 1)]
 
     def write(which: int):
@@ -293,10 +295,9 @@ def test_a_folder_with_a_run_is_not_started_again(tmp_path):
 
 def test_a_folder_with_other_things_can_hold_a_run(tmp_path):
     (tmp_path / "prompts.jsonl").write_text("")
-    with Run.create(tmp_path, CONFIG) as run:
-        assert run.config_text == CONFIG
+    Run.create(tmp_path, CONFIG).close()
     with Run.resume(tmp_path) as run:
-        assert run.config_text == CONFIG
+        assert (run.folder / "config.toml").read_text() == CONFIG
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path):
@@ -310,7 +311,7 @@ def test_what_is_no_run_is_not_resumed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "asking leaves nothing behind"
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(WhetError, match=r"config.toml cannot be read"):
-        Run.resume(tmp_path)
+        load_config(tmp_path / "config.toml")
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path, monkeypatch):
@@ -332,6 +333,12 @@ def test_a_failed_start_frees_the_lock(tmp_path, monkeypatch):
         Run.create(tmp_path / "run", CONFIG)
     monkeypatch.undo()
     Run.create(tmp_path / "run", CONFIG).close()
+
+
+def test_saving_a_model_leaves_the_progress_bars_of_transformers_on(tmp_path):
+    logging.enable_progress_bar()
+    save_checkpoint(tmp_path / "a", model=tiny_model(8), tokenizer=None, tensors={}, arrays={}, states={})
+    assert (tmp_path / "a" / "model.safetensors").is_file() and logging.is_progress_bar_enabled()
 
 
 def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch):

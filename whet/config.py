@@ -13,24 +13,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 HELD_OUT = "held_out"  # name of the evaluation set that chooses the best checkpoint
-# Section -> the settings that `whet list` shows; `whet list --all` shows every one.
-EVERYDAY = {
-    "": "seed steps token_budget time_budget",
-    "model": "name dtype device lora.rank",
-    "text": "system_prompt prompt_suffix",
-    "data": "path task split columns limit reward weight",
-    "eval": "path name n temperature max_tokens every",
-    "held_out": "size every",
-    "reward": "name weight",
-    "warm_start": "steps batch lr",
-    "rollout": "mode slots context max_tokens temperature",
-    "draft": "drafters",
-    "curriculum": "name groups rollouts max_age starvation speed.n_init cures.tau scalingrl.share",
-    "curriculum.stages": "subset max_tokens steps",
-    "learn": "estimator lr schedule kl_coef minibatches pack_tokens",
-    "judge": "timeout_s workers truncated",
-    "save": "every keep rollouts",
-}
+# The settings that `whet list` shows; `whet list --all` shows every one.
+_EVERYDAY = """
+seed steps token_budget time_budget model.name model.dtype model.device model.lora.rank
+text.system_prompt text.prompt_suffix data.path data.task data.split data.columns data.limit data.reward data.weight
+eval.path eval.name eval.n eval.temperature eval.max_tokens eval.every held_out.size held_out.every
+reward.name reward.weight warm_start.steps warm_start.batch warm_start.lr
+rollout.mode rollout.slots rollout.context rollout.max_tokens rollout.temperature draft.drafters
+curriculum.name curriculum.groups curriculum.rollouts curriculum.max_age curriculum.starvation
+curriculum.speed.n_init curriculum.cures.tau curriculum.scalingrl.share
+curriculum.stages.subset curriculum.stages.max_tokens curriculum.stages.steps
+learn.estimator learn.lr learn.schedule learn.kl_coef learn.minibatches learn.pack_tokens
+judge.timeout_s judge.workers judge.truncated save.every save.keep save.rollouts
+"""
+EVERYDAY = frozenset(_EVERYDAY.split())
 
 
 class Section(BaseModel):
@@ -185,8 +181,7 @@ class Rollout(Section):
     stop_strings: tuple[str, ...] = ()
     """A response ends after any of these strings."""
     on_update: Literal["", "cut", "recompute", "keep"] = ""
-    """At a weight update running rollouts are cut, recomputed or kept (stream); empty keeps them if curriculum.max_age
-    allows it and cuts them if not."""
+    """A weight update cuts, recomputes or keeps running rollouts (stream); empty keeps them if max_age allows it."""
     ordered: bool = True
     """Verdicts are taken in engine order, so that a stream run repeats exactly; false never waits for a judge."""
 
@@ -243,8 +238,6 @@ class ScalingRL(Section):
     """This share of all prompts is in the active set of an epoch (gumbel_topk)."""
     threshold: float = Field(0.6, gt=0, lt=1)
     """A prompt is active from this score on (des_threshold) or from this share of the best chance (rel_threshold)."""
-    floor: float = Field(0.4, ge=0, lt=1)
-    """Prompts with a lower score take no part in gumbel_topk."""
     new: float = Field(0.2, ge=0, le=1)
     """At least this share of the active set was never seen before."""
     old: float = Field(0.1, ge=0, le=1)
@@ -297,8 +290,6 @@ class Curriculum(Section):
     """A batch ends with the group that reaches this many tokens (C3PO); 0 counts groups only."""
     reset_every: int = Field(0, ge=0)
     """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
-    reset_plateau: int = Field(0, ge=0)
-    """They are also reset when the reward gains less than 0.01 over this many updates; 0 switches this off."""
     groups: int = Field(16, ge=1)
     """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
@@ -355,8 +346,6 @@ class Learn(Section):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio is clipped above 1 + clip_high; DAPO's clip-higher uses 0.28."""
-    importance_cap: float = Field(2.0, ge=1)
-    """The importance weight min(pi_old / pi_behaviour, C) is capped at this C."""
     updates: int = Field(1, ge=1)
     """Each batch is passed over this many times, with one optimiser step per pass."""
     minibatches: int = Field(1, ge=1)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from whet import config
 from whet.curriculum.build import stages_of
 from whet.curriculum.mixture import portions_of
@@ -42,11 +44,7 @@ OTHERS = 8  # kernels per step outside of the layers: the head, three of the sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """The sizes of a model that decide the bytes and operations of a step.
-
-    >>> f"{SMOLLM2_135M.weights / 1e9:.3f} B read, {SMOLLM2_135M.kv_bytes / 1e3:.1f} kB per token"
-    '0.134 B read, 23.0 kB per token'
-    """
+    """The sizes of a model that decide the bytes and operations of a step."""
 
     layers: int
     hidden: int
@@ -61,11 +59,6 @@ class Dims:
         """Weights read in a step: the head once, of the embedding next to nothing."""
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values per token, in bf16."""
-        return 4 * self.layers * self.kv_heads * self.head_dim
 
 
 SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152)
@@ -100,7 +93,7 @@ def dims_of_shape(shape: ModelShape) -> Dims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class Gpu:
     """A GPU as the sum above sees it, in seconds, bytes and operations per second."""
 
     bandwidth: float = 4.8e12
@@ -117,8 +110,8 @@ class Card:
     gap: float = 0.0  # between two kernels of a graph
 
 
-PAPER = Card()
-MEASURED = Card(
+PAPER = Gpu()
+MEASURED = Gpu(
     busy_bandwidth_share=0.9,
     gemm_floor=5e-6,
     narrow_gemm_floor=3.5e-6,
@@ -127,47 +120,32 @@ MEASURED = Card(
     merge=1.65e-6,
     gap=0.3e-6,
 )
-CARDS = {"paper": PAPER, "measured": MEASURED}
 
 
-def attainable_step(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
+def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
     """Seconds of one decode step of `batch` sequences at `context` tokens: the sum above."""
-    d, h = dims.head_dim, dims.hidden
-    rate = card.bandwidth * card.bandwidth_share
-    products = (
-        _gemm((dims.heads + 2 * dims.kv_heads) * d, h, batch, card)
-        + _gemm(h, dims.heads * d, batch, card)
-        + _gemm(2 * dims.intermediate, h, batch, card)
-        + _gemm(h, dims.intermediate, batch, card)
-    )
-    layer = products + _attention(dims, batch, context, card) + SMALL * card.small
-    sampler = max(14 * batch * dims.vocab / rate, 3 * card.small)
-    kernels = dims.layers * (GEMMS + SMALL + ATTENTION) + OTHERS
-    head = _gemm(dims.vocab, h, batch, card)
-    return dims.layers * layer + head + sampler + 4 * card.small + kernels * card.gap
+    d, h, tokens, kernels = dims.head_dim, dims.hidden, batch * context, GEMMS + SMALL + ATTENTION
+    rate, operations = gpu.bandwidth * gpu.bandwidth_share, gpu.flops * gpu.flops_share
+
+    def gemm(n: int, k: int) -> float:
+        floor = gpu.narrow_gemm_floor if k <= 576 else gpu.gemm_floor
+        return max(2 * n * k / rate, 2 * n * k * batch / operations, floor)
+
+    projections = gemm((dims.heads + 2 * dims.kv_heads) * d, h) + gemm(h, dims.heads * d)
+    products = projections + gemm(2 * dims.intermediate, h) + gemm(h, dims.intermediate)
+    share = gpu.busy_bandwidth_share if tokens >= gpu.busy_tokens else gpu.bandwidth_share
+    memory = 4 * tokens * dims.kv_heads * d / (gpu.bandwidth * share)
+    compute = 4 * tokens * dims.heads * d / (operations / 2)
+    attention = max(max(memory, compute) + gpu.merge, gpu.attention_floor)
+    layer = products + attention + SMALL * gpu.small
+    sampler = max(14 * batch * dims.vocab / rate, 3 * gpu.small)
+    gaps = (dims.layers * kernels + OTHERS) * gpu.gap
+    return dims.layers * layer + gemm(dims.vocab, h) + sampler + 4 * gpu.small + gaps
 
 
-def attainable_rate(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Tokens per second, without a gap for the host.
-
-    >>> round(attainable_rate(QWEN25_15B, 64, 512), -2), round(attainable_rate(SMOLLM2_135M, 64, 512), -3)
-    (43800.0, 77000.0)
-    """
-    return batch / attainable_step(dims, batch, context, card)
-
-
-def _gemm(n: int, k: int, batch: int, card: Card) -> float:
-    floor = card.narrow_gemm_floor if k <= 576 else card.gemm_floor
-    memory = 2 * n * k / (card.bandwidth * card.bandwidth_share)
-    return max(memory, 2 * n * k * batch / (card.flops * card.flops_share), floor)
-
-
-def _attention(dims: Dims, batch: int, context: int, card: Card) -> float:
-    tokens = batch * context
-    share = card.busy_bandwidth_share if tokens >= card.busy_tokens else card.bandwidth_share
-    memory = 4 * tokens * dims.kv_heads * dims.head_dim / (card.bandwidth * share)
-    compute = 4 * tokens * dims.heads * dims.head_dim / (card.flops * card.flops_share / 2)
-    return max(max(memory, compute) + card.merge, card.attention_floor)
+def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
+    """Tokens per second, without a gap for the host."""
+    return batch / attainable_step(dims, batch, context, gpu)
 
 
 # ---- what a training step costs
@@ -184,7 +162,7 @@ CPU_LAYER = 1e-3  # seconds per layer and step on a CPU (tiny model, one thread:
 CPU_RATE = 1e10  # operations per second and thread
 SIGNAL = 0.5  # share of prompts with right and wrong rollouts: a guess, until `whet probe` measures it
 
-KNOWN_CARDS: dict[str, tuple[float, float]] = {
+KNOWN_GPUS: dict[str, tuple[float, float]] = {
     # words of a GPU's name -> bytes and bf16 operations per second, by its maker; the first that is found counts
     "H200": (4.8e12, 989e12),
     "H100 PCIe": (2.0e12, 756e12),
@@ -200,21 +178,21 @@ KNOWN_CARDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a run takes place: a GPU whose speed is known, or some threads of a CPU."""
+    """Where a run takes place: threads of a CPU, or a GPU. `whet` does not know the speed of one that has neither."""
 
     name: str
-    card: Card | None = None  # None is a CPU
-    threads: int = 1
+    gpu: Gpu | None = None
+    threads: int = 0
 
 
-def card_of(name: str) -> Card | None:
+def gpu_of(name: str) -> Gpu | None:
     """The constants measured on an H200, with another GPU's bandwidth and arithmetic; None for one that is not known.
 
-    >>> card_of("NVIDIA A100-SXM4-80GB").bandwidth, card_of("Voodoo 2")
+    >>> gpu_of("NVIDIA A100-SXM4-80GB").bandwidth, gpu_of("Voodoo 2")
     (2000000000000.0, None)
     """
     words = name.replace("-", " ").split()
-    for known, (bandwidth, flops) in KNOWN_CARDS.items():
+    for known, (bandwidth, flops) in KNOWN_GPUS.items():
         if set(known.split()) <= set(words):
             return replace(MEASURED, bandwidth=bandwidth, flops=flops)
     return None
@@ -260,37 +238,21 @@ def decode_steps(rollouts: float, response: float, limit: int, slots: int, strea
 
 
 def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, graphs: bool) -> float:
-    """Seconds of one decode step.
-
-    >>> round(1000 * step_seconds(QWEN25_15B, 64, 192, Machine(name="H200", card=MEASURED), graphs=True), 2)
-    1.78
-    """
-    if machine.card is None:
+    """Seconds of one decode step."""
+    if machine.gpu is None:
         return dims.layers * CPU_LAYER + 2 * dims.weights * batch / (CPU_RATE * machine.threads)
-    seconds = HOST * attainable_step(dims, batch, context, machine.card)
+    seconds = HOST * attainable_step(dims, batch, context, machine.gpu)
     return seconds if graphs else max(seconds, dims.layers * PLAIN_LAYER)
 
 
 def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
-    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out.
-
-    >>> round(3 * forward_seconds(QWEN25_15B, 16384, Machine(name="H200", card=MEASURED)), 2)
-    0.34
-    """
+    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out."""
     operations = 2 * dims.weights * tokens
-    if machine.card is None:
+    if machine.gpu is None:
         return operations / (CPU_RATE * machine.threads)
-    return operations / (machine.card.flops * PEAK * learner_mfu(dims.weights))
-
-
-def learner_mfu(parameters: float) -> float:
-    """
-    >>> learner_mfu(0.135e9), learner_mfu(7e9), round(learner_mfu(0.45e9), 2)
-    (0.24, 0.56, 0.4)
-    """
-    (small, low), (large, high) = MFU
-    place = (math.log(parameters) - math.log(small)) / (math.log(large) - math.log(small))
-    return low + (high - low) * min(1.0, max(0.0, place))
+    sizes, shares = zip(*MFU, strict=True)
+    mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))  # constant beyond the two ends
+    return operations / (machine.gpu.flops * PEAK * mfu)
 
 
 # ---- what a recipe asks for
@@ -326,9 +288,7 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     return [*out, left]
 
 
-def workloads(
-    settings: config.Config, problems: Problems, prompt: float, response: float | None, *, graphs: bool
-) -> list[Workload]:
+def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
     """A step of each stage; where data entries have curricula of their own, of the one with the largest share."""
     r, learn = settings.rollout, settings.learn
     portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
@@ -352,7 +312,7 @@ def workloads(
                 limit=limit,
                 slots=r.slots,
                 stream=r.mode == "stream",
-                graphs=graphs,
+                graphs=r.graphs,
                 passes=passes,
             )
         )
@@ -391,24 +351,22 @@ def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> 
     ]
 
 
-def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine | str, known: bool) -> list[str]:
-    """Tokens and seconds of a step of each stage, and the hours of the run.
-
-    `machine` is only a name where whet does not know how fast it is; `known`: whether the response length was measured.
-    """
+def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, known: bool) -> list[str]:
+    """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
     several, source = len(works) > 1, "as in that run" if known else "half of the limit"
+    timed = machine.gpu is not None or machine.threads > 0
     lines = []
     seconds = 0.0
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
-        if isinstance(machine, Machine):
+        if timed:
             generate, train = cost(work, dims, machine)
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
         lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
-    if isinstance(machine, str):
-        return [*lines, f"no estimate of the time, since whet does not know how fast {machine} is"]
+    if not timed:
+        return [*lines, f"no estimate of the time, since whet does not know how fast {machine.name} is"]
     steps = sum(work.steps for work in works)
     return [*lines, f"{steps:.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"]
 

@@ -15,13 +15,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from whet import config
 from whet.rollout.base import Engine
+from whet.tasks.judge import Judge
 from whet.types import Prompt, Request, Rollout, Sampling
+from whet.watch import length_metrics
 
 # ---- intervals over prompts
 #
@@ -175,14 +177,10 @@ def eval_sets(
     return tuple(sets)
 
 
-class Verdicts(Protocol):
-    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]: ...
-
-
 def evaluate(
     eval_set: EvalSet,
     engine: Engine,
-    judge: Verdicts,
+    judge: Judge,
     seen: Callable[[Sequence[Rollout]], None] | None = None,
     *,
     on_progress: OnProgress | None = None,
@@ -202,7 +200,7 @@ def evaluate(
 
 
 def judged_slices(
-    requests: Sequence[Request], engine: Engine, judge: Verdicts, on_progress: OnProgress | None = None
+    requests: Sequence[Request], engine: Engine, judge: Judge, on_progress: OnProgress | None = None
 ) -> Iterator[list[Rollout]]:
     """The requests' rollouts, generated and judged in slices, in order."""
     total, done = sum(r.n for r in requests), 0
@@ -236,13 +234,14 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
     rates = np.array([sum(r.verdict == "right" for r in group) / eval_set.n for group in groups])
     metrics = _with_interval("accuracy", rates, eval_set.n)
     metrics |= _tries(groups, eval_set.n, full)
-    metrics |= {
-        "length": float(np.mean([r.length for r in rollouts])),
-        "truncated": float(np.mean([r.finish == "length" for r in rollouts])),
-        "unjudged": float(np.mean([not r.judged for r in rollouts])),
-    }
+    lengths = length_metrics(rollouts)
+    metrics |= {"length": lengths.pop("mean"), "truncated": lengths.pop("truncated")}
+    metrics["unjudged"] = float(np.mean([not r.judged for r in rollouts]))
     if full:
-        metrics |= {"prompts": float(len(groups)), "n": float(eval_set.n), **_more(rollouts)}
+        metrics |= {"prompts": float(len(groups)), "n": float(eval_set.n)}
+        metrics |= {f"length_{name}": value for name, value in lengths.items() if name != "max"}
+        if names_answers(rollouts):
+            metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
     metrics |= _levels([p.meta.get("level") for p in eval_set.prompts], rates, eval_set.n, full)
     return {f"eval/{eval_set.name}/{name}": value for name, value in metrics.items()}
 
@@ -272,19 +271,6 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
         for k in powers_up_to(n)[1:] if full and n <= VOTES else [n]:
             won = [maj_at_k(answers, hits, k) for answers, hits in zip(finals, right, strict=True)]
             metrics |= _with_interval(f"maj@{k}", won, n / k, full)
-    return metrics
-
-
-def _more(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean lengths of right and wrong responses, percentiles of all, and the share that gave no answer."""
-    lengths = [r.length for r in rollouts]
-    metrics = {f"length_p{share}": float(np.percentile(lengths, share)) for share in (50, 90, 99)}
-    for verdict in ("right", "wrong"):
-        mine = [r.length for r in rollouts if r.verdict == verdict]
-        if mine:
-            metrics[f"length_{verdict}"] = float(np.mean(mine))
-    if names_answers(rollouts):
-        metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
     return metrics
 
 

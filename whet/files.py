@@ -22,6 +22,15 @@ OLD = ".whet-old-"
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_REASONS = {
+    (errno.ENOSPC, errno.EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
+    (
+        errno.EACCES,
+        errno.EPERM,
+    ): "There is no permission to write {path}: choose another folder or change its owner or mode",
+    (errno.EROFS,): "{path} cannot be written, it lies on a read-only file system: choose another folder",
+    (errno.ENOTDIR, errno.EEXIST): "{path} cannot be made, a part of that path is a file: choose another folder",
+}
 
 
 def temporary(path: Path) -> Path:
@@ -37,10 +46,13 @@ def one_sentence(path: Path) -> Iterator[None]:
     except WhetError:
         raise
     except Exception as error:
-        code = _os_error_code(error)
+        rust = _RUST_OS_ERROR.search(str(error))  # safetensors writes from Rust and gives the code in words only
+        code = (error.errno or errno.EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
         if code is None:
             raise
-        raise WhetError(f"{_reason(path, code)}; everything saved before is untouched.") from error
+        reason = next((words for codes, words in _REASONS.items() if code in codes), None)
+        reason = reason or f"{{path}} cannot be written ({os.strerror(code)})"
+        raise WhetError(f"{reason.format(path=path)}; everything saved before is untouched.") from error
 
 
 def make_folder(path: Path) -> None:
@@ -149,9 +161,8 @@ def remove_tree(path: Path) -> None:
     with one_sentence(path):
         if not path.exists():
             return
-        doomed = path
-        if not path.name.startswith(TMP):
-            doomed = temporary(path)
+        doomed = path if path.name.startswith(TMP) else temporary(path)
+        if doomed != path:
             if doomed.exists():
                 shutil.rmtree(doomed)
             os.rename(path, doomed)
@@ -193,23 +204,3 @@ def _sync(path: Path) -> None:
             raise
     finally:
         os.close(handle)
-
-
-def _os_error_code(error: Exception) -> int | None:
-    """Return the errno; safetensors writes from Rust and gives it in words only."""
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    found = _RUST_OS_ERROR.search(str(error))
-    return int(found[1]) if found else None
-
-
-def _reason(path: Path, code: int) -> str:
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"There is no space left to write {path}: free some and go on with --resume"
-    if code in (errno.EACCES, errno.EPERM):
-        return f"There is no permission to write {path}: choose another folder or change its owner or mode"
-    if code == errno.EROFS:
-        return f"{path} cannot be written, it lies on a read-only file system: choose another folder"
-    if code in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path} cannot be made, a part of that path is a file and not a folder: choose another folder"
-    return f"{path} cannot be written ({os.strerror(code)})"

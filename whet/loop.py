@@ -72,7 +72,7 @@ class Log:
     """The books of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
-        self.run, self.parts, self.watcher = run, parts, watcher
+        self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
         self.advice, self.guard = Advice(), CollapseGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
@@ -90,7 +90,7 @@ class Log:
             return
         metrics = self.evaluate_due()
         self.guard.check(0, metrics)
-        if self.parts.config.warm_start:
+        if self.settings.warm_start:
             metrics["time/warm_start"] = self.parts.warm_start_s
         self.record(metrics)
         self.save(metrics)
@@ -111,20 +111,15 @@ class Log:
             raise Starved(f"{quoted}; whet view shows them. {error}") from None
 
     def observe(self, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
-        """Raises where nothing was asked, running or judged twice in a row: waiting longer would change nothing.
-
-        Twice, because `plan` may lead a curriculum to apply its starvation policy at the next `emit`.
-        """
+        """Raise where nothing was asked, running or judged twice in a row: waiting longer would change nothing."""
         parts = self.parts
         self.seen += judged
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
-        if self.still == 2:
-            raise Starved(
-                f"Step {parts.tally.step}: the curriculum {parts.config.curriculum.name} asks for nothing, nothing "
-                'runs, and no batch is full; set curriculum.starvation = "relax" or "partial", or lower '
-                "curriculum.groups."
-            )
+        if self.still == 2:  # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
+            state = f"the curriculum {self.settings.curriculum.name} asks for nothing, nothing runs, no batch is full"
+            remedy = 'set curriculum.starvation = "relax" or "partial", or lower curriculum.groups'
+            raise Starved(f"Step {parts.tally.step}: {state}; {remedy}.")
 
     def emitted(self, batch: Batch) -> None:
         """A batch is full; `seen` is all that was judged on the way to it."""
@@ -145,7 +140,7 @@ class Log:
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         for sentence in self.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
-        if parts.done or run.stopping or collapsed or parts.tally.step % parts.config.save.every == 0:
+        if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
             raise Collapsed(
@@ -231,27 +226,24 @@ class Log:
         score = metrics.get(f"eval/{config.HELD_OUT}/accuracy")
         with self.watch.timing("save"):
             self.run.save(
-                parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep
+                parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=self.settings.save.keep
             )
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
-        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.parts.config.save.rollouts]), kind=kind)
+        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.settings.save.rollouts]), kind=kind)
 
 
 # ---- before the first step
 
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
-    """Train on worked solutions, one [[warm_start]] entry after the other.
-
-    `on_progress(name, step, steps, loss)` is called after each update.
-    """
+    """Train on worked solutions, entry by entry; on_progress(name, step, steps, loss) is called after each update."""
     from whet.learn.learner import warm_start
 
     begun = time.perf_counter()
     parts.engine.release()
-    for number, entry in enumerate(parts.config.warm_start):
-        rng = np.random.default_rng((parts.config.seed, 7919, number))
+    for number, entry in enumerate(parts.plan.settings.warm_start):
+        rng = np.random.default_rng((parts.plan.settings.seed, 7919, number))
 
         def on_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
             on_progress(f"warm start {number + 1}", step + 1, entry.steps, loss)
@@ -261,7 +253,7 @@ def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float],
             solution_batches(parts, entry, rng),
             steps=entry.steps,
             lr=entry.lr,
-            pack_tokens=parts.config.learn.pack_tokens,
+            pack_tokens=parts.plan.settings.learn.pack_tokens,
             on_step=on_step,
         )
     parts.engine.take_back()
@@ -275,6 +267,7 @@ def solution_batches(
     waiting: list[tuple[Prompt, str]] = []
     for _ in range(entry.steps):
         while len(waiting) < entry.batch:
-            waiting += parts.problems.solutions(rng, max(entry.batch, parts.problems.worked), entry.options)
+            waiting += parts.plan.problems.solutions(rng, max(entry.batch, parts.plan.problems.worked), entry.options)
         pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
-        yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
+        prompts = parts.plan.codec.encode_all([prompt for prompt, _ in pairs])
+        yield list(zip(prompts, (parts.plan.codec.encode_response(text) for _, text in pairs), strict=True))

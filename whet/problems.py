@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,13 @@ from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks import golds
 from whet.tasks.base import PromptTable, Task, problem_key
-from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.text import NAMES, VARIABLE, TextTask
+from whet.tasks.build import Grader, Rewards, build_task, load_judge, name_task
+from whet.tasks.reading import NAMES, VARIABLE
+from whet.tasks.text import TextTask
 from whet.text import Codec
 from whet.types import Prompt
 
-ProblemsT = TypeVar("ProblemsT", bound=config.Problems)
+Evals = Mapping[str, tuple[Prompt, ...]]
 JudgeFunction = Callable[[Prompt, str], float]
 BATCH = 1024  # prompts tokenised per call, a quarter of the time that they take one by one
 FEWEST = 10  # problems: a smaller slice would be all noise
@@ -42,7 +43,7 @@ class Problems:
     """What a run trains on and is evaluated on."""
 
     train: PromptTable
-    evals: Mapping[str, tuple[Prompt, ...]]  # by name; their ids carry the name, so they never equal a training id
+    evals: Evals  # by name; their ids carry the name, so they never equal a training id
     eval_by_id: Mapping[str, Prompt]
     judges: Mapping[str, Grader]  # by `Prompt.task`
     matched: Mapping[str, TextTask]  # the tasks that compare answers with the data's, without a judge of the user's
@@ -94,19 +95,16 @@ class Problems:
         pairs: list[tuple[Prompt, str]] = []
         for number, task in enumerate(self.tasks):
             share = count // len(self.tasks) + (number < count % len(self.tasks))
-            pairs += self._solutions_of(task, rng, share, options) if share else []
+            found: list[tuple[Prompt, str]] = []
+            for _ in range(100):
+                if len(found) >= share:
+                    break
+                drawn = task.solutions(rng, share - len(found) + len(self.held_out), **options)
+                found += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
+            else:
+                raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
+            pairs += found[:share]
         return pairs
-
-    def _solutions_of(
-        self, task: Task, rng: np.random.Generator, count: int, options: Mapping[str, Any]
-    ) -> list[tuple[Prompt, str]]:
-        pairs: list[tuple[Prompt, str]] = []
-        for _ in range(100):
-            drawn = task.solutions(rng, count - len(pairs) + len(self.held_out), **options)
-            pairs += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
-            if len(pairs) >= count:
-                return pairs[:count]
-        raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
 
 
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
@@ -115,10 +113,9 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
     `reward` is a Python callable that judges every prompt, training and evaluation.
     """
     loader = Loader(settings, reward)
-    tasks = tuple(loader.task(entry) for entry in settings.data)
-    tables = [loader.table(task, entry) for task, entry in zip(tasks, settings.data, strict=True)]
-    table = PromptTable.concat(tables)
-    evals = {entry.name: loader.eval_prompts(entry) for entry in settings.eval}
+    read = [loader.read(entry, "train") for entry in settings.data]
+    table = PromptTable.concat([part for _, part in read])
+    evals = {entry.name: under_name(entry.name, loader.read(entry, "eval")[1]) for entry in settings.eval}
     keys = [problem_key(problem) for problem in table.problems]
     wants_slice = HELD_OUT not in evals and settings.held_out.size > 0 and settings.data
     held = choose_held_out(keys, settings.held_out.size) if wants_slice else frozenset()
@@ -138,7 +135,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
     trained = {keys[row] for row in kept}
     overlap = {name: sum(key_of(p) in trained for p in prompts) for name, prompts in evals.items()}
     repeats = len(kept) - len({(keys[row], table.answers[row]) for row in kept})
-    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for part in tables], dtype=int)), prepend=0)
+    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in read], dtype=int)), prepend=0)
     return Problems(
         train=train,
         evals=evals,
@@ -146,7 +143,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         judges=loader.judges,
         matched=loader.matched,
         rewards=loader.rewards,
-        tasks=tasks,
+        tasks=tuple(task for task, _ in read),
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
         curricula=tuple(entry.curriculum for entry in settings.data),
         repeats=repeats,
@@ -157,18 +154,18 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
 
 
 class Loader:
-    """Builds the tasks of all entries, each with a judge under a name of its own."""
+    """Reads the problems of all entries, each with a judge under a name of its own."""
 
     def __init__(self, settings: config.Config, reward: JudgeFunction | None) -> None:
         self.settings, self.reward = settings, reward
-        self.names = TaskNames()
+        self.names: dict[str, config.Problems] = {}
         self.rewards = Rewards(settings.judge.weight, settings.reward)
         self.judges: dict[str, Grader] = {}
         self.matched: dict[str, TextTask] = {}
         self.notes: list[str] = []
 
-    def task(self, entry: config.Problems) -> Task:
-        task = build_task(entry, self.names.of(entry), self.settings.data_folder)
+    def read(self, entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
+        task = build_task(entry, name_task(entry, self.names), self.settings.data_folder)
         self.judges[task.name] = self.rewards.grader(self.reward or load_judge(task, entry), task.final)
         self.notes += getattr(task, "notes", ())
         if isinstance(task, TextTask) and not (self.reward or entry.reward):
@@ -178,15 +175,8 @@ class Loader:
                     'by columns = { answer = "..." }, or the judge by reward = "module:function".'
                 )
             self.matched[task.name] = task
-        return task
-
-    def table(self, task: Task, entry: config.Data) -> PromptTable:
-        table = task.prompts("train", self.settings.seed)
-        return table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
-
-    def eval_prompts(self, entry: config.Eval) -> tuple[Prompt, ...]:
-        prompts = self.task(entry).prompts("eval", self.settings.seed)
-        return under_name(entry.name, islice(prompts, entry.limit or None))
+        table = task.prompts(split, self.settings.seed)
+        return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
 
 
 def key_of(prompt: Prompt) -> int:
@@ -211,13 +201,7 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
 
 
-def data_notes(
-    settings: config.Config,
-    rows: int,
-    repeats: int,
-    overlap: Mapping[str, int],
-    evals: Mapping[str, Sequence[Prompt]],
-) -> list[str]:
+def data_notes(settings: config.Config, rows: int, repeats: int, overlap: Mapping[str, int], evals: Evals) -> list[str]:
     notes = []
     if repeats and any(entry.path for entry in settings.data):  # generated problems repeat by design
         notes.append(f"{repeats:,} of the {rows:,} training rows repeat a problem; each counts as a prompt of its own.")
@@ -271,17 +255,15 @@ def anchor_paths(settings: config.Config) -> config.Config:
         path = Path(name).expanduser()
         return str(path.absolute()) if name and name not in NAMES and path.exists() else name
 
-    def entries(problems: Iterable[ProblemsT]) -> tuple[ProblemsT, ...]:
-        return tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in problems)
-
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
     model = settings.model
-    update = {
+    update: dict[str, Any] = {
         "model": model if model.name == "tiny" else model.model_copy(update={"name": whole(model.name)}),
-        "data": entries(settings.data),
-        "eval": entries(settings.eval),
         "data_folder": whole(folder),
     }
+    for name in ("data", "eval"):
+        entries: tuple[config.Problems, ...] = getattr(settings, name)
+        update[name] = tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in entries)
     return settings.model_copy(update=update)
 
 
@@ -292,24 +274,24 @@ class EncodedPrompts:
     """
 
     def __init__(self, problems: Problems, codec: Codec) -> None:
-        self.table = problems.train
-        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
         tokens, ends = array("i"), array("q")
-        waiting = chain(self.table, problems.eval_by_id.values())
+        waiting = chain(problems.train, problems.eval_by_id.values())
         while batch := list(islice(waiting, BATCH)):
-            for prompt, ids in zip(batch, codec.encode_all(batch), strict=True):
-                if not ids:
-                    raise WhetError(
-                        f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.'
-                    )
+            for ids in codec.encode_all(batch):
                 tokens.fromlist(ids)
                 ends.append(len(tokens))
         self.tokens = np.frombuffer(tokens, np.int32)
         self.ends = np.frombuffer(ends, np.int64)
         self.lengths = np.diff(self.ends, prepend=0)  # of the training prompts, then of those for evaluation
+        self._number_rows(problems)
+
+    def _number_rows(self, problems: Problems) -> None:
+        self.table = problems.train
+        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
 
     def __call__(self, prompt_id: str) -> list[int]:
-        row = self._row(prompt_id)
+        row = self.eval_rows.get(prompt_id)
+        row = self.table.row(prompt_id) if row is None else row
         end = self.ends[row]
         return self.tokens[end - self.lengths[row] : end].tolist()
 
@@ -317,25 +299,25 @@ class EncodedPrompts:
     def train_lengths(self) -> np.ndarray:
         return self.lengths[: len(self.table)]
 
-    def length(self, prompt_id: str) -> int:
-        return int(self.lengths[self._row(prompt_id)])
-
-    def _row(self, prompt_id: str) -> int:
-        row = self.eval_rows.get(prompt_id)
-        return self.table.row(prompt_id) if row is None else row
-
-    def select(self, mask: np.ndarray, problems: Problems) -> None:
-        """Keep those training prompts for which `mask` is True; `problems` are what is left."""
-        kept = np.concatenate([mask, np.ones(len(self.eval_rows), bool)])
-        self.table, self.ends, self.lengths = problems.train, self.ends[kept], self.lengths[kept]
-        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+    def leave_out_long(self, problems: Problems, limit: int) -> tuple[Problems, list[str]]:
+        """Leave out training prompts of more than `limit` tokens (0 keeps all); return the problems left and a note."""
+        keep = self.train_lengths <= limit
+        if not limit or keep.all():
+            return problems, []
+        if not keep.any():
+            raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
+        rows = np.concatenate([keep, np.ones(len(self.eval_rows), bool)])
+        self.ends, self.lengths = self.ends[rows], self.lengths[rows]
+        self._number_rows(problems := problems.keep(keep))
+        note = f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
+        return problems, [note]
 
     def refuse_long(self, context: int) -> None:
         """Refuse the first prompt that leaves no room for a token of the response in `context` tokens."""
         if self.lengths.size and self.lengths.max() >= context:
             row = int(np.argmax(self.lengths >= context))
-            prompt_id = self.table.ids[row] if row < len(self.table) else list(self.eval_rows)[row - len(self.table)]
             raise WhetError(
-                f'The prompt "{prompt_id}" has {self.lengths[row]} tokens, which with 1 for the response is more than '
-                f"rollout.context = {context}; raise rollout.context, or leave this prompt out."
+                f'The prompt "{[*self.table.ids, *self.eval_rows][row]}" has {self.lengths[row]} tokens, which with 1 '
+                f"for the response is more than rollout.context = {context}; raise rollout.context, or leave this "
+                "prompt out."
             )

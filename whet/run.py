@@ -32,33 +32,29 @@ from whet.learn.checkpoint import verify_checkpoint
 CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
 SCORES, BEST = "scores.json", "best.json"
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
-_ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
+_ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
 
 
-class Run:
+class Run(contextlib.AbstractContextManager["Run"]):
     """A run folder, from `Run.create` or `Run.resume`; it is locked until it is closed or the process ends."""
 
-    def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config_text = config_text
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
-        self._lock = lock
+        self._lock = Lock(folder / LOCK)
 
     @classmethod
     def create(cls, folder: Path, config_toml: str) -> Self:
         files.make_folder(folder)
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
-            for name in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS):
-                if (folder / name).exists():
-                    raise WhetError(
-                        f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
-                    )
+            if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
+                raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
             files.write_text(folder / CONFIG, config_toml)
         except BaseException:
-            lock.release()
+            run.close()
             raise
-        return cls(folder, lock, config_toml)
+        return run
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
@@ -66,32 +62,24 @@ class Run:
         if not (folder / CONFIG).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
             raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
             for part in (folder, folder / ROLLOUTS, folder / CHECKPOINTS):
                 files.recover(part)
-            run = cls(folder, lock, (folder / CONFIG).read_text(encoding="utf-8"))
             run._name_best(read_scores(folder))
-            return run
-        except (OSError, UnicodeDecodeError) as error:
-            lock.release()
-            raise WhetError(f"{folder / CONFIG} cannot be read: {error}.") from error
         except BaseException:
-            lock.release()
+            run.close()
             raise
+        return run
 
     @property
     def stopping(self) -> bool:
         return self.signal != 0
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         self._lock.release()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -110,11 +98,16 @@ class Run:
 
     def cut_back(self, step: int) -> None:
         """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
-        for path, _, of_step in _rollout_files(self.folder):
+        for of_step, path in _rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
+
+        def is_kept(line: str) -> bool:
+            of_step = (_parse(line) or {}).get("step")
+            return isinstance(of_step, int) and of_step <= step
+
         if (self.folder / METRICS).exists():
-            files.keep_lines(self.folder / METRICS, lambda line: _step_of_line(line) <= step)
+            files.keep_lines(self.folder / METRICS, is_kept)
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
         """Write a checkpoint through `write`, which makes its argument appear whole; then remove old ones.
@@ -134,7 +127,11 @@ class Run:
         files.write_text(final.parent / SCORES, json.dumps(scores))
         write(final)
         assert final.is_dir(), f"{final} was not written"
-        self._prune(step, keep, best=self._name_best(scores))
+        kept = {self._name_best(scores), *[s for s in checkpoint_steps(self.folder) if s <= step][-keep:]}
+        for old in checkpoint_steps(self.folder):
+            if old not in kept:
+                files.remove_tree(checkpoint_path(self.folder, old))
+        files.recover(final.parent)
 
     def _name_best(self, scores: Mapping[int, float]) -> int | None:
         there = [step for step in checkpoint_steps(self.folder) if step in scores]
@@ -145,14 +142,6 @@ class Run:
         else:
             files.write_text(path, json.dumps({"step": best, "score": scores[best]}))
         return best
-
-    def _prune(self, step: int, keep: int, best: int | None) -> None:
-        steps = checkpoint_steps(self.folder)
-        kept = {best, *[s for s in steps if s <= step][-keep:]}
-        for old in steps:
-            if old not in kept:
-                files.remove_tree(checkpoint_path(self.folder, old))
-        files.recover(self.folder / CHECKPOINTS)
 
     def newest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest whole checkpoint, None if the run has none yet. `warn` gets a sentence for each one skipped."""
@@ -172,10 +161,7 @@ class Run:
 
     @contextlib.contextmanager
     def stop_signals(self, on_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT raises KeyboardInterrupt.
-
-        Signals are handled in the main thread only.
-        """
+        """In the main thread SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT is an interrupt."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -209,10 +195,8 @@ class Lock:
             except BlockingIOError:
                 holder = os.read(self._handle, 32).decode(errors="replace").strip()
                 os.close(self._handle)
-                raise WhetError(
-                    f"{path.parent} is in use by {f'process {holder}' if holder else 'another process'}: "
-                    "wait for it to end, or stop it."
-                ) from None
+                by = f"process {holder}" if holder else "another process"
+                raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
             except BaseException:
                 os.close(self._handle)
                 raise
@@ -245,11 +229,9 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The whole checkpoint with the highest score, the earliest of equals; where none has a score, the newest."""
-    scores = read_scores(folder)
-    steps = checkpoint_steps(folder)
-    scored = sorted((s for s in steps if s in scores), key=lambda s: (-scores[s], s))
-    unscored = [s for s in reversed(steps) if s not in scores]
-    paths = (checkpoint_path(folder, step) for step in (*scored, *unscored))
+    scores, steps = read_scores(folder), checkpoint_steps(folder)
+    order = sorted(steps, key=lambda step: (step not in scores, -scores.get(step, float(step)), step))
+    paths = (checkpoint_path(folder, step) for step in order)
     return next((path for path in paths if verify_checkpoint(path) is None), None)
 
 
@@ -261,16 +243,13 @@ def read_scores(folder: Path) -> dict[int, float]:
     try:
         return {int(step): float(score) for step, score in json.loads(path.read_bytes()).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise WhetError(
-            f"{path} is damaged: delete it, and the checkpoint after this one counts as the best."
-        ) from None
+        raise WhetError(f"{path} is damaged: delete it, and the next checkpoint counts as the best.") from None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, which a run may be writing at the same time."""
     _check_run(folder)
-    path = folder / METRICS
-    return list(_read_rows(path)) if path.exists() else []
+    return list(_read_rows(folder / METRICS)) if (folder / METRICS).exists() else []
 
 
 def has_collapsed(folder: Path) -> bool:
@@ -304,7 +283,7 @@ def mean_response(folder: Path) -> float | None:
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The rollouts of one step, or of all steps in order; each row has its `step`."""
     _check_run(folder)
-    for path, _, of_step in _rollout_files(folder):
+    for of_step, path in _rollout_files(folder):
         if step is None or step == of_step:
             yield from _read_rows(path)
 
@@ -314,11 +293,10 @@ def _check_run(folder: Path) -> None:
         raise WhetError(f"There is no run in {folder}: it holds no {CONFIG}.")
 
 
-def _rollout_files(folder: Path) -> list[tuple[Path, str, int]]:
-    """(path, kind, step), by step."""
-    matches = ((path, _ROLLOUTS_NAME.fullmatch(path.name)) for path in (folder / ROLLOUTS).glob("*.jsonl"))
-    found = [(path, name[1], int(name[2])) for path, name in matches if name]
-    return sorted(found, key=lambda item: (item[2], item[1]))
+def _rollout_files(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path), by step and kind."""
+    matches = ((_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl"))
+    return sorted((int(name[1]), path) for name, path in matches if name)
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -338,12 +316,6 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def _step_of_line(line: str) -> float:
-    """The step of a record; infinite for any other line, so that it is cut."""
-    step = (_parse(line) or {}).get("step")
-    return step if isinstance(step, int) else math.inf
 
 
 def _plain(value: Any) -> Any:

@@ -8,11 +8,9 @@ decodes in a fifteenth of the tokenizer's time. `printable` makes model output s
 
 from __future__ import annotations
 
-import json
 import unicodedata
-from array import array
-from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -62,14 +60,9 @@ class Codec:
     """Renders, encodes and decodes what a model reads and writes."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        eos: int | Sequence[int] | None = None,
-        settings: config.Text = _DEFAULT,
-        *,
-        cache: int = 8192,
+        self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT
     ) -> None:
-        """`eos` is the generation config's eos_token_id, one, several or none; `cache` counts encoded prompts."""
+        """`eos` is the generation config's eos_token_id: one, several or none."""
         self.tokenizer = tokenizer
         self._settings = settings
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
@@ -77,26 +70,27 @@ class Codec:
         self._refuse_the_impossible()
         if settings.thinking != "auto":
             self._switches = {"enable_thinking": settings.thinking == "on"}
-        self._prefix = self._default_prefix()
+        # The bos token if the tokenizer would add it. An eos that it would append must not end a prompt.
+        bos, first = tokenizer.bos_token_id, tokenizer("")["input_ids"][:1]
+        self._prefix = [bos] if bos is not None and list(first) == [bos] else []
         self._read_specials(eos)
-        self._opening = self._open_thought()
-        # Arrays, because thousands of long prompts as Python integers would take gigabytes.
-        self._cache: OrderedDict[str, array[int]] = OrderedDict()
-        self._cache_size = cache
+        self._opening = ""  # what `judged` puts in front: the opening mark if prompts end with it
+        with suppress(WhetError):  # the real prompts may have another form; if not, they raise it again
+            self._opening = f"{THINK}\n" if self._text(_QUESTION).rstrip().endswith(THINK) else ""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of `render(prompt)`, which the model reads before it writes."""
-        key = _key(prompt)
-        if (known := self._cache.get(key)) is not None:
-            self._cache.move_to_end(key)
-            return list(known)
-        [ids] = self.encode_all([prompt])
-        if not ids:
-            raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
-        self._cache[key] = array("i", ids)
-        if len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
-        return ids
+        return self.encode_all([prompt])[0]
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
+        rows: list[list[int]] = self._tokens([self._text(prompt) for prompt in prompts])
+        if self._prefix and not self._chat:
+            rows = [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
+        for prompt, row in zip(prompts, rows, strict=True):
+            if not row:
+                raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
+        return rows
 
     def render(self, prompt: Prompt) -> str:
         """Return the exact text that the model reads, special tokens included."""
@@ -116,7 +110,7 @@ class Codec:
 
     def decode(self, ids: Sequence[int] | Any) -> str:
         """Decode for readers, without special tokens. Unknown ids are left out; nothing is raised."""
-        return self._decode(self._spoken(ids), self._shown, self._special)
+        return self._decode(ids, self._special)
 
     def judged(self, ids: Sequence[int] | Any) -> str:
         """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens.
@@ -124,16 +118,9 @@ class Codec:
         If the prompt ends with the opening mark, as templates of reasoning models do, the mark is put back in front;
         without it a thought that was cut short would read like an answer.
         """
-        return self._opening + self._decode(self._spoken(ids), self._heard, self._silent)
+        return self._opening + self._decode(ids, self._silent)
 
     # ---- from prompt to tokens
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
-        rows = self._tokens([self._text(prompt) for prompt in prompts])
-        if self._chat or not self._prefix:
-            return rows
-        return [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
 
     def _text(self, prompt: Prompt) -> str:
         """Return the tokenizer's input. Under chat the template writes the bos token, if the model wants one."""
@@ -163,41 +150,32 @@ class Codec:
         return turns
 
     def _apply(self, turns: list[dict[str, str]], **switches: bool) -> str:
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, **switches)
-        assert isinstance(text, str)
-        return text
+        return str(self.tokenizer.apply_chat_template(turns, tokenize=False, **switches))
 
     def _tokens(self, text: str | list[str]) -> Any:
-        """Tokenise a text or a list of texts, without warnings: `check_lengths` reports what is too long."""
+        """Tokenise a text or a list of texts, without warnings: `check_run` reports what is too long."""
         return self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
     # ---- from tokens to text
 
-    def _spoken(self, ids: Sequence[int] | Any) -> list[int]:
-        """Drop the token that ended the response, which need not be a special token."""
+    @cached_property
+    def _tables(self) -> dict[frozenset[int], dict[int, bytes]]:
+        """Silent tokens -> the bytes of every token, none for a silent one; {} if the tokenizer has no such bytes."""
+        table = byte_table(getattr(self.tokenizer, "backend_tokenizer", None))
+        kinds = {self._special, self._silent} if table is not None else ()
+        return {silent: {**(table or {}), **dict.fromkeys(silent, b"")} for silent in kinds}
+
+    def _decode(self, ids: Sequence[int] | Any, silent: frozenset[int]) -> str:
+        """Decode by a table of bytes if there is one, else by the tokenizer."""
         numbers = ids if type(ids) is list else [int(i) for i in ids]
-        return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
-
-    @cached_property
-    def _bytes(self) -> dict[int, bytes] | None:
-        return byte_table(getattr(self.tokenizer, "backend_tokenizer", None))
-
-    @cached_property
-    def _shown(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._special, b"")}
-
-    @cached_property
-    def _heard(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._silent, b"")}
-
-    def _decode(self, ids: list[int], table: dict[int, bytes] | None, silent: Set[int]) -> str:
-        """Decode by the table of bytes if there is one, else by the tokenizer."""
-        if table is not None:
+        if numbers and numbers[-1] in self.stop_ids:  # it ended the response and need not be a special token
+            numbers = numbers[:-1]
+        if (table := self._tables.get(silent)) is not None:
             try:
-                return spell(table, ids)
+                return spell(table, numbers)
             except KeyError:
-                return spell(table, [i for i in ids if i in table])
-        heard = [i for i in ids if i not in silent]
+                return spell(table, [i for i in numbers if i in table])
+        heard = [i for i in numbers if i not in silent]
         try:
             return self._ask(heard)
         except Exception:  # each kind of tokenizer raises its own: OverflowError, KeyError, TypeError
@@ -206,11 +184,8 @@ class Codec:
     def _ask(self, ids: list[int]) -> str:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:  # `decode` would first check every id, which is most of its time
-            text = backend.decode(ids, skip_special_tokens=False)
-        else:
-            text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+            return str(backend.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     # ---- facts about the tokenizer and its template
 
@@ -219,9 +194,7 @@ class Codec:
         if not self._chat:
             why = 'text.template = "plain"' if self.tokenizer.chat_template else "the model has no chat template"
             if settings.template == "chat":
-                raise WhetError(
-                    f'text.template = "chat", but {why}; set it to "plain", or take a model tuned for chat.'
-                )
+                raise WhetError(f'text.template = "chat", but {why}; set it to "plain", or take a chat model.')
             for name, asked in (("system_prompt", settings.system_prompt), ("thinking", settings.thinking != "auto")):
                 if asked:
                     raise WhetError(f"text.{name} is for chat templates, but {why}; leave it out.")
@@ -265,20 +238,6 @@ class Codec:
         found = [content for content in ends if content and rest.startswith(content)]
         return ends[max(found, key=len)] if found else None
 
-    def _open_thought(self) -> str:
-        """Return what `judged` puts in front: "<think>" if prompts end with it."""
-        try:
-            prompt = self._text(_QUESTION)
-        except WhetError:  # the real prompts may have another form; if not, they raise it again
-            return ""
-        return f"{THINK}\n" if prompt.rstrip().endswith(THINK) else ""
-
-    def _default_prefix(self) -> list[int]:
-        """Return the bos token if the tokenizer would add it. An eos that it would append must not end a prompt."""
-        bos = self.tokenizer.bos_token_id
-        first = self.tokenizer("")["input_ids"][:1]
-        return [bos] if bos is not None and list(first) == [bos] else []
-
     def _exists(self, token: int) -> bool:
         return 0 <= token < len(self.tokenizer) or token in self.tokenizer.added_tokens_decoder
 
@@ -295,13 +254,6 @@ def printable(text: str, *, one_line: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "" if one_line else "\n\t"
-    return "".join(c if c in kept or _visible(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def _visible(character: str) -> bool:
-    """Accept what isprintable accepts and the spaces of other scripts, but no line separators."""
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _key(prompt: Prompt) -> str:
-    return prompt.text if not prompt.messages else json.dumps(prompt.messages)
+    # isprintable refuses the spaces of other scripts (Zs), which are harmless; line separators are not.
+    shown = (c in kept or c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if fine else c.encode("unicode_escape").decode() for c, fine in zip(text, shown, strict=True))

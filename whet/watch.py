@@ -35,23 +35,23 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:
         return {}
-    lengths = np.array([r.length for r in done], dtype=np.float64)
     metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in ("right", "wrong", "unjudged")}
     rewards = [r.reward for r in done if r.reward is not None]
     if rewards:
         metrics["reward/mean"] = float(np.mean(rewards))
     for name in dict.fromkeys(name for r in done for name in r.terms):
         metrics[f"reward/{name}"] = float(np.mean([r.terms[name] for r in done if name in r.terms]))
-    metrics["length/mean"] = float(lengths.mean())
-    for share in (50, 90, 99):
-        metrics[f"length/p{share}"] = float(np.percentile(lengths, share))
-    metrics["length/max"] = float(lengths.max())
-    metrics["length/truncated"] = sum(r.finish == "length" for r in done) / len(done)
-    for verdict in ("right", "wrong"):
-        mine = [r.length for r in done if r.verdict == verdict]
-        if mine:
-            metrics[f"length/{verdict}"] = float(np.mean(mine))
-    return metrics
+    return metrics | {f"length/{name}": value for name, value in length_metrics(done).items()}
+
+
+def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean, percentiles and maximum of the lengths, mean lengths of right and wrong ones, and the truncated share."""
+    lengths = {"": [r.length for r in rollouts]}
+    lengths |= {v: [r.length for r in rollouts if r.verdict == v] for v in ("right", "wrong")}
+    metrics = {name or "mean": float(np.mean(found)) for name, found in lengths.items() if found}
+    metrics |= {f"p{share}": float(np.percentile(lengths[""], share)) for share in (50, 90, 99)}
+    truncated = sum(r.finish == "length" for r in rollouts) / len(rollouts)
+    return {**metrics, "max": float(max(lengths[""])), "truncated": truncated}
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -118,20 +118,6 @@ class Stopwatch:
         total = time.perf_counter() - self.start
         named = {f"time/{name}": seconds for name, seconds in self.seconds.items()}
         return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
-
-
-def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
-    """Where the time before the first step went, if it was long enough to be noticed.
-
-    >>> ready_lines(31.4, {"model, judges and engine": 16.2, "the learner": 14.0})
-    ['Ready after 31 s: model, judges and engine took 16, the learner 14.']
-    >>> ready_lines(2.0, {"the learner": 1.0})
-    []
-    """
-    if seconds < 5:
-        return []
-    (first, took), *others = named.items()
-    return [f"Ready after {seconds:.0f} s: {first} took {took:.0f}{''.join(f', {n} {s:.0f}' for n, s in others)}."]
 
 
 # ---- advice
@@ -235,18 +221,16 @@ class CollapseGuard:
         for key in metrics:
             kind, _, rest = key.partition("/")
             name, _, what = rest.rpartition("/")
-            if kind == "eval" and what == "accuracy":
-                found = self._look_at(name, step, metrics) or found
+            if kind != "eval" or what != "accuracy":
+                continue
+            accuracy, low, high = (metrics[key + end] for end in ("", "_low", "_high"))
+            level = self.levels.setdefault(name, Level(accuracy, low, step))
+            if low > level.low:
+                level.accuracy, level.low, level.step = accuracy, low, step
+            level.times += 1
+            level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
+            if level.fallen:
+                best = f"{level.accuracy:.3f} after step {level.step}"
+                found = f"The accuracy on {name} fell from {best} to {accuracy:.3f}"
         again = [level for level in self.levels.values() if level.times > 1]
         return found if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
-
-    def _look_at(self, name: str, step: int, metrics: Metrics) -> str:
-        accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
-        level = self.levels.setdefault(name, Level(accuracy, low, step))
-        if low > level.low:
-            level.accuracy, level.low, level.step = accuracy, low, step
-        level.times += 1
-        level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
-        if not level.fallen:
-            return ""
-        return f"The accuracy on {name} fell from {level.accuracy:.3f} after step {level.step} to {accuracy:.3f}"

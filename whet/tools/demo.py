@@ -24,9 +24,8 @@ from whet import config
 from whet.eval import Z95, wilson
 from whet.recipe import parse_config
 from whet.report import formats
-from whet.report.arms import Arm, common_evaluation, read_arms
+from whet.report.arms import Arm, common_evaluation, number, read_arms
 from whet.report.compare import compare_table
-from whet.report.curves import number
 from whet.report.formats import Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.report.page import Chapter, write_chapters
 from whet.run import read_rollouts

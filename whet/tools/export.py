@@ -32,7 +32,7 @@ from whet.learn.checkpoint import MANIFEST, verify_checkpoint
 from whet.model.load import load_weights, locate_model
 from whet.model.lora import WEIGHTS, base_name, is_peft_folder, load_lora, merge_lora
 from whet.recipe import dump_config, load_config
-from whet.report.curves import Point, evaluation_names, evaluations, number
+from whet.report.arms import Point, evaluation_names, evaluations, number
 from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
 from whet.text import printable
 

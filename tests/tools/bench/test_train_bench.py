@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from whet import config
 from whet.cli import app
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, load_weights, tiny_model
+from whet.model.load import load_weights, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
 from whet.recipe import dump_config
@@ -64,7 +64,7 @@ set = { "curriculum.name" = "dapo" }
 
 def model(folder: Path) -> Path:
     """A model folder that speaks the task's characters."""
-    tokenizer = char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

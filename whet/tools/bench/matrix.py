@@ -367,11 +367,11 @@ def merged(model: config.Model, adapter: Path, runs: Path, on_progress: OnLine) 
     on_progress(f"Merging {adapter} into {model.name}.")
     import torch
 
-    from whet.model.load import DTYPES, locate_model
+    from whet.model.load import locate_model
     from whet.tools.export import merge_adapters
 
     base = locate_model(model.name).folder
-    network = merge_adapters(base, adapter, torch.float64, DTYPES[model.dtype])
+    network = merge_adapters(base, adapter, torch.float64, getattr(torch, model.dtype))
     with files.preparing(target) as folder:
         files.write_into(folder, network.save_pretrained)
         for path in base.iterdir():

@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 
 from whet import files
 from whet.errors import WhetError
-from whet.estimate import CARDS, attainable_rate, dims_of
+from whet.estimate import MEASURED, PAPER, attainable_rate, dims_of
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import (
@@ -345,8 +345,8 @@ class ShapeBench:
             figures["ms_a_step"] = spread([1000 * step for step in steps])
             figures["decode_tokens_per_second"] = spread([cell.batch / step for step in steps])
             figures["share_of_attainable"] = {
-                name: cell.batch / statistics.median(steps) / attainable_rate(self.dims, cell.batch, cell.context, card)
-                for name, card in CARDS.items()
+                name: cell.batch / statistics.median(steps) / attainable_rate(self.dims, cell.batch, cell.context, gpu)
+                for name, gpu in {"paper": PAPER, "measured": MEASURED}.items()
             }
         return figures
 

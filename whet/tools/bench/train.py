@@ -26,7 +26,7 @@ from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
 from whet.recipe import dump_config, load_config, parse_config
-from whet.report.curves import number
+from whet.report.arms import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
 from whet.tools.experiment import cores, last_words, start_run
