@@ -221,7 +221,7 @@ def test_the_rivals_are_the_first_and_the_best_of_the_uniform_arms() -> None:
     assert found.verdict == "costlier" and found.end_verdict == "higher" and not found.paid
 
 
-def test_who_never_got_there_has_a_bound_only() -> None:
+def test_an_arm_that_never_got_there_has_a_bound_only() -> None:
     (found,) = find_outcomes([arm("uniform_48", FLAT, "uniform"), arm("speed_16", FAST)])
     assert found.level == 0.7 and found.verdict == "cheaper"
     assert "against >300k of uniform_48 (>2.0×, cheaper)" in str(found)

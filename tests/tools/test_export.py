@@ -175,8 +175,8 @@ def test_hostile_names_stay_text() -> None:
 
 def test_recipe_reads_back(tmp_path: Path) -> None:
     settings = load_config(sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"'])
-    told = parse_config(tomllib.loads(public_recipe(settings)))
-    assert told.data[0].path == "a.jsonl" and told.model.name == "org/name@rev" and told.learn == settings.learn
+    found = parse_config(tomllib.loads(public_recipe(settings)))
+    assert found.data[0].path == "a.jsonl" and found.model.name == "org/name@rev" and found.learn == settings.learn
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_push_without_network_keeps_the_export(tmp_path: Path, monkeypatch: pyte
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WhetError, match="not pushed to org/name") as told:
+    with pytest.raises(WhetError, match="not pushed to org/name") as error:
         export_model(make_run(tmp_path / "run"), tmp_path / "out", push="org/name")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert 'from_pretrained("org/name"' in (tmp_path / "out" / "README.md").read_text()
 
 

@@ -31,13 +31,13 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
     entries = eval_entries([data], n=4, temperature=1.0, max_tokens=8, limit=10)
-    heard: list[tuple[str, int, int]] = []
+    progressed: list[tuple[str, int, int]] = []
     metrics = evaluate_model(
         model,
         entries=entries,
         sets=[f"eval.0.reward='{ANY_DIGIT}'"],
         out=tmp_path / "out",
-        on_progress=lambda *progress: heard.append(progress),
+        on_progress=lambda *progress: progressed.append(progress),
         say=said.append,
     )
     assert "Slow today." in said
@@ -50,7 +50,7 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     right = sum(row["verdict"] == "right" for row in rows) / 40
     assert right == pytest.approx(metrics["eval/sums/accuracy"])
     assert json.loads((tmp_path / "out/eval.json").read_text())["model"] == model
-    assert heard[-1] == ("sums", 40, 40)
+    assert progressed[-1] == ("sums", 40, 40)
 
 
 def test_a_run_brings_its_own_sets(tmp_path: Path) -> None:

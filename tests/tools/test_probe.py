@@ -95,15 +95,15 @@ class Echo:
 
 def test_a_probe_asks_n_of_every_prompt() -> None:
     prompts, _ = probed([0] * 100, 4)
-    world, told = Echo(), list[tuple[int, int]]()
+    world, progress = Echo(), list[tuple[int, int]]()
     requests = probe_requests(prompts, 4, Sampling(max_tokens=512))
-    slices = judged_slices(requests, world, world, lambda *news: told.append(news))  # type: ignore[arg-type]
+    slices = judged_slices(requests, world, world, lambda *news: progress.append(news))  # type: ignore[arg-type]
     rollouts = [rollout for judged in slices for rollout in judged]
     assert [(r.prompt_id, r.group_id, r.n, r.phase) for r in world.requests[:2]] == [
         ("p0", 0, 4, "probe"),
         ("p1", 1, 4, "probe"),
     ]
-    assert told == [(400, 400)]
+    assert progress == [(400, 400)]
     report = probe_report(prompts, rollouts, n=4, limit=512, group=4)
     assert report.pass_rate.value == 0.25 and report.signal(4).share.value == 1.0
 

@@ -71,8 +71,8 @@ def test_recorded_log_probs_are_those_of_the_plain_model(grid: tuple[Path, dict[
 def test_a_wrong_log_prob_is_seen() -> None:
     peer = Whet("tiny", "cpu")
     peer.prepare(2, 32)
-    prompts = {"0": [3, 4, 5], "1": [6, 7]}
-    rollouts = peer.rollouts(list(prompts.values()), [4, 4])
+    prompts = [[3, 4, 5], [6, 7]]
+    rollouts = peer.rollouts(prompts, [4, 4])
     assert rollouts[0].trace is not None
     rollouts[0].trace.log_probs[1] += 0.5
     gap = log_prob_gap(peer.model, prompts, rollouts)

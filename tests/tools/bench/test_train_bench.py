@@ -198,44 +198,44 @@ def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path)
 
 def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) -> None:
     places = Places(plan=done.plan, runs=tmp_path / "runs", out=tmp_path / "out")
-    told: list[str] = []
-    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={})
-    assert work.run(seconds=299.0) == 4 and told == []
+    lines: list[str] = []
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={})
+    assert work.run(seconds=299.0) == 4 and lines == []
 
 
 def unwritten(done: Done, folder: Path) -> tuple[MatrixCell, Places, CellWork, list[str]]:
-    """A cell whose run has ended and whose JSON was never written, and what is told of it."""
+    """A cell whose run has ended and whose JSON was never written, and the lines that are printed."""
     shutil.copytree(done.folder / "runs", folder / "runs")
     plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
-    told: list[str] = []
-    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about=circumstances())
-    return plan.cells[0], places, work, told
+    lines: list[str] = []
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about=circumstances())
+    return plan.cells[0], places, work, lines
 
 
 def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path) -> None:
     """The command that began it was killed after the run had ended, and before its JSON was written."""
-    cell, places, work, told = unwritten(done, tmp_path)
+    cell, places, work, lines = unwritten(done, tmp_path)
     places.goes(cell).write_text("[[true, 300.0]]")
-    assert work.run(seconds=10.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
+    assert work.run(seconds=10.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(cell))
     assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), "it had made all 4"
     places.result(cell).unlink()
     metrics = places.run(cell) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
-    assert work.run(seconds=10.0) == 0 and told[1].startswith("dapo-seed0: 3 updates")
+    assert work.run(seconds=10.0) == 0 and lines[1].startswith("dapo-seed0: 3 updates")
     assert read_outcome(places.result(cell))["ended_by"] == "time"
     shutil.rmtree(places.run(cell))
     places.result(cell).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
-        CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={}).run(seconds=10.0)
+        CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={}).run(seconds=10.0)
 
 
 def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(
     done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The signal meets a process that handles no signals any more."""
-    cell, places, work, told = unwritten(done, tmp_path)
+    cell, places, work, lines = unwritten(done, tmp_path)
     places.goes(cell).unlink()
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
@@ -243,17 +243,17 @@ def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(
         monkeypatch.setattr(train, "start_run", lambda *_: process)
         work.train(Planned(replace(cell, seconds=places.spent(cell) + 0.1), "begun", 0.1))
     assert process.returncode == -signal.SIGINT
-    assert told[0] == "dapo-seed0 goes on." and told[1].startswith("dapo-seed0: 4 updates")
+    assert lines[0] == "dapo-seed0 goes on." and lines[1].startswith("dapo-seed0: 4 updates")
     assert read_outcome(places.result(cell))["ended_by"] == "recipe"
 
 
 def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
     """Its last row says so; the command that began it was killed before the JSON was written."""
-    cell, places, work, told = unwritten(done, tmp_path)
+    cell, places, work, lines = unwritten(done, tmp_path)
     metrics = places.run(cell) / "metrics.jsonl"
-    *lines, last = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*lines, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
-    assert work.run(seconds=600.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
+    *rows, last = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*rows, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
+    assert work.run(seconds=600.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(cell))
     assert found["ended_by"] == "collapse"
     text = document({"dapo": [found]}, "dapo", {})
@@ -300,18 +300,18 @@ def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkey
         name = "a"
         """.replace("\n                  ", ""),
     )
-    told: list[str] = []
+    lines: list[str] = []
     plan = read_plan(path)
-    start = make_start(plan, tmp_path / "runs", told.append)
-    assert len(told) == 2 and "Warm start" in told[0] and "Merging" in told[1]
+    start = make_start(plan, tmp_path / "runs", lines.append)
+    assert len(lines) == 2 and "Warm start" in lines[0] and "Merging" in lines[1]
     stored = json.loads((tmp_path / "stored" / "adapter_config.json").read_text())
     assert stored["r"] == 2 and stored["base_model_name_or_path"] == "model", "no path of this machine"
     assert hash_weights(start.folder) == start.hashes["weights"] != hash_weights(tmp_path / "model")
     settings = cell_settings(plan.cells[0], start)
     assert settings.model == config.Model(name=str(start.folder), hidden=16, layers=1, heads=2)
     assert not settings.warm_start
-    again = make_start(read_plan(path), tmp_path / "other", told.append)  # another machine, which has the adapter
-    assert again.hashes == start.hashes and len(told) == 3 and "Merging" in told[2]
+    again = make_start(read_plan(path), tmp_path / "other", lines.append)  # another machine, which has the adapter
+    assert again.hashes == start.hashes and len(lines) == 3 and "Merging" in lines[2]
 
 
 def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:

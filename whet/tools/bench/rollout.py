@@ -38,6 +38,7 @@ from whet.tools.bench.peers import (
     Apart,
     Peer,
     PeerFailed,
+    Prompts,
     Whet,
     generate_batch,
     missing,
@@ -290,29 +291,27 @@ class ShapeBench:
 
     def measure(self, cell: DecodeCell) -> dict[str, Any]:
         """All peers that take part in a cell, in turn: a warm-up, then the rounds."""
-        takes_part = [name for name in self.stands if cell.new_of(name)]
-        rounds: dict[str, list[Round]] = {name: [] for name in takes_part}
+        rounds: dict[str, list[Round]] = {name: [] for name in self.stands if cell.new_of(name)}
         warm: dict[str, float] = {}
-        failed: dict[str, str] = {}
+        peers: dict[str, Any] = {}  # first those that failed
         for number in range(self.repeats + 1):  # the first is the warm-up
             if number > 1 and time.monotonic() >= self.until:
                 break
-            for name in takes_part:
-                once = cell.tail and PEERS[name].slow
-                if name in failed or (once and number != 1):
+            for name, taken in rounds.items():
+                slow, new = PEERS[name].slow, cell.new_of(name)
+                if name in peers or (cell.tail and slow and number != 1):
                     continue
                 try:
                     if number == 0:
-                        warm[name] = self._timed(name, cell, 0, cell.new_of(name) if PEERS[name].slow else WARM)
+                        warm[name] = self._timed(name, cell, 0, new if slow else WARM)
                     else:
-                        whole = self._timed(name, cell, number, cell.new_of(name))
-                        rounds[name].append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
+                        whole = self._timed(name, cell, number, new)
+                        taken.append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
                 except PeerFailed as error:
-                    failed[name] = str(error)
+                    peers[name] = {"failed": str(error)}
                     self.on_progress(f"{self.shape} {cell.name}, {name}: {error}")
-        peers: dict[str, Any] = {name: {"failed": reason} for name, reason in failed.items()}
         for name, taken in rounds.items():
-            if taken and name not in failed:
+            if taken and name not in peers:
                 known = {"warmup_seconds": warm.get(name), "note": PEERS[name].note}
                 peers[name] = self._figures(cell, taken, cell.new_of(name)) | known
         rates = {name: main_rate(found, cell.decode_only) for name, found in peers.items() if "failed" not in found}
@@ -357,8 +356,7 @@ class ShapeBench:
         assert isinstance(ours, Whet)
         few = DecodeCell(name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group)
         prompts, lengths = few.work(self.dims.vocab, self.seed, self.repeats + 1)
-        rollouts = ours.rollouts(prompts, lengths)
-        return log_prob_gap(ours.model, {str(i): prompt for i, prompt in enumerate(prompts)}, rollouts)
+        return log_prob_gap(ours.model, prompts, ours.rollouts(prompts, lengths))
 
     def close(self) -> None:
         while self.stands:
@@ -389,9 +387,7 @@ def main_rate(figures: Mapping[str, Any], decode: bool) -> float:
 
 
 @torch.inference_mode()
-def log_prob_gap(
-    model: PreTrainedModel, prompts: Mapping[str, Sequence[int]], rollouts: Sequence[Rollout]
-) -> dict[str, float]:
+def log_prob_gap(model: PreTrainedModel, prompts: Prompts, rollouts: Sequence[Rollout]) -> dict[str, float]:
     """How far recorded log-probs are from those of a teacher-forced forward of the plain model.
 
     Over all tokens of rollouts at temperature 1, with d = plain - recorded: max |d|, mean |d|, and the mean of
@@ -400,15 +396,11 @@ def log_prob_gap(
     gaps = []
     for rollout in rollouts:
         assert rollout.trace is not None
-        prompt = list(prompts[rollout.prompt_id])
+        prompt = list(prompts[int(rollout.prompt_id)])  # prompts are named by their place
         ids = torch.tensor([prompt + rollout.trace.ids.tolist()], device=model.device)
         logits = model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
         plain = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
         gaps.append(plain.double().cpu().numpy() - rollout.trace.log_probs)
     d = np.concatenate(gaps)
-    return {
-        "tokens": float(d.size),
-        "max": float(np.abs(d).max()),
-        "mean": float(np.abs(d).mean()),
-        "kl": float(np.mean(np.exp(d) - 1 - d)),
-    }
+    found = {"tokens": d.size, "max": np.abs(d).max(), "mean": np.abs(d).mean(), "kl": np.mean(np.exp(d) - 1 - d)}
+    return {name: float(value) for name, value in found.items()}
