@@ -55,7 +55,7 @@ def folder_of(settings: PreTrainedConfig, path: Path) -> str:
     return str(path)
 
 
-def told(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
+def findings(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
     settings = load_config(sets=sets)
     return {what: (found, fine) for what, found, fine in examine(model, settings)}
 
@@ -73,7 +73,7 @@ def test_machine_alone() -> None:
 
 def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**SMALL, tie_word_embeddings=True), tmp_path / "m")
-    found = told(name, 'model.device="cpu"')
+    found = findings(name, 'model.device="cpu"')
     parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 64) + 32
     assert found["model"] == (f"LlamaForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
     assert found["path"][0].startswith("slow path: on a CPU")
@@ -216,7 +216,7 @@ def test_default_settings_are_planned_for(tmp_path: Path) -> None:
 def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
     """A hundred billion parameters, of which only the config exists."""
     giant = {**SMALL, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "head_dim": 128}
-    found = told(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
+    found = findings(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
     sentence, fine = found["fits"]
     assert not fine and sentence.startswith("no: ") and "model.lora.rank = 16" in sentence
 
@@ -224,7 +224,7 @@ def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
 def test_too_many_slots_say_how_many_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
     monkeypatch.setattr(memory, "free_memory", lambda device: 200 * 2**20)
-    sentence, fine = told(
+    sentence, fine = findings(
         name, 'model.device="cpu"', "rollout.slots=4096", "rollout.context=250", "rollout.max_tokens=99"
     )["fits"]
     assert not fine and "rollout.slots = 1024" in sentence
@@ -239,7 +239,7 @@ def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
         folder_of(LlamaConfig(**SMALL, rope_parameters=rope), tmp_path / "rope"): "dynamic",
     }
     for name, words in cases.items():
-        found = told(name)
+        found = findings(name)
         sentence, fine = found["model"]
         assert not fine and sentence.startswith("refused: ") and words in sentence and "\n" not in sentence
         assert "fits" not in found
@@ -247,15 +247,15 @@ def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
 
 def test_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
-    sentence, fine = told(name, "rollout.context=300", "rollout.max_tokens=99")["model"]
+    sentence, fine = findings(name, "rollout.context=300", "rollout.max_tokens=99")["model"]
     assert not fine and "256 positions" in sentence
 
 
 def test_adapters_are_counted_and_checked(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
-    assert "adapters of rank 4" in told(name, "model.lora.rank=4")["model"][0]
-    sentence, fine = told(name, "model.lora.rank=4", 'model.lora.targets=["nope"]')["model"]
+    assert "adapters of rank 4" in findings(name, "model.lora.rank=4")["model"][0]
+    sentence, fine = findings(name, "model.lora.rank=4", 'model.lora.targets=["nope"]')["model"]
     assert not fine and "nope" in sentence
 
 
@@ -267,21 +267,21 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
     said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"], "base_model_name_or_path": base}
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
-    assert "0.00M more in adapters of rank 3" in told(str(adapter))["model"][0]
+    assert "0.00M more in adapters of rank 3" in findings(str(adapter))["model"][0]
 
 
 def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
-    """Of experts all weights are counted, but a token passes through two of the four."""
+    """All weights of the experts are counted, but a token passes through two of the four."""
     experts = {"num_experts_per_tok": 2, "pad_token_id": 0}
     mixtral = folder_of(MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral")
     attention = 2 * 32 * 32 + 2 * 32 * 16
     parameters = 2 * 64 * 32 + 2 * (attention + 4 * 32 + 4 * 3 * 32 * 64 + 2 * 32) + 32
-    assert told(mixtral)["model"] == (f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
+    assert findings(mixtral)["model"] == (f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
     assert inner_of(mixtral) == 2 * 64
     qwen = folder_of(Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts), tmp_path / "qwen")
     assert inner_of(qwen) == 2 * 16
     gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0)
-    found = told(folder_of(gpt2, tmp_path / "gpt2"))
+    found = findings(folder_of(gpt2, tmp_path / "gpt2"))
     assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith("GPT2LMHeadModel")
     assert "64 rollouts of 128 tokens" in found["memory"][0] and found["fits"][1]
 
@@ -289,7 +289,7 @@ def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
 def test_what_the_engine_would_refuse_is_refused_without_weights(tmp_path: Path) -> None:
     sinks = folder_of(GptOssConfig(**SMALL, num_local_experts=4), tmp_path / "sinks")
     wanted = "refused: GptOssForCausalLM needs s_aux in its attention, which whet's engine does not know."
-    assert told(sinks)["model"] == (wanted, False)
+    assert findings(sinks)["model"] == (wanted, False)
     with pytest.raises(WhetError, match="needs s_aux"):
         check_model(config.Model(name=sinks))
 
@@ -306,14 +306,14 @@ def test_hub_name_reads_the_config_alone(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "models--org--small" / "refs").mkdir()
     (tmp_path / "models--org--small" / "refs" / "main").write_text("a" * 40)
     assert AutoConfig.from_pretrained(snapshot).model_type == "llama"
-    assert told("org/small")["model"][1]
-    sentence, fine = told("org/other")["model"]
+    assert findings("org/small")["model"][1]
+    sentence, fine = findings("org/other")["model"]
     assert not fine and "org/other" in sentence
 
 
 def test_tiny_and_its_wrong_shape() -> None:
-    assert told("tiny")["fits"][1]
-    sentence, fine = told("tiny", "model.hidden=10")["model"]
+    assert findings("tiny")["fits"][1]
+    sentence, fine = findings("tiny", "model.hidden=10")["model"]
     assert not fine and "model.hidden" in sentence
 
 
@@ -344,7 +344,7 @@ def test_fast_path_is_what_packing_does() -> None:
 
 def test_soft_caps_of_a_real_family(tmp_path: Path) -> None:
     name = folder_of(Gemma2Config(**SMALL, sliding_window=16), tmp_path / "m")
-    assert told(name)["fits"][1]
+    assert findings(name)["fits"][1]
 
 
 def test_free_memory_is_plausible() -> None:

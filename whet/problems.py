@@ -281,7 +281,7 @@ class EncodedPrompts:
                 ends.append(len(tokens))
         self.tokens = np.frombuffer(tokens, np.int32)
         self.ends = np.frombuffer(ends, np.int64)
-        self.lengths = np.diff(self.ends, prepend=0)  # of the training prompts, then of those for evaluation
+        self.lengths = np.diff(self.ends, prepend=0)  # training prompts, then those for evaluation
         self._number_rows(problems)
 
     def _number_rows(self, problems: Problems) -> None:
