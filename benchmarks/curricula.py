@@ -24,9 +24,8 @@ from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
 from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import read_demo
-from whet.tools.experiment import make_base, merge, train_arms
+from whet.tools.experiment import circumstances, make_base, merge, train_arms
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},

@@ -27,7 +27,7 @@ from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.terminal import out_console
 from whet.text import printable
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 app = typer.Typer()
 GROUPS, ROLLOUTS = 16, 16

@@ -16,8 +16,8 @@ from rich.console import Console
 from whet.report.arms import read_arms
 from whet.report.compare import to_markdown
 from whet.run import read_metrics
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import conclude, describe_mix, read_demo, run_demo
+from whet.tools.experiment import circumstances
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ from whet.fast.pool import Key as GraphKey
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import ANY
 from whet.terminal import out_console
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Key, Rollout
 
 app = typer.Typer()

@@ -25,7 +25,7 @@ from tail_model import is_right, problem, question
 
 from whet import api
 from whet.recipe import load_config
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Prompt
 
 ARMS: dict[str, tuple[str, ...]] = {"plain": (), "model_free": ("suffix",), "eagle": ("suffix", "eagle")}

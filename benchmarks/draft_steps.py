@@ -32,7 +32,7 @@ from whet.recipe import dump_config, load_config
 from whet.rollout.engine import LocalEngine
 from whet.run import Run
 from whet.terminal import DataFolder, Sets, folder_set, out_console
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 app = typer.Typer()
 FILE = "draft_over_steps.json"

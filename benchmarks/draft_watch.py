@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.draft.base import OFF, Chooser, DraftArm
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 from whet.draft.speculation import Columns, Speculation
 from whet.fast.graphs import PROMPTS
 from whet.fast.pool import Captures, Key
@@ -41,29 +41,18 @@ class Step:
     """How many they were."""
 
 
-class Fixed:
+class Fixed(Chooser):
     """One arm for every batch that it serves, OFF for the others."""
 
     def __init__(self, arm: DraftArm, serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True) -> None:
+        super().__init__()
         self.arm, self.serves = arm, serves
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arm if self.serves(self.arm, batch) and self.arm.drafter not in retired else OFF
 
-    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None: ...
 
-    def updated(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Watch:
+class Watch(Chooser):
     """Another chooser, whose steps are written down."""
 
     def __init__(self, chooser: Chooser) -> None:
@@ -73,22 +62,12 @@ class Watch:
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.chooser.choose(batch, kv_bytes, retired)
 
-    def record(
-        self,
-        arm: DraftArm,
-        batch: int,
-        seconds: float,
-        *,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        kv_bytes: float = 0.0,
-        typical: bool = True,
-    ) -> None:
-        self.steps.append(Step(arm, batch, seconds, accepted, most, time.perf_counter(), steps))
-        self.chooser.record(
-            arm, batch, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv_bytes, typical=typical
+    def record(self, report: StepReport) -> None:
+        at = time.perf_counter()
+        self.steps.append(
+            Step(report.arm, report.batch, report.seconds, report.accepted, report.most, at, report.steps)
         )
+        self.chooser.record(report)
 
     def updated(self) -> None:
         self.chooser.updated()
@@ -172,7 +151,7 @@ def _seconds(span: tuple[torch.cuda.Event, torch.cuda.Event] | float) -> float:
 def accept_length(steps: Sequence[Step]) -> float | None:
     """Tokens that a row writes in a step that speculates; None if none does.
 
-    >>> accept_length([Step(OFF, 2, 1.0), Step(Arm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
+    >>> accept_length([Step(OFF, 2, 1.0), Step(DraftArm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
     2.5
     """
     told = [step.accepted for step in steps if step.accepted is not None]
@@ -183,7 +162,7 @@ def chances(steps: Sequence[Step]) -> dict[str, list[float]]:
     """Of each drafter, how often its first, second, ... token was right where those before it were, and it was asked
     for: c_i = rows that accepted i or more / rows that accepted i - 1 or more and were asked for i.
 
-    >>> chances([Step(Arm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
+    >>> chances([Step(DraftArm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
     {'ngram': [0.75, 0.5]}
     """
     out: dict[str, list[float]] = {}

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import files
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "gpu_tests.json"

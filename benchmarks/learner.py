@@ -33,9 +33,9 @@ from whet.config import Rollout as RolloutSettings
 from whet.fast.compiled import FORMS
 from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
-from whet.model.memory import measure, plan
+from whet.model.memory import Footprint, measure
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 PEAK = 790e12
@@ -150,7 +150,8 @@ def planned(shape: str, settings: Learn, tokens: int) -> dict[str, float]:
         size = measure(shape_model(shape, "meta"))
     recipe = Config(learn=settings, rollout=RolloutSettings(slots=1, context=tokens + 1, max_tokens=tokens))
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "bfloat16"})})
-    return {name: size / 2**30 for name, size in plan(size, recipe, flash=True).parts()}
+    footprint = Footprint(shape=size, settings=recipe, device=torch.device("cuda"), flash=True)
+    return {name: size / 2**30 for name, size in footprint.plan().parts()}
 
 
 def main() -> None:

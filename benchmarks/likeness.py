@@ -28,10 +28,10 @@ from toy import Toy, play
 from whet import config, files
 from whet.errors import WhetError
 from whet.recipe import load_config
-from whet.report.arms import RunLog, common_evaluation, read_arms, settings_that_differ
-from whet.report.curves import Point, Row, series, smooth
+from whet.report.arms import Point, Row, RunLog, common_evaluation, read_arms, series, smooth
+from whet.report.compare import settings_that_differ
 from whet.report.formats import final_accuracy, pick_levels, reach
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Sampling
 from whet.watch import PASS_RATES, pass_rate_class
 

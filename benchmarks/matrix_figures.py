@@ -19,8 +19,8 @@ from matrix_document import COSTS, read_arms
 from matrix_results import Arms, curve, usable
 
 from whet import files
-from whet.report.chart import ticks
-from whet.report.curves import Curve, at, median_curve
+from whet.report.arms import Curve, at, median_curve
+from whet.report.page import ticks
 from whet.tools.bench.matrix import read_plan
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes tell the lines apart without colour.

@@ -22,7 +22,7 @@ import numpy as np
 
 from whet.eval import Interval, wilson
 from whet.report import formats
-from whet.report.curves import Curve, Point, at
+from whet.report.arms import Curve, Point, at
 from whet.report.formats import Reach, first_crossing, median_reach, reach
 
 Log = Mapping[str, Any]  # the JSON of a cell

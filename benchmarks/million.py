@@ -30,7 +30,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.neighbours import KimiSource
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Clock, Report, Request, Rollout, Sampling
 
 SAMPLING = Sampling(max_tokens=512)

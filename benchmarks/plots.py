@@ -26,8 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whet.report import formats
-from whet.report.arms import arm_name
-from whet.report.curves import Curve, Point, at, median_curve
+from whet.report.arms import Curve, Point, arm_name, at, median_curve
 from whet.report.formats import Reach, median_reach, reach
 
 MIXES = ("few", "many")

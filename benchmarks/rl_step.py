@@ -43,10 +43,10 @@ from transformers.utils import logging as hf_logging
 from whet import api, loop
 from whet.assembly import Parts, build_parts, check_run
 from whet.fast.fused import share_storage
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.recipe import load_config, read_toml
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Report
 from whet.watch import Stopwatch, rollout_metrics
 
@@ -321,7 +321,7 @@ def toy_folder(folder: Path, shape: str, device: str) -> str:
     """Random weights in a known shape, with a tokenizer of characters, which are its first tokens."""
     hf_logging.disable_progress_bar()
     shape_model(shape, device).save_pretrained(folder)
-    char_tokenizer(ALPHABET).save_pretrained(folder)
+    tiny_tokenizer(ALPHABET).save_pretrained(folder)
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -36,7 +36,7 @@ from whet.errors import WhetError
 from whet.eval import Z95, wilson
 from whet.model.load import tiny_model
 from whet.recipe import load_config, read_toml
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.tools.measure import weights_of
 from whet.types import Prompt, Request, Rollout
 

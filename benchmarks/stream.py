@@ -41,7 +41,7 @@ from whet.fast.graphs import GraphRunners
 from whet.learn.learner import Learner
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 ROLLOUTS = 8

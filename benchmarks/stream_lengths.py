@@ -24,7 +24,7 @@ from whet import config
 from whet.curriculum.build import Facts, build_curriculum
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Clock, Key, Report, Request, Rollout, Sampling
 
 GROUPS, ROLLOUTS, SLOTS, VOCAB, LIMIT = 8, 6, 64, 64, 96

@@ -28,9 +28,8 @@ from whet.loop import Log, train
 from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import read_demo, with_mix
-from whet.tools.experiment import make_base, merge
+from whet.tools.experiment import circumstances, make_base, merge
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 

@@ -127,9 +127,9 @@ def model_folder(path: Path, *, chat: bool = False) -> str:
     """A tiny random model that reads and writes printable ASCII, saved as a Hugging Face folder."""
     from string import printable
 
-    from whet.model.load import char_tokenizer, tiny_model
+    from whet.model.load import tiny_model, tiny_tokenizer
 
-    tokenizer = char_tokenizer(printable)
+    tokenizer = tiny_tokenizer(printable)
     if chat:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|end|>"]})
         tokenizer.chat_template = (

@@ -17,7 +17,7 @@ from whet.errors import WhetError
 from whet.learn.optimizer import default_lr
 from whet.loop import Log, solution_batches
 from whet.model import load, memory
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.problems import load_problems
 from whet.recipe import dump_config, load_config
 from whet.rollout.engine import LocalEngine
@@ -85,7 +85,7 @@ def test_a_drafter_that_cannot_be_is_refused_before_training(tmp_path: Path) -> 
     gpt2 = GPT2Config(vocab_size=102, n_embd=32, n_layer=1, n_head=4, n_positions=64)
     gpt2.architectures = ["GPT2LMHeadModel"]
     gpt2.save_pretrained(tmp_path / "gpt2")
-    char_tokenizer(printable).save_pretrained(tmp_path / "gpt2")
+    tiny_tokenizer(printable).save_pretrained(tmp_path / "gpt2")
     (tmp_path / "gpt2" / "model.safetensors").write_bytes(b"no weights: none is read")
     data = problem_file(tmp_path / "data.jsonl", 20)
     sets = [f"model.name='{tmp_path / 'gpt2'}'", f"data.0.path='{data}'", "rollout.max_tokens=20"]
@@ -100,7 +100,7 @@ def test_the_learning_rate_is_chosen_by_what_is_trained(tmp_path: Path) -> None:
     assert checked(tmp_path, "learn.lr=3e-5").settings.learn.lr == 3e-5
     large = LlamaConfig(vocab_size=100, hidden_size=256, intermediate_size=11264, num_hidden_layers=15,
                         num_attention_heads=4, max_position_embeddings=64)  # fmt: skip
-    char_tokenizer(printable).save_pretrained(tmp_path / "large")
+    tiny_tokenizer(printable).save_pretrained(tmp_path / "large")
     large.save_pretrained(tmp_path / "large")
     (tmp_path / "large" / "model.safetensors").write_bytes(b"no weights: none is read")
     data = problem_file(tmp_path / "data.jsonl", 20)

@@ -29,8 +29,8 @@ from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
 from whet.model import memory
 from whet.model.load import check_model
-from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, cache_shapes, free_memory, lay_out, least
-from whet.model.twin import PAGE
+from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, free_memory
+from whet.model.twin import PAGE, kv_shapes
 from whet.recipe import load_config
 from whet.tools.doctor import examine, skeleton_of
 
@@ -114,8 +114,7 @@ def test_a_run_says_how_the_gpu_is_divided() -> None:
         logits=gib,
         decoding=gib,
     )
-    shape, settings = billion()
-    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+    footprint = billion()
     (line,) = footprint.memory_lines(Room(plan=plan, pages=0, release=False))
     assert line.startswith("119.0 GiB at the peak for 64 rollouts of 4096 tokens and packs of ")
     assert ": activations (estimate) 50.0 GiB + KV cache 40.0 GiB + " in line
@@ -126,8 +125,8 @@ def test_a_run_says_how_the_gpu_is_divided() -> None:
     assert third.startswith("the KV pool is 99 pages")
 
 
-def billion(*sets: str) -> tuple[ModelShape, config.Config]:
-    """1.5 billion parameters in 28 layers, by graphs."""
+def billion(*sets: str) -> Footprint:
+    """1.5 billion parameters in 28 layers, by graphs on a GPU."""
     shape = ModelShape(
         parameters=1_540_000_000,
         adapted=1_000_000,
@@ -141,15 +140,15 @@ def billion(*sets: str) -> tuple[ModelShape, config.Config]:
         softcap=False,
         flash=True,
     )
-    return shape, load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
+    settings = load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
+    return Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
 
 
 def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
     """20 bytes for each of 1.54 billion parameters are 28.7 GiB, and not all that it takes."""
-    shape, settings = billion("learn.pack_tokens=16384")
-    fewest = least(shape, settings, flash=True)
-    assert 20 * shape.parameters < fewest < lay_out(shape, settings, 0, flash=True).total
-    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+    footprint = billion("learn.pack_tokens=16384")
+    fewest = footprint.least()
+    assert 20 * footprint.shape.parameters < fewest < footprint.lay_out(0).total
     with pytest.raises(WhetError) as refused:
         footprint.room(fewest - 1)
     sentence = str(refused.value)
@@ -164,16 +163,11 @@ def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
 
 def test_the_least_is_one_sequence_at_a_time() -> None:
     """What packs, pool and waves of prompts shrink to; whole slots and a pool that may not be lent stay."""
-    shape, settings = billion("rollout.slots=64")
-    fewest = least(shape, settings, flash=True)
-    _, more = billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000")
-    assert least(shape, more, flash=True) == fewest
+    fewest = billion("rollout.slots=64").least()
+    assert billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000").least() == fewest
     keep = ("rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1")
-    _, kept = billion("rollout.slots=64", *keep)
-    assert least(shape, kept, flash=True) - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
-    whole = [
-        least(shape, billion(f"rollout.slots={n}", "rollout.graphs=false", *keep)[1], flash=True) for n in (64, 128)
-    ]
+    assert billion("rollout.slots=64", *keep).least() - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
+    whole = [billion(f"rollout.slots={n}", "rollout.graphs=false", *keep).least() for n in (64, 128)]
     assert whole[1] - whole[0] == 64 * 4096 * 28 * 512 * 2, "slots of their own are as many as they are"
 
 
@@ -198,7 +192,7 @@ def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: 
     }[lacks]
     cuda = torch.device("cuda")
     assert decoding_of(network, settings, cuda) == f"plain calls of the model's own layers, since {why}"
-    shapes = cache_shapes(network.to(getattr(torch, settings.model.dtype)))
+    shapes = kv_shapes(network.to(getattr(torch, settings.model.dtype)))
     assert graphs_lack(shapes, cuda) == why and graphs_lack(shapes, torch.device("cpu")) is None
     assert network.config._attn_implementation == "sdpa", "asking leaves the model as it was"
 

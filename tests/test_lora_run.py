@@ -12,7 +12,7 @@ from small_run import Silent, even_digits, small_config, timeless
 
 from whet import api, files
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.problems import load_problems
 from whet.run import read_metrics
 from whet.tools.measure import evaluate_model
@@ -29,7 +29,7 @@ KINDS = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder such as anyone might bring; it speaks the task's characters."""
     folder = tmp_path_factory.mktemp("models") / "base"
-    tokenizer = char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

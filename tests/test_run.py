@@ -20,7 +20,7 @@ from transformers.utils import logging
 from whet import files
 from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import load_config
 from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
 
@@ -159,7 +159,7 @@ def damage(checkpoint: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, tmp_path, kind):
     """The Hugging Face part included; what is replaced is whole, and the best."""
-    tokenizer = char_tokenizer("01+=")
+    tokenizer = tiny_tokenizer("01+=")
     models = [tiny_model(len(tokenizer), hidden=8, layers=1, heads=1, context=16, seed=seed) for seed in (0, 1)]
 
     def write(which: int):

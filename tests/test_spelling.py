@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.text import Codec, byte_table, spell
 
 MADE = {name: family_tokenizer(name) for name in FAMILIES}
@@ -38,7 +38,7 @@ def test_broken_characters_are_those_of_the_tokenizer():
 
 def test_a_tokenizer_of_another_kind_has_no_table():
     assert byte_table(None) is None
-    assert byte_table(char_tokenizer("0123").backend_tokenizer) is None
+    assert byte_table(tiny_tokenizer("0123").backend_tokenizer) is None
 
 
 def test_a_table_that_is_not_what_the_tokenizer_says_is_not_used():

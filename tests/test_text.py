@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.tasks.chain import ChainTask
 from whet.text import Codec, printable
 from whet.types import Prompt
@@ -61,7 +61,7 @@ def test_plain_text_is_encoded_plainly() -> None:
 
 
 def test_the_tiny_model_reads_and_writes_chains() -> None:
-    codec = Codec(char_tokenizer(ChainTask.alphabet))
+    codec = Codec(tiny_tokenizer(ChainTask.alphabet))
     for prompt, solution in ChainTask().solutions(np.random.default_rng(0), 50):
         assert len(codec.encode(prompt)) == len(prompt.text)
         ids = codec.encode_response(solution)

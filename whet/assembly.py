@@ -9,7 +9,6 @@ else; functions that need torch import it, so that a wrong path is found without
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -248,11 +247,12 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
 
 def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    from whet.fast.fused import graphs_lack
-    from whet.model.load import DTYPES
-    from whet.model.memory import cache_shapes
+    import torch
 
-    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
+    from whet.fast.fused import graphs_lack
+    from whet.model.twin import kv_shapes
+
+    return graphs_lack(kv_shapes(network), device, getattr(torch, dtype))
 
 
 def machine_of(device: torch.device) -> Machine:
@@ -332,7 +332,7 @@ class Parts(Actor):
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from whet.model.meter import DeviceMeter
+        from whet.model.ops import DeviceMeter
 
         self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 
@@ -380,11 +380,10 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
     judge = Judge(  # forks its workers: before the engine fills the GPU
         problems.lookup,
         problems.judges,
-        total=problems.rewards.total,
+        settings.judge,
         decode=plan.codec.judged,
-        workers=settings.judge.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
         ordered=settings.rollout.ordered,
-        **settings.judge.model_dump(include={"truncated", "timeout_s", "memory_mb", "pass_at"}),
+        total=problems.rewards.total,
     )
     drafts, on_gpu = "eagle" in settings.draft.drafters, model.device.type == "cuda"
     if on_gpu and (drafts or settings.rollout.graphs):

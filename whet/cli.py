@@ -335,7 +335,7 @@ def list_command(
     """List recipes, tasks, curricula and estimators, and the settings with their defaults."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import REWARDS, TASKS
-    from whet.tasks.text import NAMES
+    from whet.tasks.reading import NAMES
 
     estimators = config.Learn.model_fields["estimator"].annotation
     kinds: dict[str, Iterable[str]] = {"recipes": recipes(), "tasks": TASKS, "data": NAMES, "rewards": REWARDS}

@@ -238,8 +238,6 @@ class ScalingRL(Section):
     """This share of all prompts is in the active set of an epoch (gumbel_topk)."""
     threshold: float = Field(0.6, gt=0, lt=1)
     """A prompt is active from this score on (des_threshold) or from this share of the best chance (rel_threshold)."""
-    floor: float = Field(0.4, ge=0, lt=1)
-    """Prompts with a lower score take no part in gumbel_topk."""
     new: float = Field(0.2, ge=0, le=1)
     """At least this share of the active set was never seen before."""
     old: float = Field(0.1, ge=0, le=1)
@@ -292,8 +290,6 @@ class Curriculum(Section):
     """A batch ends with the group that reaches this many tokens (C3PO); 0 counts groups only."""
     reset_every: int = Field(0, ge=0)
     """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
-    reset_plateau: int = Field(0, ge=0)
-    """They are also reset when the reward gains less than 0.01 over this many updates; 0 switches this off."""
     groups: int = Field(16, ge=1)
     """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
@@ -350,8 +346,6 @@ class Learn(Section):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio is clipped above 1 + clip_high; DAPO's clip-higher uses 0.28."""
-    importance_cap: float = Field(2.0, ge=1)
-    """The importance weight min(pi_old / pi_behaviour, C) is capped at this C."""
     updates: int = Field(1, ge=1)
     """Each batch is passed over this many times, with one optimiser step per pass."""
     minibatches: int = Field(1, ge=1)

@@ -137,6 +137,19 @@ def publish(tmp: Path, final: Path) -> None:
     remove_tree(old)
 
 
+@contextlib.contextmanager
+def preparing(folder: Path) -> Iterator[Path]:
+    """Give a neighbour to write into; it is published as `folder` at the end, and removed after an error."""
+    tmp = temporary(folder)
+    remove_tree(tmp)
+    make_folder(tmp)
+    try:
+        yield tmp
+        publish(tmp, folder)
+    finally:
+        remove_tree(tmp)
+
+
 def remove_file(path: Path) -> None:
     """Remove a file if it exists."""
     with one_sentence(path), contextlib.suppress(FileNotFoundError):

@@ -26,8 +26,9 @@ from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks import golds
 from whet.tasks.base import PromptTable, Task, problem_key
-from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.text import NAMES, VARIABLE, TextTask
+from whet.tasks.build import Grader, Rewards, build_task, load_judge, name_task
+from whet.tasks.reading import NAMES, VARIABLE
+from whet.tasks.text import TextTask
 from whet.text import Codec
 from whet.types import Prompt
 
@@ -157,14 +158,14 @@ class Loader:
 
     def __init__(self, settings: config.Config, reward: JudgeFunction | None) -> None:
         self.settings, self.reward = settings, reward
-        self.names = TaskNames()
+        self.names: dict[str, config.Problems] = {}
         self.rewards = Rewards(settings.judge.weight, settings.reward)
         self.judges: dict[str, Grader] = {}
         self.matched: dict[str, TextTask] = {}
         self.notes: list[str] = []
 
     def read(self, entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
-        task = build_task(entry, self.names.of(entry), self.settings.data_folder)
+        task = build_task(entry, name_task(entry, self.names), self.settings.data_folder)
         self.judges[task.name] = self.rewards.grader(self.reward or load_judge(task, entry), task.final)
         self.notes += getattr(task, "notes", ())
         if isinstance(task, TextTask) and not (self.reward or entry.reward):

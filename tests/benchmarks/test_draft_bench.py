@@ -15,10 +15,10 @@ from draft_watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from tail_work import model_work, read_texts, shape_work
 from typer.testing import CliRunner
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # its fixture runs the whole ladder
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for weight in model.parameters():
             weight.mul_(3.0)
     model.save_pretrained(path)
-    char_tokenizer(ALPHABET).save_pretrained(path)
+    tiny_tokenizer(ALPHABET).save_pretrained(path)
     lines = [json.dumps({"text": f"{i}+{i + 1}="}) for i in range(6)]
     (path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return path
@@ -221,7 +221,7 @@ def test_figures_of_steps() -> None:
     assert found["8"]["accept_length"] is None and list(found) == ["2", "4", "8"]
     watch = Watch(Fixed(DraftArm("ngram", 3), lambda arm, batch: batch < 8))
     assert watch.choose(8) == OFF and watch.choose(4).name == "ngram_3_1_4"
-    watch.record(OFF, 8, 1.0)
+    watch.record(StepReport(OFF, 8, 1.0))
     assert [step.batch for step in watch.take()] == [8] and watch.take() == []
 
 

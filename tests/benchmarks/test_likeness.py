@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
-from whet.report.curves import Point
+from whet.report.arms import Point
 from whet.types import Batch, Request, Rollout
 from whet.watch import group_metrics, rollout_metrics
 

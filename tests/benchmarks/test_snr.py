@@ -5,7 +5,7 @@ import pytest
 from snr_score import GradientMoments, bernoulli_snr, bound, choose_spread, jackknife, moments
 
 from whet.errors import WhetError
-from whet.learn.advantages import rloo
+from whet.learn.losses import rloo
 
 
 def scores(m: int, seed: int = 0, width: int = 3) -> np.ndarray:

@@ -99,9 +99,7 @@ def test_sources_under_gates() -> None:
 
 def test_neighbours_wrap_what_is_built() -> None:
     facts = Facts(ids=[f"p{i}" for i in range(20)])
-    settings = config.Curriculum(
-        name="dapo", source="kimi", rollouts=4, solved=0.9, tokens=500, reset_every=7, reset_plateau=0
-    )
+    settings = config.Curriculum(name="dapo", source="kimi", rollouts=4, solved=0.9, tokens=500, reset_every=7)
     reset = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
     assert isinstance(reset, Reset) and isinstance(reset.inner, TokenBudget)
     gate = reset.inner.inner

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, answer_all, answers, asks, at, cut, metric, trained
+from scripted import SAMPLING, answer_all, answers, asks, at, cut, held_tokens, mean_rates, metric, trained
 from test_contract import KNOBS, WORLDS
 
 from whet import config
@@ -107,9 +107,7 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> N
     assert gate.book.next_id == m["accepted"] + m["unjudged_groups"] + m["probed"] + m["cut"] + m["open"]
     assert m["accepted"] == m["trained"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
-    book = gate.state_dict()["book"]
-    held = sum(r["length"] for visit in book["visits"] for r in visit["came"])
-    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.tokens
+    assert m["tokens_kept"] + m["tokens_dropped"] + held_tokens(gate) == run.tokens
 
 
 def test_work_does_not_grow_with_the_number_of_prompts() -> None:
@@ -235,11 +233,13 @@ def test_a_subset_is_probed_in_slices_before_it_trains() -> None:
     assert {r.phase for r in requests} == {"train"}
     answer_all(gate, requests, ["rw", "rr"])
     assert set(trained(gate.emit(at()))) <= set(probed)
-    assert gate.source.posterior.mean_of([requests[1].prompt_id]) == pytest.approx([4 / 6])  # 1 + 1 + 2 of 2 + 2 + 2
+    assert mean_rates(gate.source.posterior, [requests[1].prompt_id]) == pytest.approx(
+        [4 / 6]
+    )  # 1 + 1 + 2 of 2 + 2 + 2
     again = gate.plan(at(step=1))  # the other subset: counts are forgotten, probing begins anew
     assert {r.phase for r in again} == {"probe"}
     assert not {r.prompt_id for r in again} & set(probed)
-    assert gate.source.posterior.mean_of(ids).tolist() == [0.5] * 10
+    assert mean_rates(gate.source.posterior, ids).tolist() == [0.5] * 10
 
 
 def test_the_step_within_a_subset_survives_a_resume() -> None:
@@ -309,7 +309,7 @@ def test_sigma_is_of_the_probe_where_there_was_one() -> None:
     assert gate.sigmas(["p0", "p1"]) == expected
     late = [replace(r, phase="train") for r in group("p1", "rrrr").rollouts]
     gate.source.observe(late)
-    assert gate.source.posterior.mean_of(["p1"]) == pytest.approx([0.5])
+    assert mean_rates(gate.source.posterior, ["p1"]) == pytest.approx([0.5])
     assert gate.sigmas(["p0", "p1"]) == expected
     again = make(IDS, 0, probe=4, rollouts=4)
     again.load_state_dict(json.loads(json.dumps(gate.state_dict())))

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, answers, asks, at, metric
 
 from whet import config
-from whet.curriculum.base import Curriculum
+from whet.curriculum.base import Curriculum, from_json, to_json
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
-from whet.curriculum.mixture import Member, Mixture, batch_from_json, batch_to_json, join, next_groups
+from whet.curriculum.mixture import Member, Mixture, join, next_groups
 from whet.curriculum.neighbours import Reset
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
@@ -205,7 +205,7 @@ def test_join_rescales_weights_and_keeps_flags() -> None:
     batch = join([Batch(groups=(group, group), stage=1), Batch(groups=tuple(weighed), reset_reference=True)])
     assert [g.weight for g in batch.groups] == [None, None, 0.125, 0.375]
     assert batch.reset_reference and not batch.reset_optimizer and batch.stage == 1
-    assert batch_from_json(json.loads(json.dumps(batch_to_json(batch)))) == batch
+    assert from_json(json.loads(json.dumps(to_json(batch)))) == batch
     with pytest.raises(AssertionError, match="different coefficients"):
         join([Batch(groups=(), kl_coef=0.1), Batch(groups=())])
 

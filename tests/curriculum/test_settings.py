@@ -48,7 +48,6 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "solved": st.sampled_from([0.0, 0.0, 0.5]),
     "tokens": st.sampled_from([0, 0, 1, 40]),
     "reset_every": st.integers(0, 2),
-    "reset_plateau": st.integers(0, 2),
     "speed": st.fixed_dictionaries(
         {
             "n_init": st.integers(2, 3),

@@ -120,7 +120,7 @@ def test_memory_is_bounded_and_running_rows_go_on() -> None:
     early.ids = ints(1, 2, 3, 1, 2)
     assert play.draft(early, 1) == [3]
     play.drafter.finish(early)
-    assert play.drafter.tokens <= 1000 and not play.drafter.readers
+    assert play.drafter.tokens <= 1000 and not play.drafter.cursors
 
 
 def test_groups_of_other_prompts_may_have_the_same_number() -> None:

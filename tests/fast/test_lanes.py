@@ -231,7 +231,7 @@ def test_a_published_drafter_drafts_better() -> None:
     first, whim.accepted = whim.accepted, 0
     trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
     trainer.run(20_000)
-    trainer.publish(head)
+    head.take(trainer.head)
     same(before, run(engine, asked), atol=1e-5)
     assert whim.accepted > 1.5 * first + 20
 
@@ -250,7 +250,9 @@ def test_lanes_are_used_again_and_stale_kin_is_none() -> None:
     lanes = Lanes(1, 64, torch.device("cpu"))
     count = len(lanes.written)
     engine = plain()
-    flights = [engine.flight(ask(i % 2), i, i) for i in range(count + 3)]
+    asked = [ask(i % 2) for i in range(count + 3)]
+    prompts = [np.asarray(engine.encode(request.prompt_id)) for request in asked]
+    flights = [engine.flight(request, i, i, prompts[i]) for i, request in enumerate(asked)]
     taken = []
     for flight in flights:
         taken += lanes.enter([flight])

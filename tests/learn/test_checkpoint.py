@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 from whet.errors import WhetError
 from whet.learn.checkpoint import FORMAT, load_checkpoint, load_weights_into, save_checkpoint, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 
-TOKENIZER = char_tokenizer("0123456789+-*=")
+TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def small(seed: int = 0, dtype: torch.dtype = torch.float32, hidden: int = 12):

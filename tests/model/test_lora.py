@@ -18,7 +18,7 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
 from whet.model.head import head_of, log_probs
-from whet.model.load import char_tokenizer, check_model, load_model, load_tokenizer, locate_model, tiny_model
+from whet.model.load import check_model, load_model, load_tokenizer, locate_model, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, base_name, is_lora, load_lora, merge_lora
 from whet.model.packing import check_packing, hidden_states, make_packs, packed_attention
 from whet.rollout.engine import LocalEngine
@@ -26,7 +26,7 @@ from whet.types import Request, Sampling
 
 RANK = Lora(rank=4, alpha=8.0)
 IDS = torch.tensor([[5, 3, 8, 2, 9, 11, 4]])
-TOKENIZER = char_tokenizer("0123456789+-*=")
+TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def adapted(

@@ -198,7 +198,7 @@ def test_follow_waits_for_runs_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert text(console).count("waiting") == 2 and "100%" in text(console)
 
 
-def test_an_evaluation_is_told_also_when_later_rows_came_with_it(save_run: Callable[..., Path]) -> None:
+def test_an_evaluation_is_shown_also_when_later_rows_came_with_it(save_run: Callable[..., Path]) -> None:
     folder = save_run("run", [{"step": 0}], steps=10)
     later = [{"step": 1, "eval/held_out/accuracy": 0.5}, {"step": 2}, {"step": 3}]
     first, second, third = (json.dumps(row) + "\n" for row in later)
@@ -225,7 +225,7 @@ def test_sparkline_stretches_from_lowest_to_highest() -> None:
     assert sparkline([0.0, 0.2, 0.9, 1.0], 2) == "▇█"
 
 
-def test_a_warm_start_is_told_in_plain_lines_and_to_its_end() -> None:
+def test_a_warm_start_is_shown_in_plain_lines_and_to_its_end() -> None:
     out = io.StringIO()
     progress = RunProgress(console=Console(file=out, width=100), every_s=1e9)
     for step in range(1, 11):
@@ -311,7 +311,7 @@ def test_latest_values_stay_until_the_next() -> None:
     assert status.add({"step": 0, "eval/a/accuracy": 0.1, "eval/b/accuracy": 0.9}) is True
     assert status.add({"step": 1, "curriculum/signal_share": 0.5, "rollout/tokens_per_s": 100.0}) is False
     assert status.add({"step": 2, "eval/b/accuracy": 0.95}) is True
-    assert (status.accuracy, status.signal, status.speed) == (0.1, 0.5, 100.0)
+    assert (status.accuracies[-1], status.signal, status.speed) == (0.1, 0.5, 100.0)
 
 
 def test_the_plain_line_is_ascii_and_leaves_out_what_is_unknown() -> None:
@@ -340,7 +340,7 @@ def test_rows_come_once_and_half_lines_wait(tmp_path: Path) -> None:
 
 
 def test_no_byte_is_read_twice(tmp_path: Path) -> None:
-    """What was read already may change on the disk without anyone noticing."""
+    """What was read already may change on the disk without an effect."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n')
     tail = FileTail(path)

@@ -124,7 +124,8 @@ def test_no_pool_deadlocks_and_everything_finishes(
 def one_page_each(self: module.CacheRoom, flight: Flight, forked: bool) -> bool:
     """The rule before: one page stays free for each row that will run."""
     assert self.cache is not None
-    now = self.now + self.cache.need(flight.known, forked)
+    page = self.cache.page
+    now = self.now + (int(flight.known % page > 0) if forked else -(-flight.known // page))
     if 0 < self.rows.size + len(self.taken) >= self.cache.free - now:
         return False
     self.now = now

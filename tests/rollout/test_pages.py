@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.model.twin import KVShape
-from whet.rollout.pages import PagedCache, PagePool, SlotCache
+from whet.rollout.pages import Cache, PagedCache, PagePool
 
 SHAPES = [KVShape(1, 2, 2, torch.float64)]
 
@@ -36,7 +36,7 @@ class Tracked:
         self.stamp = 0.0
 
     def open(self, tokens: int) -> None:
-        if len(self.rows) < self.slots and self.cache.need(tokens, False) <= self.cache.free:
+        if len(self.rows) < self.slots and -(-tokens // self.cache.page) <= self.cache.free:
             self.cache.open(len(self.rows), tokens)
             self.rows.append([])
             for _ in range(tokens):
@@ -44,7 +44,7 @@ class Tracked:
 
     def fork(self, source: int) -> None:
         n = len(self.rows[source])
-        if len(self.rows) < self.slots and self.cache.need(n, True) <= self.cache.free:
+        if len(self.rows) < self.slots and (n % self.cache.page > 0) <= self.cache.free:
             self.cache.fork([source], [len(self.rows)], [n])
             self.rows.append(list(self.rows[source]))
 
@@ -142,7 +142,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
 
 
 def test_slot_cache_moves_and_forks_contents() -> None:
-    cache = SlotCache(SHAPES, 4, 8, torch.device("cpu"))
+    cache = Cache(SHAPES, 4, 8, torch.device("cpu"))
     cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))
     first = cache.keys[0].clone()
     cache.fork([0, 1], [2, 3], [5, 2])
@@ -155,7 +155,7 @@ def test_slot_cache_moves_and_forks_contents() -> None:
 
 def test_padding_is_written_to_the_trash_page() -> None:
     for cache in (
-        SlotCache(SHAPES, 2, 8, torch.device("cpu")),
+        Cache(SHAPES, 2, 8, torch.device("cpu")),
         PagedCache(SHAPES, 2, 8, 4, 4, torch.device("cpu")),
     ):
         cache.open(0, 2)

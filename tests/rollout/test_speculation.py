@@ -13,7 +13,7 @@ import pytest
 import torch
 from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.controller import Controller
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
@@ -40,10 +40,10 @@ class Whim:
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
-    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None:
-        self.used[arm.name] = self.used.get(arm.name, 0) + 1
-        if rest.get("accepted") is not None:
-            self.accepted += int(rest["accepted"].sum())
+    def record(self, report: StepReport) -> None:
+        self.used[report.arm.name] = self.used.get(report.arm.name, 0) + 1
+        if report.accepted is not None:
+            self.accepted += int(report.accepted.sum())
 
     def updated(self) -> None: ...
 
@@ -214,7 +214,7 @@ def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
             speculation.updated(step)
         chosen.append(speculation.choose(rows, 8))  # type: ignore[arg-type]
         accepted = world.accepted(chosen[-1], 8) if chosen[-1] != OFF else None
-        speculation.on_step(chosen[-1], rows, 8, world.seconds(chosen[-1], 8), accepted=accepted)  # type: ignore[arg-type]
+        speculation.chooser.record(StepReport(chosen[-1], 8, world.seconds(chosen[-1], 8), accepted=accepted))
     after = [arm.drafter for arm in chosen[300:]]
     assert name not in after and speculation.drafters[name].failures == 1
     assert after[-300:].count(healthy) > 200
@@ -267,4 +267,5 @@ def test_the_controller_in_the_engine() -> None:
     assert 0 < metrics["draft/share_off"] <= 1
     again = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms)))
     again.load_state_dict(engine.state_dict())
-    assert again.speculation is not None and again.speculation.state_dict() == engine.speculation.state_dict()  # type: ignore[union-attr]
+    assert again.speculation is not None and engine.speculation is not None
+    assert again.speculation.chooser.state_dict() == engine.speculation.chooser.state_dict()

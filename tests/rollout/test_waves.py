@@ -17,7 +17,7 @@ from whet.draft.eagle import eagle_head
 from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.fast.fused import share_storage
+from whet.fast.fused import Feed, share_storage
 from whet.fast.graphs import GraphRunner
 from whet.rollout import scheduler
 from whet.rollout.engine import LocalEngine
@@ -49,10 +49,10 @@ class Short:
     def __init__(self, network: Any, most: int) -> None:
         self.network, self.most, self.logits = network, most, network.logits
 
-    def forward(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        real = int((rest[1] >= 0).sum())  # the rest of them pads
-        refuse(real if rest[-1] > 1 else 0, self.most)  # the last: new tokens of a row at most
-        out: torch.Tensor = self.network.forward(ids, *rest)
+    def forward(self, fed: Feed) -> torch.Tensor:
+        real = int((fed.row >= 0).sum())  # the others are padding
+        refuse(real if fed.most > 1 else 0, self.most)
+        out: torch.Tensor = self.network.forward(fed)
         return out
 
 
@@ -243,7 +243,7 @@ def test_a_row_that_is_half_fed_keeps_what_it_has(monkeypatch: pytest.MonkeyPatc
 
 def test_budgets_by_hand() -> None:
     """Padded waves count twice their rectangle; a wave of one prompt counts what it feeds."""
-    flight = make_engine(MODEL).flight(ask(2), 0, 0)
+    flight = make_engine(MODEL)._flights([ask(2)])[0]
     for packed, wanted in ((True, 5 * 600 // 2), (False, 2 * 5 * 900 // 2)):
         made = Scheduler(packed=packed)
         assert made.budget == scheduler.PREFILL

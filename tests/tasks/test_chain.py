@@ -47,6 +47,7 @@ def test_answers_are_right(split: str) -> None:
     for prompt in ChainTask(**SMALL).prompts(split, 3):
         assert prompt.answer == work(prompt.text).partition("#")[2]
         assert prompt.meta == {"level": (len(prompt.text) - 2) // 2} and prompt.task == "chain"
+        assert type(prompt.meta["level"]) is int, "a scalar of numpy would not go into JSON"
 
 
 def test_judge_is_exact() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from whet.config import Data, Eval
 from whet.errors import WhetError
-from whet.tasks.text import NAMES, TextTask, open_data
+from whet.tasks.reading import NAMES, open_data
+from whet.tasks.text import TextTask
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 GOOD = {"prompt": "a", "answer": "b"}

@@ -16,7 +16,7 @@ from whet.draft.export import check_layout
 from whet.draft.training import DrafterTrainer
 from whet.errors import WhetError
 from whet.learn.checkpoint import PICKLES, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.problems import load_problems
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
@@ -105,7 +105,7 @@ def test_no_drafter_no_folder(tmp_path: Path) -> None:
 
 
 def test_adapters_have_a_drafter_too(tmp_path: Path) -> None:
-    base, tokenizer = tmp_path / "base", char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    base, tokenizer = tmp_path / "base", tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(base)
     tokenizer.save_pretrained(base)
     sets = (*EAGLE, f"model.name='{base}'", "model.lora.rank=4", "model.dtype=bfloat16")

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from whet import config
 from whet.errors import WhetError
 from whet.learn.checkpoint import save_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import dump_config, load_config, parse_config
 from whet.run import Run, checkpoint_path
 from whet.tools import export as card
@@ -28,7 +28,7 @@ def checkpoint(path: Path, seed: int, model: Any = None) -> None:
     save_checkpoint(
         path,
         model=tiny_model(17, hidden=32, heads=2, seed=seed) if model is None else model,
-        tokenizer=char_tokenizer(ALPHABET),
+        tokenizer=tiny_tokenizer(ALPHABET),
         tensors={"masters": {"w": torch.zeros(3)}},
         arrays={},
         states={"tally": {"step": seed}},
@@ -63,7 +63,7 @@ def test_run_exports_its_best_checkpoint_and_nothing_of_the_run(tmp_path: Path) 
     names = {path.name for path in out.rglob("*")}
     assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not names & {"state", "manifest.json"}
-    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids == char_tokenizer(ALPHABET)("1+2=").input_ids
+    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids == tiny_tokenizer(ALPHABET)("1+2=").input_ids
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

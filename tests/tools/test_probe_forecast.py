@@ -11,7 +11,6 @@ from whet.tools.forecast import (
     SignalCurve,
     Spending,
     cheapest,
-    countable,
     enough,
     fit_beta,
     length_rows,
@@ -132,8 +131,8 @@ def test_fit_foretells_larger_groups() -> None:
 
 
 def test_a_few_unjudged_rollouts_do_not_lower_what_is_counted() -> None:
-    assert countable(np.array([8, 8, 8, 7, 2])) == 8
-    assert countable(np.array([8, 7, 7, 7, 7])) == 7
+    for judged, n in (([8, 8, 8, 7, 2], 8), ([8, 7, 7, 7, 7], 7), ([8, 8, 7, 8], 8), ([8, 6, 7, 7], 7)):
+        assert SignalCurve(np.zeros(len(judged)), np.array(judged), ONCE).n == n
 
 
 def test_lengths_apart() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from whet.curriculum.base import SPAN
-from whet.curriculum.ids import pack, unpack
+from whet.curriculum.base import SPAN, Saved, rows_from_json, rows_to_json
 from whet.errors import WhetError
 
 # Shapes: scores are [responses, width]; moments are [prompts, 3] with the columns e1, e0, gap_sq.
@@ -24,6 +23,10 @@ from whet.errors import WhetError
 
 def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> list[int]:
     """Whole numbers in proportion to `shares`, each at least `minimum`, that sum to exactly `total`.
+
+    With sigmas as shares this is Neyman's rule, n_i = total * sigma_i / sum of sigma (eq. 20), which minimises the sum
+    of sigma_i^2 / n_i. OURS are the minimum and the exact sum: the paper uses real numbers, and its released code
+    rounds each of them and loses rollouts.
 
     Shares below the minimum get the minimum, and the rest is divided among the others (which also minimises
     sum share_i^2 / n_i under n_i >= minimum). Each then gets the floor of its part; what is left goes one by one to
@@ -42,40 +45,22 @@ def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> 
             f"{total} rollouts cannot be divided among {len(shares)} prompts with at least {minimum} each; "
             "give more rollouts or take fewer prompts."
         )
-    parts = _exact_parts(shares, total, minimum)
+    exact = [Fraction(float(share)) for share in shares]
+    if not any(exact):
+        exact = [Fraction(1)] * len(exact)
+    held: set[int] = set()  # those that get the minimum
+    below: set[int] | None = None
+    while below is None or below:
+        held |= below or set()
+        left = total - minimum * len(held)
+        weight = sum(share for i, share in enumerate(exact) if i not in held)  # never 0: never all are held
+        parts = [Fraction(minimum) if i in held else share * left / weight for i, share in enumerate(exact)]
+        below = {i for i, part in enumerate(parts) if part < minimum}
     whole = [math.floor(part) for part in parts]
     by_fraction = sorted(range(len(parts)), key=lambda i: (whole[i] - parts[i], i))
     for i in by_fraction[: total - sum(whole)]:
         whole[i] += 1
     return whole
-
-
-def _exact_parts(shares: Sequence[float], total: int, minimum: int) -> list[Fraction]:
-    """The parts before rounding: proportional, except for those held at the minimum."""
-    exact = [Fraction(float(share)) for share in shares]
-    if not any(exact):
-        exact = [Fraction(1)] * len(exact)
-    held: set[int] = set()
-    while True:
-        left = total - minimum * len(held)
-        weight = sum(share for i, share in enumerate(exact) if i not in held)  # never 0: never all are held
-        parts = [Fraction(minimum) if i in held else share * left / weight for i, share in enumerate(exact)]
-        below = {i for i, part in enumerate(parts) if part < minimum}
-        if not below:
-            return parts
-        held |= below
-
-
-def neyman(sigmas: Sequence[float], total: int, minimum: int = 0) -> list[int]:
-    """n_i = total * sigma_i / sum of sigma (eq. 20), which minimises sum sigma_i^2 / n_i, in whole numbers.
-
-    OURS: each prompt gets at least `minimum`, the sum is exactly `total`, and all-zero sigmas divide it evenly (the
-    paper uses real numbers; its released code rounds each number and loses rollouts).
-
-    >>> neyman([0.5, 0.25, 0.25], 16)
-    [8, 4, 4]
-    """
-    return largest_remainder(sigmas, total, minimum)
 
 
 def sigma_of(p: ArrayLike) -> np.ndarray:
@@ -141,7 +126,7 @@ def moments_of(right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(found), found, np.nan)
 
 
-class Moments:
+class Moments(Saved):
     """The moments of each prompt, by row. A checkpoint holds about 22 bytes per visited prompt.
 
     The paper takes them from a probe of every prompt, with one backward pass per response. OURS: from the rollouts
@@ -154,6 +139,8 @@ class Moments:
     >>> moments.of(np.array([0, 1])).tolist()
     [[10.0, 1.0, 0.0], [10.0, 1.0, 0.0]]
     """
+
+    state_names = ("common",)
 
     def __init__(self, prompts: int):
         self.common = np.full(3, np.nan)  # over all prompts; nan where nothing is known
@@ -207,11 +194,9 @@ class Moments:
         return np.where(np.isnan(own), scale[:, None] * usual, own)
 
     def state_dict(self) -> dict[str, Any]:
-        rows = self.visited
-        common = [value if value == value else None for value in self.common.tolist()]  # JSON has no nan
-        return {"rows": pack(rows.astype(np.int32)), "own": pack(self._own[rows]), "common": common}
+        return {**super().state_dict(), **rows_to_json(self.visited, {"own": self._own})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.clear()
-        self._own[unpack(state["rows"], np.int32)] = unpack(state["own"], np.float32).reshape(-1, 3)
-        self.common = np.array([np.nan if value is None else value for value in state["common"]])
+        rows_from_json(state, {"own": self._own})

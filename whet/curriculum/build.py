@@ -25,12 +25,11 @@ from whet import config
 from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
 from whet.curriculum.gate import Dapo, Gate, Uniform
-from whet.curriculum.ids import Ids, Part
 from whet.curriculum.mixture import Member, Mixture, portions_of
 from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
-from whet.curriculum.source import build_source
+from whet.curriculum.source import Ids, build_source
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
 from whet.errors import WhetError
@@ -71,14 +70,13 @@ class Facts:
         if len(ids) == len(self.ids):
             return self
         index = Ids.of(self.ids)
-        if not (isinstance(ids, Part) and ids.whole is index):
-            ids = Part(index, np.array([index.row(prompt_id) for prompt_id in ids]))
-        ends = np.searchsorted(ids.rows, list(accumulate(size for size, _ in self.entries)))
+        rows = index.rows(ids)
+        ends = np.searchsorted(rows, list(accumulate(size for size, _ in self.entries)))
         sizes = np.diff(ends, prepend=0).tolist()
         columns = {"levels": self.levels, "characters": self.characters, "tasks": self.tasks}
-        some: dict[str, Any] = {name: np.asarray(c)[ids.rows] if len(c) else c for name, c in columns.items()}
+        some: dict[str, Any] = {name: np.asarray(c)[rows] if len(c) else c for name, c in columns.items()}
         entries = [(size, weight) for size, (_, weight) in zip(sizes, self.entries, strict=True)]
-        return replace(self, ids=ids, entries=entries, **some)
+        return replace(self, ids=index.some(rows), entries=entries, **some)
 
 
 # ---- the tables
@@ -228,9 +226,7 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
         members.append(Member(name=portion.name, share=portion.share, curriculum=built))
     whole = Mixture(members) if len(members) > 1 else members[0].curriculum
     gc.collect(1)  # this looks at the columns of a million prompts once: here, and not during the first update
-    if settings.reset_every or settings.reset_plateau:
-        return Reset(whole, every=settings.reset_every, plateau=settings.reset_plateau)
-    return whole
+    return Reset(whole, every=settings.reset_every) if settings.reset_every else whole
 
 
 def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:

@@ -9,18 +9,19 @@ OURS: drawn prompts are held back until the engine has room, so that a batch is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from whet.curriculum.allocation import Moments, neyman, sigma_gradient, sigma_of
-from whet.curriculum.base import Curriculum
+from whet.curriculum.allocation import Moments, largest_remainder, sigma_gradient, sigma_of
+from whet.curriculum.base import RECORDS, Curriculum, Saved, Wrapper, named
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.groups import Visit
 from whet.curriculum.rho import CuresSource
 from whet.errors import WhetError
-from whet.types import Batch, Clock, Group, Key, Phase, Report, Request, Rollout, Verdict
+from whet.types import Batch, Clock, Group, Key, Phase, Report, Request, Verdict
 
 # ---- sigma of a prompt
 
@@ -33,11 +34,13 @@ def rate_sigmas(source: CuresSource) -> Sigmas:
     return lambda prompt_ids: sigma_of(source.spread_rates(source.posterior.rows(prompt_ids)))
 
 
-class GradientSigmas:
+class GradientSigmas(Saved):
     """Eq. 21, with the pass rate of the posterior and the moments of the scores reported so far.
 
     A new subset of the source forgets the moments of every prompt, as it forgets their verdicts.
     """
+
+    state_names = ("moments", "turn", "moved")
 
     def __init__(self, source: CuresSource):
         self.source, self.turn = source, source.turn
@@ -67,33 +70,22 @@ class GradientSigmas:
     def metrics(self) -> dict[str, float]:
         right, wrong, gap = self.moments.usual.tolist()
         own = {"rollouts_moved": self.moved, "score_right": right, "score_wrong": wrong, "score_gap": max(gap, 0.0)}
-        return {f"curriculum/{name}": value for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"moments": self.moments.state_dict(), "turn": self.turn, "moved": self.moved}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.moments.load_state_dict(state["moments"])
-        self.turn, self.moved = state["turn"], state["moved"]
+        return named(own)
 
 
-class Scored:
+class Scored(Wrapper):
     """Wraps the curriculum of a run or stage whose gate divides by `sigmas`, and passes the learner's scores to them.
 
     It asks the learner for scores (`needs`) and remembers which rollouts a batch had; it changes no request or batch.
     """
 
+    state_names = ("inner", "sigmas", "trained")
+
     def __init__(self, inner: Curriculum, sigmas: GradientSigmas):
-        self.inner, self.sigmas = inner, sigmas
-        self.needs = inner.needs | {SCORE}
+        super().__init__(inner)
+        self.sigmas, self.needs = sigmas, inner.needs | {SCORE}
         # Of the batch that trains now: group id, prompt id, indexes of its right and of its wrong rollouts.
         self.trained: list[tuple[int, str, list[int], list[int]]] = []
-
-    def plan(self, clock: Clock) -> list[Request]:
-        return self.inner.plan(clock)
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None:
-        self.inner.observe(rollouts)
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)
@@ -113,20 +105,8 @@ class Scored:
         self.trained = []
         self.inner.updated(clock, report)
 
-    def holds(self) -> set[int]:
-        return self.inner.holds()
-
     def metrics(self) -> dict[str, float]:
         return {**self.inner.metrics(), **self.sigmas.metrics()}
-
-    def state_dict(self) -> dict[str, Any]:
-        trained = [list(group) for group in self.trained]
-        return {"inner": self.inner.state_dict(), "sigmas": self.sigmas.state_dict(), "trained": trained}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-        self.sigmas.load_state_dict(state["sigmas"])
-        self.trained = [(group_id, prompt_id, right, wrong) for group_id, prompt_id, right, wrong in state["trained"]]
 
 
 def _indexes(group: Group, verdict: Verdict) -> list[int]:
@@ -142,7 +122,8 @@ def _scores(report: Report, group_id: int, indexes: Sequence[int]) -> np.ndarray
 # ---- the gate
 
 
-class Seat(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seat:
     """A group that will be requested once there is room."""
 
     prompt_id: str
@@ -151,8 +132,12 @@ class Seat(NamedTuple):
     place: int | None = None  # in line, if it is requested again
 
 
+RECORDS["Seat"] = Seat
+
+
 class Cures(Gate):
     source: CuresSource
+    state_names = (*Gate.state_names, "drawn", "again", "probing", "probe_from", "probes", "probed", "allocation")
 
     def __init__(
         self,
@@ -199,8 +184,8 @@ class Cures(Gate):
         held = len(self.book) + len(self.again) + len(self.drawn)
         spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
         spent += sum(seat.n for seat in self.drawn)
-        total = self.rollouts * (held + len(prompt_ids)) - spent
-        return neyman(self.sigmas(prompt_ids).tolist(), max(total, self.minimum * len(prompt_ids)), self.minimum)
+        total = max(self.rollouts * (held + len(prompt_ids)) - spent, self.minimum * len(prompt_ids))
+        return largest_remainder(self.sigmas(prompt_ids).tolist(), total, self.minimum)
 
     def plan(self, clock: Clock) -> list[Request]:
         if self.source.enter(clock):  # a new subset: prompts of the last one that were drawn but not requested go
@@ -286,28 +271,7 @@ class Cures(Gate):
         """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
         fewest, most = self.allocation
         own = {"probed": self.probed, "allocation_min": fewest, "allocation_max": most}
-        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "drawn": [list(seat) for seat in self.drawn],
-            "again": [[place, *rest] for place, rest in self.again.items()],
-            "probing": self.probing,
-            "probe_from": self.probe_from,
-            "probes": sorted(self.probes),
-            "probed": self.probed,
-            "allocation": list(self.allocation),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.drawn = [Seat(*seat) for seat in state["drawn"]]
-        self.again = {place: (n, phase) for place, n, phase in state["again"]}
-        self.probing, self.probe_from = state["probing"], state["probe_from"]
-        self.probes, self.probed = set(state["probes"]), state["probed"]
-        fewest, most = state["allocation"]
-        self.allocation = (fewest, most)
+        return super().metrics() | named(own)
 
 
 def neyman_continuations(
@@ -322,7 +286,7 @@ def neyman_continuations(
 
     def divide(groups: Sequence[Group], total: int) -> list[int]:
         every = sigmas([group.prompt_id for group in groups]).tolist()
-        whole = neyman(every, total + screened * len(groups), screened + minimum)
+        whole = largest_remainder(every, total + screened * len(groups), screened + minimum)
         return [n - screened for n in whole]
 
     return divide

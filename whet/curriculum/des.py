@@ -23,7 +23,6 @@ LEAST_SD = 1e-3  # a set without spread would make the bells infinitely narrow. 
 LEAST_RATE_SD = 0.25
 HOTTEST, COLDEST = 0.3, 0.02  # temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
 ETA, FARTHEST = 0.1, 2.0  # of the adaptive weights: a step, and how far a logit may move. OURS
-MODES = ("gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed")
 _TIER = np.float32(128.0)  # between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
 
 

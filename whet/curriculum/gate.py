@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
-from typing import Any, Literal
+from typing import Literal
 
-from whet.curriculum.base import Source
+from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.groups import Counts, GroupBook, Visit
 from whet.errors import Starved
 from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
@@ -30,10 +30,11 @@ Admission = Literal["keep", "drop", "more"]
 Starvation = Literal["raise", "relax", "partial"]
 
 
-class Gate(ABC):
+class Gate(Saved, ABC):
     """The base class of most curricula. `curriculum.name = "module:Class"` may name a subclass: `build.py` gives it the
     arguments below. Any other class with the methods of `base.Curriculum` may be named as well."""
 
+    state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "inside")
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"  # of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
@@ -126,33 +127,8 @@ class Gate(ABC):
         return self.book.holds()
 
     def metrics(self) -> dict[str, float]:
-        return {
-            **self.counts.metrics(),
-            "curriculum/ready": float(self.book.ready),
-            "curriculum/open": float(self.book.open),
-            "curriculum/age_mean": sum(self.ages) / len(self.ages) if self.ages else 0.0,
-            "curriculum/age_max": float(max(self.ages, default=0)),
-            **self.source.metrics(),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "book": self.book.state_dict(),
-            "source": self.source.state_dict(),
-            "counts": self.counts.state_dict(),
-            "returned": [list(pair) for pair in self.returned],
-            "ages": list(self.ages),
-            "dry": self.dry,
-            "line": [self.version, self.inside],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.book.load_state_dict(state["book"])
-        self.source.load_state_dict(state["source"])
-        self.counts.load_state_dict(state["counts"])
-        self.returned = [(place, prompt_id) for place, prompt_id in state["returned"]]
-        self.ages, self.dry = list(state["ages"]), state["dry"]
-        self.version, self.inside = state.get("line", (0, None))  # older checkpoints lack it
+        held = {"ready": self.book.ready, "open": self.book.open, **age_metrics(self.ages)}
+        return {**self.counts.metrics(), **named(held), **self.source.metrics()}
 
     # Deciding in line, where an update cuts what runs
 
@@ -259,10 +235,7 @@ class Gate(ABC):
         if admission == "keep":
             self.counts.add("accepted")
             self.book.keep(group.group_id)
-        else:
-            self._reject(group)
-
-    def _reject(self, group: Group) -> None:
+            return
         self.counts.add("rejected_easy" if group.pass_rate > 0.5 else "rejected_hard")
         if self.starvation == "relax":
             self.book.set_aside(group.group_id)
@@ -293,7 +266,7 @@ class Gate(ABC):
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:
-        """Apply the policy where no group is open and more requests are in vain."""
+        """Apply the policy where no group is open and more requests would bring no result."""
         self.counts.add("starved")
         ready = self.book.first_ready(clock.groups)
         if self.starvation == "partial" and ready:
@@ -310,6 +283,11 @@ class Gate(ABC):
             f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
             f"{self.counts.why_starved(self.dry, self.knob)}{other}."
         )
+
+
+def age_metrics(ages: Sequence[int]) -> dict[str, float]:
+    """Mean and largest age, in versions, of the groups of the last batch."""
+    return {"age_mean": sum(ages) / len(ages) if ages else 0.0, "age_max": float(max(ages, default=0))}
 
 
 class Uniform(Gate):

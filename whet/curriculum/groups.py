@@ -11,11 +11,11 @@ DAPO requests, and the sentence with which a starving run ends.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from whet.types import Group, Phase, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+from whet.curriculum.base import RECORDS, Saved, named
+from whet.types import Group, Phase, Request, Rollout, Sampling
 
 # ---- counts
 
@@ -28,7 +28,7 @@ COUNTERS = (
 MEMORY = 0.9  # share of the earlier evidence that remains after a batch
 
 
-class Share:
+class Share(Saved):
     """How often something was true recently: counts that fade by `MEMORY` with every batch.
 
     >>> share = Share()
@@ -38,8 +38,10 @@ class Share:
     (0.3333, 0.4)
     """
 
-    def __init__(self, hits: float = 0.0, seen: float = 0.0):
-        self.hits, self.seen = hits, seen
+    state_names = ("hits", "seen")
+
+    def __init__(self) -> None:
+        self.hits = self.seen = 0.0
 
     def add(self, hit: bool) -> None:
         self.hits, self.seen = self.hits + hit, self.seen + 1
@@ -53,7 +55,7 @@ class Share:
         return (self.hits + prior * weight) / seen if seen else prior
 
 
-class Counts:
+class Counts(Saved):
     """Totals, their values at the last batch, and two recent shares.
 
     >>> counts = Counts()
@@ -63,6 +65,8 @@ class Counts:
     >>> counts.total["asked"], counts.since("asked")
     (4, 1)
     """
+
+    state_names = ("total", "_mark", "acceptance", "signal")
 
     def __init__(self) -> None:
         self.total = dict.fromkeys(COUNTERS, 0)
@@ -84,11 +88,10 @@ class Counts:
         self.signal.fade()
 
     def metrics(self) -> dict[str, float]:
-        shares = {"acceptance": self.acceptance.value(), "signal_share": self.signal.value()}
-        return {f"curriculum/{name}": float(value) for name, value in (self.total | shares).items()}
+        return named({**self.total, "acceptance": self.acceptance.value(), "signal_share": self.signal.value()})
 
     def why_starved(self, dry: bool, knob: str = "raise curriculum.rollouts") -> str:
-        """Say, as half a sentence, what was requested in vain and what to do; `knob` makes a gate admit more."""
+        """Say, as half a sentence, what was requested without result and what to do; `knob` makes a gate admit more."""
         easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
         unjudged, judged = self.since("unjudged_groups"), self.since("judged")
         passed = f"mean pass rate {self.since('right') / judged:.2f}" if judged else "none judged"
@@ -103,15 +106,6 @@ class Counts:
             f"after {self.since('asked')} groups were asked ({hard} too hard, {easy} too easy, {unjudged} unjudged, "
             f"{self.since('cut')} cut; {passed}); {cure}"
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        shares = {"acceptance": self.acceptance, "signal": self.signal}
-        pairs = {name: [share.hits, share.seen] for name, share in shares.items()}
-        return {"total": dict(self.total), "mark": dict(self._mark), **pairs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.total, self._mark = dict(state["total"]), dict(state["mark"])
-        self.acceptance, self.signal = Share(*state["acceptance"]), Share(*state["signal"])
 
 
 # ---- groups
@@ -143,12 +137,11 @@ class Visit:
     def tokens(self) -> int:
         return sum(rollout.length for rollout in self.came.values())
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {column.name: getattr(self, column.name) for column in fields(self)}
-        return state | {"came": [rollout_to_json(rollout) for rollout in self.came.values()]}
+
+RECORDS["Visit"] = Visit
 
 
-class GroupBook:
+class GroupBook(Saved):
     """Groups by id, and in line: in the order of their first request.
 
     >>> book = GroupBook()
@@ -157,11 +150,13 @@ class GroupBook:
     (0, 1, 0)
     """
 
+    state_names = ("next_id", "_visits", "_line", "_waiting", "continued", "_ready", "_spare", "_oldest")
+
     def __init__(self, next_id: int = 0):
         self.next_id = next_id  # a stage that starts with a new book goes on counting: ids are unique within a run
         self._visits: dict[int, Visit] = {}  # open and ready groups
         self._line: list[tuple[int, int]] = []  # their (place, group id), sorted
-        self._waiting: dict[int, Group] = {}  # those among them that are complete and will be asked for more
+        self._waiting: set[int] = set()  # those among them that are complete and will be asked for more
         self.continued: set[int] = set()  # those among them that were asked for more
         self._ready: dict[int, int] = {}  # those among them that are ready, with their oldest version
         self._spare: dict[int, Visit] = {}  # rejected groups, kept for a batch that starves
@@ -205,7 +200,7 @@ class GroupBook:
 
     def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase, fresh: bool = False) -> Request:
         """Ask a waiting group for more rollouts; with `fresh`, only those from now on train."""
-        del self._waiting[group_id]
+        self._waiting.remove(group_id)
         visit = self._visits[group_id]
         visit.untrained = visit.asked if fresh else visit.untrained
         self.continued.add(group_id)
@@ -232,11 +227,12 @@ class GroupBook:
 
     def wait(self, group_id: int) -> None:
         """Mark a complete group as one that will be asked for more."""
-        self._waiting[group_id] = self._visits[group_id].group
+        self._waiting.add(group_id)
 
     def waiting(self) -> list[Group]:
         """The waiting groups, in line."""
-        return sorted(self._waiting.values(), key=lambda group: self._visits[group.group_id].place)
+        in_line = sorted((self._visits[group_id] for group_id in self._waiting), key=lambda visit: visit.place)
+        return [visit.group for visit in in_line]
 
     def keep(self, group_id: int) -> None:
         """Mark a group as ready to train."""
@@ -252,7 +248,7 @@ class GroupBook:
         """Take a group out of the book: it was trained, dropped, cut, or it expired."""
         if group_id in self._spare:
             return self._spare.pop(group_id)
-        self._waiting.pop(group_id, None)
+        self._waiting.discard(group_id)
         self.continued.discard(group_id)
         self._ready.pop(group_id, None)
         visit = self._visits.pop(group_id)
@@ -290,29 +286,3 @@ class GroupBook:
 
     def place(self, group_id: int) -> int:
         return (self._visits.get(group_id) or self._spare[group_id]).place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "next_id": self.next_id,
-            "visits": [visit.state_dict() for visit in self._visits.values()],
-            "waiting": list(self._waiting),
-            "continued": sorted(self.continued),
-            "ready": list(self._ready),
-            "spare": [visit.state_dict() for visit in self._spare.values()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.next_id = state["next_id"]
-        self._waiting, self._ready = {}, {}
-        self._visits, self._spare = _load_visits(state["visits"]), _load_visits(state["spare"])
-        self._line = sorted((visit.place, visit.group_id) for visit in self._visits.values())
-        self.continued = set(state.get("continued", ()))  # older checkpoints lack it
-        for group_id in state["waiting"]:
-            self.wait(group_id)
-        for group_id in state["ready"]:
-            self.keep(group_id)
-
-
-def _load_visits(rows: Sequence[Mapping[str, Any]]) -> dict[int, Visit]:
-    came = [{rollout.index: rollout for rollout in map(rollout_from_json, row["came"])} for row in rows]
-    return {row["group_id"]: Visit(**{**row, "came": rollouts}) for row, rollouts in zip(rows, came, strict=True)}

@@ -12,16 +12,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet import config
-from whet.curriculum.base import Curriculum
+from whet.curriculum.base import Curriculum, Saved, named, refuse_state
+from whet.curriculum.gate import age_metrics
 from whet.curriculum.stages import COUNTED
 from whet.errors import Starved, WhetError
-from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
+from whet.types import Batch, Clock, Report, Request, Rollout
 
-RUN_WIDE = ("groups", "tokens", "reset_every", "reset_plateau")  # settings that an entry cannot have for itself
+RUN_WIDE = ("groups", "tokens", "reset_every")  # settings that an entry cannot have for itself
 # Metrics whose value for all parts together is the sum over the parts.
 SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 
@@ -79,7 +80,7 @@ def portions_of(
 
 
 def patient(settings: config.Curriculum, share: float) -> config.Curriculum:
-    """Raise the patience of a portion, so that it may request as many groups in vain as the whole batch could.
+    """Raise the patience of a portion, so that it may request as many groups without result as the whole batch.
 
     A portion with a share of a group or two would otherwise starve by chance.
 
@@ -127,13 +128,15 @@ def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> l
     return [count - before for count, before in zip(counts, given, strict=True)]
 
 
-class Mixture:
+class Mixture(Saved):
     """Joins the batches of its parts.
 
     A part that has its groups before the others waits: its batch is emitted in the same step, and it plans nothing
     until then. A part that starves follows its own policy; what it gives less under "partial" is not made up for later,
     since that would starve it more.
     """
+
+    state_names = ("given", "running", "ages", "early", "_wanted")
 
     def __init__(self, parts: Sequence[Member]):
         self.parts = tuple(parts)
@@ -165,7 +168,7 @@ class Mixture:
         mine: list[list[Rollout]] = [[] for _ in self.parts]
         for rollout in rollouts:
             group_id, number = divmod(rollout.group_id, len(self.parts))
-            mine[number].append(renumbered(rollout, group_id))
+            mine[number].append(renumber(rollout, group_id))
         for number, (part, came) in enumerate(zip(self.parts, mine, strict=True)):
             self.running[number] -= len(came)
             if came:
@@ -179,7 +182,12 @@ class Mixture:
             except Starved as error:
                 raise Starved(f"Of the portion {part.name} of the data: {error}") from None
             if batch is not None:
-                self.early[number] = replace(batch, groups=tuple(self._group(number, group) for group in batch.groups))
+                groups = ((group, self._outside(number, group.group_id)) for group in batch.groups)
+                renumbered = tuple(
+                    replace(group, group_id=outside, rollouts=tuple(renumber(r, outside) for r in group.rollouts))
+                    for group, outside in groups
+                )
+                self.early[number] = replace(batch, groups=renumbered)
         if self._waiting(clock):
             return None
         self.given = [count + more for count, more in zip(self.given, self._groups(clock), strict=True)]
@@ -208,37 +216,24 @@ class Mixture:
             {key.removeprefix("curriculum/"): value for key, value in part.curriculum.metrics().items()}
             for part in self.parts
         ]
-        metrics = totals(each)
-        metrics["age_mean"] = sum(self.ages) / len(self.ages) if self.ages else 0.0
-        metrics["age_max"] = float(max(self.ages, default=0))
+        metrics = totals(each) | age_metrics(self.ages)
         for part, given, mine in zip(self.parts, self.given, each, strict=True):
             metrics |= {f"{part.name}/{key}": value for key, value in mine.items()}
             metrics[f"{part.name}/given"] = float(given)
-        return {f"curriculum/{key}": value for key, value in metrics.items()}
+        return named(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "parts": [[part.name, part.share] for part in self.parts],
-            "given": list(self.given),
-            "running": list(self.running),
-            "ages": list(self.ages),
-            "early": [[number, batch_to_json(batch)] for number, batch in self.early.items()],
-            "inner": [part.curriculum.state_dict() for part in self.parts],
-        }
+        parts = [[part.name, part.share] for part in self.parts]
+        return {"parts": parts, "inner": [part.curriculum.state_dict() for part in self.parts], **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mine = [[part.name, part.share] for part in self.parts]
         if (saved := state.get("parts")) != mine:
             was, now = (", ".join(f"{name} {share:.4%}" for name, share in parts or ()) for parts in (saved, mine))
-            raise WhetError(
-                f"The checkpoint was written over other portions of data ({was or 'none'}) than those given now "
-                f"({now}); resume with the same [[data]], or start a new run."
-            )
+            refuse_state(f"over other portions of data ({was or 'none'}) than those given now ({now})")
         for part, inner in zip(self.parts, state["inner"], strict=True):
             part.curriculum.load_state_dict(inner)
-        self.given, self.running, self.ages = (list(state[name]) for name in ("given", "running", "ages"))
-        self.early = {number: batch_from_json(batch) for number, batch in state["early"]}
-        self._wanted = (-1, [])
+        super().load_state_dict(state)
 
     # Shares and ids
 
@@ -259,17 +254,10 @@ class Mixture:
     def _outside(self, number: int, group_id: int) -> int:
         return group_id * len(self.parts) + number
 
-    def _group(self, number: int, group: Group) -> Group:
-        outside = self._outside(number, group.group_id)
-        return replace(group, group_id=outside, rollouts=tuple(renumbered(r, outside) for r in group.rollouts))
 
-
-_COPIED = tuple(field.name for field in fields(Rollout) if field.name not in ("trace", "group_id"))
-
-
-def renumbered(rollout: Rollout, group_id: int) -> Rollout:
+def renumber(rollout: Rollout, group_id: int) -> Rollout:
     """A copy under another group id and without the trace, which no curriculum reads."""
-    return Rollout(group_id=group_id, **{name: getattr(rollout, name) for name in _COPIED})
+    return replace(rollout, group_id=group_id, trace=None)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -317,22 +305,3 @@ def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
             pairs = [(part[name], weight) for part, weight in zip(each, weights, strict=True)]
             total[name] = sum(value * weight for value, weight in pairs) / (sum(weights) or 1.0)
     return total
-
-
-def batch_to_json(batch: Batch) -> dict[str, Any]:
-    data = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    rows = [
-        {
-            "prompt_id": group.prompt_id,
-            "group_id": group.group_id,
-            "weight": group.weight,
-            "rollouts": [rollout_to_json(rollout) for rollout in group.rollouts],
-        }
-        for group in batch.groups
-    ]
-    return data | {"groups": rows}
-
-
-def batch_from_json(data: Mapping[str, Any]) -> Batch:
-    groups = [Group(**{**row, "rollouts": tuple(map(rollout_from_json, row["rollouts"]))}) for row in data["groups"]]
-    return Batch(**{**data, "groups": tuple(groups)})

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from whet.curriculum.allocation import sigma_of
+from whet.curriculum.base import Saved, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
-from whet.curriculum.ids import Ids, pack, unpack
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.source import Returns, WeightedRows
+from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -30,7 +30,7 @@ from whet.types import Clock, Rollout
 INHERITED = 0.5
 
 
-class Posterior:
+class Posterior(Saved):
     """Right and wrong verdicts of each prompt, by row: its index among `ids`.
 
     The paper forgets nothing within a subset and everything between subsets. `memory` below 1 (the decay of MoPPS,
@@ -47,6 +47,8 @@ class Posterior:
     [0.666667, 0.5]
     """
 
+    state_names = ("ids", "now", "prior")
+
     def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False):
         self.ids, self.memory, self.pooled = Ids.of(ids), memory, pooled
         self.now = 0  # the present update
@@ -56,6 +58,7 @@ class Posterior:
         """Return to the prior."""
         self._right, self._wrong = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
+        self._columns: dict[str, np.ndarray] = {"right": self._right, "wrong": self._wrong, "seen": self._seen}
         self.prior = 0.5  # its mean, m
 
     def settle(self) -> None:
@@ -100,9 +103,6 @@ class Posterior:
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (2.0 * self.prior + right) / (2.0 + right + wrong)
 
-    def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return self.mean(self.rows(prompt_ids))
-
     def inherit(self, older: Posterior) -> None:
         """Take over the counts of shared prompts, at `INHERITED` of their weight."""
         rows, theirs = self.ids.shared(older.ids)
@@ -118,19 +118,12 @@ class Posterior:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of visited prompts, about 32 bytes each."""
-        rows = self.visited
-        arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
-        packed = {name: pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
-        pooled = {"prior": self.prior} if self.pooled else {}
-        return {"prompts": self.ids.fingerprint, "now": self.now, **pooled, **packed}
+        return {**super().state_dict(), **rows_to_json(self.visited, self._columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ids.check(state["prompts"])
         self.clear()
-        self.now, self.prior = state["now"], state.get("prior", 0.5)
-        rows = unpack(state["rows"], np.int32)
-        for name, column in (("right", self._right), ("wrong", self._wrong), ("seen", self._seen)):
-            column[rows] = unpack(state[name], column.dtype)
+        super().load_state_dict(state)
+        rows_from_json(state, self._columns)
 
 
 # ---- the source
@@ -156,6 +149,8 @@ class CuresSource(Returns):
     >>> sorted(source.pick(2, clock) + source.pick(1, clock))
     ['a', 'b', 'c']
     """
+
+    state_names = ("posterior", "probed", "pool", "turn", "began", "draws", "returned", "out", "fit", "_reference")
 
     def __init__(
         self,
@@ -183,7 +178,10 @@ class CuresSource(Returns):
         self.posterior = Posterior(self.ids, memory, prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
         self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
-        self._entry = _weight_of_each(entries, len(ids))
+        self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
+        if len({weight for size, weight in entries if size}) > 1:
+            assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
+            self._entry = np.repeat([weight for _, weight in entries], [size for size, _ in entries])
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step at which the present subset began
         self.draws = 0
@@ -222,7 +220,12 @@ class CuresSource(Returns):
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Count every verdict, of any phase, also of groups that are dropped."""
-        fits = [self._fit(rollout) for rollout in rollouts]
+        fits = []
+        for rollout in rollouts:
+            row = self.ids.row(rollout.prompt_id)
+            if rollout.judged and row is not None and row in self.out:  # else it came late, and the estimate is gone
+                estimate, right = self.out[row][1], float(rollout.verdict == "right")
+                fits.append((1.0, estimate, right, (estimate - right) ** 2))
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
         self._weigh(self.posterior.count(rollouts))
         if probes := [rollout for rollout in rollouts if rollout.phase == "probe"]:
@@ -230,14 +233,6 @@ class CuresSource(Returns):
             self.probed.count(probes)
         if self.pool is not None:
             self.pool.observe(rollouts)
-
-    def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
-        """What a verdict adds to `fit` if its prompt is out; the estimate of a late one is gone."""
-        row = self.ids.row(rollout.prompt_id)
-        if row is None or row not in self.out or not rollout.judged:
-            return (0.0, 0.0, 0.0, 0.0)
-        estimate, right = self.out[row][1], float(rollout.verdict == "right")
-        return (1.0, estimate, right, (estimate - right) ** 2)
 
     def metrics(self) -> dict[str, float]:
         """How sharp rho* is, and whether its estimates are true.
@@ -249,49 +244,25 @@ class CuresSource(Returns):
         count, predicted, right, squares = self.fit.tolist()
         chosen = [estimate for _, estimate in self.out.values()]
         own = {
-            "prompts": float(len(self.ids)),
-            "prompts_visited": float(len(self.posterior.visited)),
-            "subset": float(max(self.turn, 0) % self.subsets),
+            "prompts": len(self.ids),
+            "prompts_visited": len(self.posterior.visited),
+            "subset": max(self.turn, 0) % self.subsets,
             "effective_prompts": effective(self._tree.weights[slice(None) if self.pool is None else self.members]),
             "chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
             "predicted": predicted / count if count else 0.0,
             "observed": right / count if count else 0.0,
             "brier": squares / count if count else 0.0,
         }
-        outer = self.pool.metrics() if self.pool is not None else {}
-        return outer | {f"curriculum/{name}": value for name, value in own.items()}
+        return (self.pool.metrics() if self.pool is not None else {}) | named(own)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "posterior": self.posterior.state_dict(),
-            "probed": None if self.probed is None else self.probed.state_dict(),
-            "subsets": self.subsets,
-            "turn": self.turn,
-            "began": self.began,
-            "draws": self.draws,
-            "returned": list(self.returned),
-            "out": [[row, *drawn] for row, drawn in self.out.items()],
-            "fit": self.fit.tolist(),
-            "reference": self._reference,
-            "pool": None if self.pool is None else self.pool.state_dict(),
-        }
+        return {"subsets": self.subsets, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["subsets"] != self.subsets or (state["pool"] is None) != (self.pool is None):
-            raise WhetError(
-                "The checkpoint was written with other subsets or without the moving set; resume with the same "
-                "curriculum settings, or start a new run."
-            )
-        self.posterior.load_state_dict(state["posterior"])
-        self.probed = None if state.get("probed") is None else Posterior(self.ids)
-        if self.probed is not None:
-            self.probed.load_state_dict(state["probed"])
-        self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]
-        self.returned, self.fit = list(state["returned"]), np.array(state["fit"])
-        self.out = {row: (step, estimate) for row, step, estimate in state["out"]}
-        self._reference = state["reference"]
-        if self.pool is not None:
-            self.pool.load_state_dict(state["pool"])
+            refuse_state("with other subsets or without the moving set")
+        self.probed = None if state["probed"] is None else Posterior(self.ids)
+        super().load_state_dict(state)
         if self.turn >= 0 or self.pool is None:
             self._choose_members()
 
@@ -430,11 +401,3 @@ def effective(weights: np.ndarray) -> float:
     if largest and not 1e-100 < largest < 1e100:
         weights = weights / largest
     return float(weights.sum()) ** 2 / float(weights @ weights) if largest else 0.0
-
-
-def _weight_of_each(entries: Sequence[tuple[int, float]], prompts: int) -> np.ndarray | None:
-    """The weight of every prompt's data entry; None where they are all equal."""
-    if len({weight for size, weight in entries if size}) <= 1:
-        return None
-    assert sum(size for size, _ in entries) == prompts, "the entries are parts of the ids, in order"
-    return np.repeat([weight for _, weight in entries], [size for size, _ in entries])

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import numpy as np
 
 from whet.curriculum import des
-from whet.curriculum.ids import Ids, pack, unpack
-from whet.curriculum.source import Returns
+from whet.curriculum.base import named, rows_from_json, rows_to_json
+from whet.curriculum.source import Ids, Returns
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -63,7 +63,13 @@ class History:
     def add(self, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int) -> None:
         """Add judged rollouts of one group. Late ones of an older group count with the prompt's latest group."""
         if group_id > self.group[row]:
-            self._begin(row, group_id)
+            if self.visits[row]:
+                self.rate_2[row] = self.rate_1[row]
+                self.rate_1[row] = self.right[row] / self.judged[row]
+                self.length_before[row] = self.length[row]
+            self.group[row] = group_id
+            self.visits[row] += 1
+            self.right[row] = self.judged[row] = self.tokens[row] = 0
         self.right[row] += right
         self.judged[row] += judged
         self.tokens[row] += tokens
@@ -78,39 +84,32 @@ class History:
         mixed = 0 < right < judged or judged == 1  # a single verdict does not tell
         self.kind[row] = MIXED if mixed else ALL_RIGHT if right else ALL_WRONG
 
-    def _begin(self, row: int, group_id: int) -> None:
-        if self.visits[row]:
-            self.rate_2[row] = self.rate_1[row]
-            self.rate_1[row] = self.right[row] / self.judged[row]
-            self.length_before[row] = self.length[row]
-        self.group[row] = group_id
-        self.visits[row] += 1
-        self.right[row] = self.judged[row] = self.tokens[row] = 0
-
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
-        known = (older.handed[theirs] > 0) | (older.visits[theirs] > 0)
+        known = np.isin(theirs, older.known)
         rows, theirs = rows[known], theirs[known]
         for name, column in vars(self).items():
             column[rows] = getattr(older, name)[theirs]
         self.epoch[rows] = 0
 
+    @property
+    def known(self) -> np.ndarray:
+        """Rows that were handed out or judged."""
+        return np.flatnonzero((self.handed > 0) | (self.visits > 0))
+
     def state_dict(self) -> dict[str, Any]:
-        """The rows that were handed out or judged."""
-        rows = np.flatnonzero((self.handed > 0) | (self.visits > 0)).astype(np.int32)
-        return {"rows": pack(rows), **{name: pack(column[rows]) for name, column in vars(self).items()}}
+        return rows_to_json(self.known, vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.__init__(len(self.handed))  # type: ignore[misc]
-        rows = unpack(state["rows"], np.int32)
-        for name, column in vars(self).items():
-            column[rows] = unpack(state[name], column.dtype)
+        rows_from_json(state, vars(self))
 
 
 # ---- the pool
 
 Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]
 
+FLOOR = 0.4  # gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components fits it
 # Chance per epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's).
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 
@@ -126,6 +125,11 @@ class ScalingRLSource(Returns):
     (True, 2)
     """
 
+    state_names = (
+        *("all_ids", "version", "active", "used", "step", "recent", "asked", "returned", "shift", "distinct"),
+        *("_components", "_gauges", "history"),
+    )
+
     def __init__(
         self,
         ids: Sequence[str],
@@ -137,15 +141,12 @@ class ScalingRLSource(Returns):
         select: Select = "gumbel_topk",
         share: float = 0.18,
         threshold: float = 0.6,
-        floor: float = 0.4,
         new: float = 0.2,
         old: float = 0.1,
     ):
         """`levels`: one per id, None where the data has none. The others are those of `config.ScalingRL`."""
         super().__init__()
         des.check_weights(weights)
-        if select not in des.MODES:
-            raise WhetError(f'There is no selection "{select}"; scalingrl.select is one of {", ".join(des.MODES)}.')
         if new + old > 1:
             raise WhetError(
                 f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
@@ -154,7 +155,7 @@ class ScalingRLSource(Returns):
         self.all_ids, self.seed = Ids.of(ids), seed
         self.adaptive, self.select = adaptive, select
         self.share, self.new, self.old = share, new, old
-        self.cut = floor if select == "gumbel_topk" else threshold
+        self.cut = FLOOR if select == "gumbel_topk" else threshold
         values = numbers(levels) if len(levels) else np.full(len(ids), np.nan, np.float32)
         self._has_level = np.isfinite(values)
         self._levels = np.where(self._has_level, values, np.float32(0.0))
@@ -251,7 +252,10 @@ class ScalingRLSource(Returns):
         OURS: an update should need no prompt twice, so prompts that it was handed already rank last.
         """
         if self.adaptive and self._components.shape[1] == len(self.active):
-            self.shift = des.shifted(self.shift, *self._gains())
+            visited = self._visited()
+            rates = self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
+            gain = 2.0 * rates * (1.0 - rates)  # mean |advantage| since the components were taken
+            self.shift = des.shifted(self.shift, self._components[:, visited], gain)
         rng = np.random.default_rng((self.seed, self.version))
         eligible = (self.history.kind <= MIXED) | _again(self.history.kind, rng)
         eligible[self.recent] = False
@@ -263,7 +267,10 @@ class ScalingRLSource(Returns):
             keys, size = des.rank(scores, eligible, self.select, progress, rng, share=self.share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
-            rows = des.choose(keys, size, self._mix(eligible, size))
+            # Prompts never handed out, and prompts once solved, get at least their shares, whatever they score.
+            new, solved = self.history.handed == 0, self.history.solved & eligible
+            shares = [(new, math.ceil(self.new * size)), (solved & ~new, math.ceil(self.old * size))]
+            rows = des.choose(keys, size, shares if self.select not in ("random", "fixed") else ())
         self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
@@ -284,24 +291,10 @@ class ScalingRLSource(Returns):
             ]
         )
 
-    def _mix(self, eligible: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
-        """Prompts never handed out, and prompts once solved, get at least their shares, whatever they score."""
-        if self.select in ("random", "fixed"):
-            return []
-        new = self.history.handed == 0
-        return [(new, math.ceil(self.new * size)), (self.history.solved & eligible & ~new, math.ceil(self.old * size))]
-
     @property
     def weights(self) -> tuple[float, ...]:
         """The weights of difficulty, complexity and adaptability; they sum to 1."""
         return des.softmax_weights(self.base_weights, self.shift)
-
-    def _gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """The components of this epoch's prompts when they were chosen, and their mean |advantage| since."""
-        visited = self._visited()
-        rows = self.active[visited]
-        rates = self.history.right[rows] / self.history.judged[rows]
-        return self._components[:, visited], 2.0 * rates * (1.0 - rates)
 
     def _visited(self) -> np.ndarray:
         """A mask over the active set: which got a verdict since it was chosen."""
@@ -312,16 +305,16 @@ class ScalingRLSource(Returns):
     def metrics(self) -> dict[str, float]:
         """`epoch` counts active sets, fractionally; the other gauges are of the moment the active set was chosen."""
         done = self.used / len(self.active) if self.version else 0.0
-        named = zip(("difficulty", "complexity", "adaptability"), self.weights, strict=True)
+        weights = zip(("weight_difficulty", "weight_complexity", "weight_adaptability"), self.weights, strict=True)
         values = {
             "epoch": max(self.version - 1, 0) + done,
-            "prompts": float(len(self.all_ids)),
-            "active": float(len(self.active)),
-            "distinct": float(self.distinct),
+            "prompts": len(self.all_ids),
+            "active": len(self.active),
+            "distinct": self.distinct,
             **self._gauges,
-            **({f"weight_{name}": weight for name, weight in named} if self.adaptive else {}),
+            **(dict(weights) if self.adaptive else {}),
         }
-        return {f"curriculum/{name}": value for name, value in values.items()}
+        return named(values)
 
     def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
         """Gauges of the set to come, and `zero_variance` of the one before."""
@@ -338,34 +331,6 @@ class ScalingRLSource(Returns):
             "level_easy": _mean(levels < low + (high - low) / 3),
             "level_hard": _mean(levels > high - (high - low) / 3),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "prompts": self.all_ids.fingerprint,
-            "version": self.version,
-            "active": pack(self.active),
-            "used": self.used,
-            "step": self.step,
-            "recent": list(self.recent),
-            "asked": self.asked,
-            "returned": list(self.returned),
-            "shift": list(self.shift),
-            "distinct": self.distinct,
-            "components": pack(self._components),
-            "gauges": dict(self._gauges),
-            "history": self.history.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.all_ids.check(state["prompts"])
-        self.version, self.used, self.distinct = state["version"], state["used"], state["distinct"]
-        self.step, self.asked = state.get("step", 0), state.get("asked", 0)  # older checkpoints lack them
-        self.recent = list(state.get("recent", ()))
-        self.returned, self.shift = list(state["returned"]), list(state["shift"])
-        self.active = unpack(state["active"], np.int32)
-        self._components = unpack(state["components"], np.float32).reshape(3, -1)
-        self._gauges = dict(state["gauges"])
-        self.history.load_state_dict(state["history"])
 
 
 def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:

@@ -1,25 +1,124 @@
 """Sources: where prompt ids come from. Gates (`gate.py`) pick ids and give back those that got no verdict.
 
-Here are shuffled epochs, and the tree by which other sources (`rho.py`, `neighbours.py`) draw in proportion to weights.
-A source handles ids only, never the text of a prompt or its number of rollouts.
+Here are the ids with their rows, shuffled epochs, and the tree by which other sources (`rho.py`, `neighbours.py`) draw
+in proportion to weights. A source handles ids only, never the text of a prompt or its number of rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from whet.curriculum.base import Source
-from whet.curriculum.ids import Ids
+from whet.curriculum.base import Saved, Source, named, refuse_state
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
+# ---- ids
 
-class Returns:
+
+class Ids(Sequence[str]):
+    """Distinct ids in a fixed order, with the row of each, for all that keeps arrays with one entry per prompt.
+
+    A map of a million ids takes a tenth of a second to build and 100 MB to hold. `build.py` builds it once; a part (the
+    prompts of a stage or of a data entry) is an array of rows into it, and shares the map.
+
+    >>> ids = Ids(["a", "b", "c", "d"])
+    >>> part = ids.some(np.array([1, 3]))
+    >>> list(part), part[1], part.row("d"), part.row("a"), ids.row("d")
+    (['b', 'd'], 'd', 1, None, 3)
+    """
+
+    def __init__(self, ids: Sequence[str]):
+        if len(ids) == 0:
+            raise WhetError("There are no prompts to train on; check data.path and the task's options.")
+        self._names = ids
+        self._place_of = {prompt_id: place for place, prompt_id in enumerate(ids)}  # in the whole
+        if len(self._place_of) < len(ids):
+            twice, count = Counter(ids).most_common(1)[0]
+            raise WhetError(f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.')
+        self._places = self._rows = np.arange(len(ids))  # from a row here to a place in the whole, and back
+        self._fingerprint = ""
+
+    @staticmethod
+    def of(ids: Sequence[str]) -> Ids:
+        """Return `ids` as `Ids`, without a new map if they are that already."""
+        return ids if isinstance(ids, Ids) else Ids(ids)
+
+    def some(self, rows: np.ndarray) -> Ids:
+        """The ids of these rows, which ascend."""
+        if len(rows) == len(self):
+            return self
+        if len(rows) == 0:
+            raise WhetError("There are no prompts in this part of the data; check curriculum.stages.")
+        part = copy.copy(self)
+        part._places = self._places[rows]
+        part._rows = np.full(len(self._names), -1, np.int32)
+        part._rows[part._places] = np.arange(len(rows), dtype=np.int32)
+        part._fingerprint = ""
+        return part
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ids: ...
+    def __getitem__(self, row: int | slice) -> str | Ids:
+        return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self._names[self._places[row]]
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._names[place] for place in self._places.tolist())
+
+    def __contains__(self, prompt_id: object) -> bool:
+        return isinstance(prompt_id, str) and self.row(prompt_id) is not None
+
+    def row(self, prompt_id: str) -> int | None:
+        """The row of an id; None for an id that is not among these."""
+        place = self._place_of.get(prompt_id)
+        return None if place is None or self._rows[place] < 0 else int(self._rows[place])
+
+    def rows(self, ids: Sequence[str]) -> np.ndarray:
+        """The rows of several ids, -1 for those that are not among these; without a loop for parts of one whole."""
+        if isinstance(ids, Ids) and ids._names is self._names:
+            return self._rows[ids._places]
+        found = map(self.row, ids)
+        return np.array([-1 if row is None else row for row in found], np.int64)
+
+    def shared(self, other: Ids) -> tuple[np.ndarray, np.ndarray]:
+        """Rows here and rows there of the ids that both have.
+
+        >>> ids = Ids(["a", "b", "c", "d"])
+        >>> [rows.tolist() for rows in ids.some(np.array([1, 3])).shared(ids.some(np.array([2, 3])))]
+        [[1], [1]]
+        """
+        here = self.rows(other)
+        return here[here >= 0], np.flatnonzero(here >= 0)
+
+    def state_dict(self) -> str:
+        """A hash of all ids in their order: saved rows mean nothing over other data."""
+        if not self._fingerprint:
+            hashed = hashlib.blake2b("\0".join(self._names).encode(), digest_size=8)
+            hashed.update(self._places.astype("<i8").tobytes())
+            self._fingerprint = f"{len(self)}:{hashed.hexdigest()}"
+        return self._fingerprint
+
+    def load_state_dict(self, fingerprint: str) -> None:
+        """Refuse a state that was written over other prompts."""
+        if fingerprint != self.state_dict():
+            refuse_state(f"over other prompts than the {len(self)} given now")
+
+
+class Returns(Saved):
     """The part that all sources share: ids that got no verdict are handed out again before any other."""
+
+    state_names: tuple[str, ...] = ("returned",)
 
     def __init__(self) -> None:
         self.returned: list[str] = []
@@ -55,6 +154,8 @@ class UniformSource(Returns):
     True
     """
 
+    state_names = ("ids", "epoch", "cursor", "returned")
+
     def __init__(self, ids: Sequence[str], seed: int):
         super().__init__()
         self.ids, self.seed = Ids.of(ids), seed
@@ -77,17 +178,10 @@ class UniformSource(Returns):
 
     def metrics(self) -> dict[str, float]:
         """`epoch` is fractional: 1.25 is a quarter of the second epoch."""
-        epoch = self.epoch + self.cursor / len(self.ids)
-        return {"curriculum/epoch": epoch, "curriculum/prompts": float(len(self.ids))}
-
-    def state_dict(self) -> dict[str, Any]:
-        returned = list(self.returned)
-        return {"prompts": self.ids.fingerprint, "epoch": self.epoch, "cursor": self.cursor, "returned": returned}
+        return named({"epoch": self.epoch + self.cursor / len(self.ids), "prompts": len(self.ids)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ids.check(state["prompts"])
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
-        self.returned = list(state["returned"])
+        super().load_state_dict(state)
         self._order = self._draw_order()
 
 
@@ -107,6 +201,8 @@ class MixedSource(Returns):
     >>> sum(i in "ab" for i in picked), sum(i in "cd" for i in picked)
     (2, 6)
     """
+
+    state_names = ("picks", "returned")
 
     def __init__(self, ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]]):
         super().__init__()
@@ -135,26 +231,20 @@ class MixedSource(Returns):
     def metrics(self) -> dict[str, float]:
         """`epoch` is that of all prompts; `epoch_0` and so on are those of the sets."""
         prompts = sum(size for size, _ in self.entries)
-        each = {f"curriculum/epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)}
-        return {"curriculum/epoch": sum(self.picks) / prompts, "curriculum/prompts": float(prompts), **each}
+        own = {"epoch": sum(self.picks) / prompts, "prompts": prompts}
+        each = {f"epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)}
+        return named({**own, **each})
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "entries": [list(entry) for entry in self.entries],
-            "parts": [part.state_dict() for part in self.parts],
-            "picks": list(self.picks),
-            "returned": list(self.returned),
-        }
+        parts = [part.state_dict() for part in self.parts]
+        return {**super().state_dict(), "entries": [list(entry) for entry in self.entries], "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if [tuple(entry) for entry in state.get("entries", ())] != self.entries:
-            raise WhetError(
-                "The checkpoint was written over data of other sizes or weights; resume with the same [[data]], "
-                "or start a new run."
-            )
+            refuse_state("over data of other sizes or weights")
+        super().load_state_dict(state)
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-        self.picks, self.returned = list(state["picks"]), list(state["returned"])
 
 
 def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]] = ()) -> Source:

@@ -16,10 +16,10 @@ OURS, where the paper's code requests a fixed number of prompts per call and con
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from whet.curriculum.base import Source
+from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.gate import LEAST, PRIOR, WEIGHT, Admission, Gate
 from whet.curriculum.groups import MEMORY, Share, Visit
 from whet.errors import WhetError
@@ -94,8 +94,10 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-class Screenings:
+class Screenings(Saved):
     """The results of screenings: totals, and recently the share that qualified and two moments of the pass rate."""
+
+    state_names = ("screened", "qualified", "share", "moments")
 
     def __init__(self) -> None:
         self.screened = self.qualified = 0
@@ -121,14 +123,6 @@ class Screenings:
         first, second, seen = self.moments
         return predicted_acceptance(first / seen, second / seen, n, low, high) if seen else 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        share = [self.share.hits, self.share.seen]
-        return {"screened": self.screened, "qualified": self.qualified, "share": share, "moments": list(self.moments)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.screened, self.qualified = state["screened"], state["qualified"]
-        self.share, self.moments = Share(*state["share"]), list(state["moments"])
-
 
 # ---- the gate
 
@@ -136,6 +130,7 @@ Allocate = Callable[[Sequence[Group], int], list[int]]  # divides so many rollou
 
 
 class Speed(Gate):
+    state_names = (*Gate.state_names, "seen", "saved", "weight")
     phase = "screen"
     knob = "raise curriculum.speed.n_init"
 
@@ -162,11 +157,6 @@ class Speed(Gate):
         self.saved = 0.0  # rollouts saved, compared with DAPO
         self.weight = 0.0  # mean implicit weight of the last batch: a metric, the loss is not reweighted
         self._held_up = False  # in this plan a group should have been continued, and there was no room
-        self._check()
-        if low > 0.0 or high < 1.0:
-            self.knob += ", widen curriculum.speed.low and high"
-
-    def _check(self) -> None:
         if self.n_init < 2:
             raise WhetError(f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more.")
         if self.n_cont < self.least:
@@ -179,6 +169,8 @@ class Speed(Gate):
                 f"No pass rate of {self.n_init} rollouts lies between curriculum.speed.low = {self.low} and "
                 f"high = {self.high}, so no prompt would ever train; widen them or raise curriculum.speed.n_init."
             )
+        if low > 0.0 or high < 1.0:
+            self.knob += ", widen curriculum.speed.low and high"
 
     # What makes a gate
 
@@ -224,17 +216,7 @@ class Speed(Gate):
             "implicit_weight": self.weight,
             "rollouts_saved": self.saved,
         }
-        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"seen": self.seen.state_dict(), "saved": self.saved, "weight": self.weight}
-        return super().state_dict() | {"speed": own}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        own = state["speed"]
-        self.seen.load_state_dict(own["seen"])
-        self.saved, self.weight = own["saved"], own["weight"]
+        return super().metrics() | named(own)
 
     # Requesting
 
@@ -311,14 +293,14 @@ class Speed(Gate):
         super()._decide(visit)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
-        self.weight = sum(map(self._weight, groups)) / len(groups)
+        rates, bounds = [group.pass_rate for group in groups], (self.low, self.high)
+        if self.use_screening:
+            weights = [implicit_weight(rate, self.n_init, self.n_cont, *bounds) for rate in rates]
+        else:
+            weights = [accept_probability(rate, self.n_init, *bounds) for rate in rates]
+        self.weight = sum(weights) / len(weights)
         size = self.rollouts if self.use_screening else self.n_cont
         plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have requested for as many
         self.saved += plain - self.counts.since("rollouts")
         self.seen.fade()
         return super()._take(groups, clock)
-
-    def _weight(self, group: Group) -> float:
-        if self.use_screening:
-            return implicit_weight(group.pass_rate, self.n_init, self.n_cont, self.low, self.high)
-        return accept_probability(group.pass_rate, self.n_init, self.low, self.high)

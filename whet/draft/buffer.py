@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,8 +65,8 @@ class DataBuffer:
         self.capacity, self.share, self.device = capacity, share, torch.device(device)
         self.step = 0
         self.entries: list[BufferEntry] = []  # in the order they came
-        self.tokens = 0  # of all entries: counted as they come and go, since rollouts end while a GPU may wait
-        self._held = Counter[int]()  # tokens by class of lengths
+        # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
+        self._held = Counter[int]()
         self._lengths: list[list[int]] = [[], []]  # of rollouts that ended in the last step and in this one, sorted
         self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
@@ -102,7 +101,8 @@ class DataBuffer:
         if len(hidden) < 2:
             return
         self._turn(step)
-        self._put(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self._held[_class(self.entries[-1])] += len(hidden)
         while self.tokens > self.capacity:
             self._evict()
 
@@ -127,56 +127,28 @@ class DataBuffer:
         ids = [entry.ids.numpy() for entry in self.entries]
         return np.bincount(np.concatenate([np.zeros(0, np.int64), *ids]), minlength=vocabulary)
 
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON; together with `tensors` it is the whole state."""
-        described = [[e.uid, e.step, e.prompt, len(e.ids), len(e)] for e in self.entries]
-        seen = {"lengths": [list(part) for part in self._lengths], "ended": self._ended, "fair": self._fair}
-        return {"step": self.step, "entries": described, **seen}
-
-    def tensors(self) -> dict[str, Tensor]:
-        if not self.entries:
-            return {}
-        return {"ids": torch.cat([e.ids for e in self.entries]), "hidden": torch.cat([e.hidden for e in self.entries])}
-
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self._clear()
-        self.step, self._ended, self._fair = int(state["step"]), int(state["ended"]), int(state["fair"])
-        self._lengths = [list(part) for part in state["lengths"]]
-        described = state["entries"]
-        if not described:
-            return
-        ids = tensors["ids"].split([line[3] for line in described])
-        hidden = tensors["hidden"].split([line[4] for line in described])
-        for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
-            self._put(BufferEntry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
-
     def close(self) -> None:
         """Drop all entries and want nothing more: there are no more lessons."""
         self.share = 0.0
-        self._clear()
+        self._keep(())
 
-    # ---- what stays
+    @property
+    def tokens(self) -> int:
+        return self._held.total()
 
-    def _clear(self) -> None:
-        self.entries, self.tokens = [], 0
+    def _keep(self, entries: Iterable[BufferEntry]) -> None:
+        """Hold these entries and no others."""
+        self.entries = list(entries)
         self._held.clear()
-
-    def _put(self, entry: BufferEntry) -> None:
-        self.entries.append(entry)
-        self.tokens += len(entry)
-        self._held[_class(entry)] += len(entry)
+        for entry in self.entries:
+            self._held[_class(entry)] += len(entry)
 
     def _turn(self, step: int) -> None:
         if step <= self.step:
             return
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
-        entries = [e for e in self.entries if id(e) in longest]
-        self._clear()
-        for entry in entries:
-            self._put(entry)
+        self._keep(e for e in self.entries if id(e) in longest)
         self.step, self._ended, self._fair = step, 0, 0
         self._lengths = [self._lengths[1], []]
 
@@ -186,9 +158,7 @@ class DataBuffer:
         held[_class(newest)] -= len(newest)
         fullest = max(held, key=lambda c: (held[c], c))
         oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
-        gone = self.entries.pop(oldest)
-        self.tokens -= len(gone)
-        self._held[fullest] -= len(gone)
+        self._held[fullest] -= len(self.entries.pop(oldest))
 
 
 def due(fair: int, ended: int, share: float) -> bool:

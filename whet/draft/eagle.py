@@ -15,8 +15,7 @@ on the host and take sizes from shapes alone, so they can be captured as a graph
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -84,7 +83,10 @@ class EagleHead(nn.Module):
         self.down = fresh(width, inner)
         # The target's ids of the draft vocabulary, or None where it is all of them.
         self.draft_ids = None if draft_ids is None else draft_ids.to(device, torch.int64)
-        self.draft_head = _rows_of(target.head, self.draft_ids)
+        self.draft_head = target.head  # or its rows for the draft vocabulary
+        if self.draft_ids is not None:
+            bias = None if target.head.bias is None else target.head.bias[self.draft_ids]
+            self.draft_head = replace(target.head, weight=target.head.weight[self.draft_ids], bias=bias)
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
         self.version = 0  # counts publications
         self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
@@ -124,8 +126,6 @@ class EagleHead(nn.Module):
         self.draft_ids.copy_(ids)
         self.refresh()
 
-    # ---- training
-
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
         """Guesses [T, width] of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
         shape = self.shape
@@ -139,8 +139,6 @@ class EagleHead(nn.Module):
     def logits(self, features: Tensor) -> Tensor:
         """Logits over the draft vocabulary, in fp32 (fp64 for fp64)."""
         return self.draft_head.logits(features.to(self.draft_head.weight.dtype))
-
-    # ---- drafting
 
     @torch.no_grad()
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
@@ -163,29 +161,16 @@ class EagleHead(nn.Module):
         length: Tensor,
         starts: Tensor,
         most: int,
+        angles: Tensor | None = None,
     ) -> Tensor:
         """Guesses [T, width] of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
 
         hidden [T, width] of t; ids [T], the tokens t + 1; position [T], t; the rest as in `whet.model.ops`, with length
-        the pairs of each row, the new ones included. Call it over all verified places: pairs past the accepted ones
-        write what is overwritten before it is read, since lengths do not count them.
+        the pairs of each row, the new ones included; angles [T, 2 d] where they are known. Call it over all verified
+        places: pairs past the accepted ones write what is overwritten before it is read, since no length counts them.
         """
-        angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
-        return self._read(hidden, ids, angles, position, row, table, length, starts, most)
-
-    def _read(
-        self,
-        hidden: Tensor,
-        ids: Tensor,
-        angles: Tensor,
-        position: Tensor,
-        row: Tensor,
-        table: Tensor,
-        length: Tensor,
-        starts: Tensor,
-        most: int,
-    ) -> Tensor:
-        """`extend`, with the angles [T, 2 d] of the positions."""
+        if angles is None:
+            angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
         shape = self.shape
         x = self._fuse(hidden, ids)
         cos, sin = angles.chunk(2, -1)
@@ -213,7 +198,7 @@ class EagleHead(nn.Module):
         angles = self.angles[place]
         drafted = [self.choose(feature)]
         for i in range(steps - 1):
-            feature = self._read(feature, drafted[-1], angles[i], place[i], rows[i], table, lengths[i], starts, 1)
+            feature = self.extend(feature, drafted[-1], place[i], rows[i], table, lengths[i], starts, 1, angles[i])
             drafted.append(self.choose(feature))
         return torch.stack(drafted, 1)
 
@@ -222,8 +207,6 @@ class EagleHead(nn.Module):
         head = self.draft_head  # scale and soft-cap do not change which logit is the largest
         best = F.linear(feature.to(head.weight.dtype), head.weight, head.bias).argmax(-1)
         return (best if self.draft_ids is None else self.draft_ids[best]).to(torch.int32)
-
-    # ---- the layer
 
     def _fuse(self, hidden: Tensor, ids: Tensor) -> Tensor:
         embedded = F.embedding(ids, self.target.embedding)
@@ -239,7 +222,7 @@ class EagleHead(nn.Module):
 def eagle_head(
     model: Any, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
 ) -> EagleHead:
-    """A drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
+    """Make a drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
 
     `draft_ids`: the tokens that it may propose (`draft_vocabulary`), all of them where None.
     """
@@ -254,7 +237,7 @@ def eagle_head(
         eps=config.rms_norm_eps,
     )
     head = head_of(model)
-    head = Head(head.weight.detach(), None if head.bias is None else head.bias.detach(), head.scale, head.softcap)
+    head = replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach())
     target = Borrowed(model.get_input_embeddings().weight.detach(), head, model.model.rotary_emb)
     return EagleHead(shape, target, draft_ids=draft_ids, dtype=dtype, seed=seed)
 
@@ -273,24 +256,14 @@ def refuse_undraftable(model: Any) -> None:
         raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
 
 
-def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int] = ()) -> Tensor | None:
-    """The `size` most frequent ids, ascending, int64; those of `always` (stop ids) count as the most frequent.
+def draft_vocabulary(counts: np.ndarray, size: int) -> Tensor | None:
+    """The `size` most frequent ids, ascending, int64; ties go to the smaller id.
 
-    Ties go to the smaller id. None where `size` covers the vocabulary, so that no rows of the head are copied.
+    None where `size` covers the vocabulary, so that no rows of the head are copied.
 
-    >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3, always=[4]).tolist()
-    [2, 3, 4]
+    >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3).tolist()
+    [0, 2, 3]
     """
-    frequency = np.array(counts, dtype=np.float64)
-    if size >= frequency.size:
+    if size >= counts.size:
         return None
-    frequency[list(always)] = np.inf
-    return torch.from_numpy(np.sort(np.argsort(-frequency, kind="stable")[:size])).to(torch.int64)
-
-
-def _rows_of(head: Head, ids: Tensor | None) -> Head:
-    """The head over the draft vocabulary; without one, the target's own tensors."""
-    if ids is None:
-        return head
-    weight, bias = head.weight.detach()[ids], None if head.bias is None else head.bias.detach()[ids]
-    return Head(weight, bias, head.scale, head.softcap)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size])).to(torch.int64)

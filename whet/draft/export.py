@@ -32,25 +32,27 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 FOLDER = "drafter"  # in a checkpoint and in an export
 ARCHITECTURES = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
-LAYER = "layers.0."
 BIAS = "fc.bias"
+NAMES = (  # what both loaders read, in the order of `layout` and `named_weights`
+    "fc.weight",
+    "layers.0.self_attn.q_proj.weight",
+    "layers.0.self_attn.k_proj.weight",
+    "layers.0.self_attn.v_proj.weight",
+    "layers.0.self_attn.o_proj.weight",
+    "layers.0.post_attention_layernorm.weight",
+    "layers.0.mlp.gate_proj.weight",
+    "layers.0.mlp.up_proj.weight",
+    "layers.0.mlp.down_proj.weight",
+)
 
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that the loader of the config's architecture expects, no more and no less."""
     width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    table: dict[str, tuple[int, ...]] = {
-        "fc.weight": (width, 2 * width),
-        LAYER + "self_attn.q_proj.weight": (query, width),
-        LAYER + "self_attn.k_proj.weight": (key, width),
-        LAYER + "self_attn.v_proj.weight": (key, width),
-        LAYER + "self_attn.o_proj.weight": (width, query),
-        LAYER + "post_attention_layernorm.weight": (width,),
-        LAYER + "mlp.gate_proj.weight": (inner, width),
-        LAYER + "mlp.up_proj.weight": (inner, width),
-        LAYER + "mlp.down_proj.weight": (width, inner),
-    }
+    attention = ((query, width), (key, width), (key, width), (width, query))
+    shapes = ((width, 2 * width), *attention, (width,), (inner, width), (inner, width), (width, inner))
+    table: dict[str, tuple[int, ...]] = dict(zip(NAMES, shapes, strict=True))
     if config["architectures"] == [ARCHITECTURES["sglang"]]:
         table[BIAS] = (width,)
     return table
@@ -64,7 +66,8 @@ def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, en
             "SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; "
             "write the drafter for vllm, or make it over the whole vocabulary."
         )
-    _write(Path(folder), named_weights(head), drafter_config(head, target_config), engine)
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()}
+    _write(Path(folder), tensors, drafter_config(head, target_config), engine)
 
 
 def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
@@ -93,23 +96,12 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
 
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:
-    """Copies on the host, by the loaders' names."""
+    """The parameters by the loaders' names: views of them, without gradients."""
     shape = head.shape
-    sizes = [shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2]
-    query, key, value = head.qkv.detach().split(sizes)
+    query, key, value = head.qkv.detach().split([shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2])
     gate, up = head.gate_up.detach().chunk(2)
-    tensors = {
-        "fc.weight": head.fc,
-        LAYER + "self_attn.q_proj.weight": query,
-        LAYER + "self_attn.k_proj.weight": key,
-        LAYER + "self_attn.v_proj.weight": value,
-        LAYER + "self_attn.o_proj.weight": head.out,
-        LAYER + "post_attention_layernorm.weight": head.norm,
-        LAYER + "mlp.gate_proj.weight": gate,
-        LAYER + "mlp.up_proj.weight": up,
-        LAYER + "mlp.down_proj.weight": head.down,
-    }
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
+    return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
 
 
 def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
@@ -144,8 +136,12 @@ def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
 def check_layout(folder: Path | str) -> None:
     """Raise one sentence about the first thing in the folder that its engine would not load."""
     folder = Path(folder)
-    config, shapes = _read_config(folder), _read_shapes(folder)
-    wanted = layout(config)
+    wanted = layout(_read_config(folder))
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WhetError(f"{folder / WEIGHTS} cannot be read: {error}.") from error
     wrong = {
         "lacks": [name for name in wanted if name not in shapes],
         "has, which the loader does not know,": [name for name in shapes if name not in wanted],
@@ -165,13 +161,8 @@ def read_drafter(folder: Path | str, head: EagleHead) -> None:
     for name, tensor in mine.items():
         if saved[name].shape != tensor.shape:
             raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
-    attn, mlp = LAYER + "self_attn.", LAYER + "mlp."
-    head.fc.copy_(saved["fc.weight"])
-    head.qkv.copy_(torch.cat([saved[f"{attn}{part}_proj.weight"] for part in "qkv"]))
-    head.out.copy_(saved[attn + "o_proj.weight"])
-    head.norm.copy_(saved[LAYER + "post_attention_layernorm.weight"])
-    head.gate_up.copy_(torch.cat([saved[f"{mlp}{part}_proj.weight"] for part in ("gate", "up")]))
-    head.down.copy_(saved[mlp + "down_proj.weight"])
+    for name, tensor in mine.items():
+        tensor.copy_(saved[name])
     head.version += 1
 
 
@@ -189,11 +180,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise WhetError(f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load.")
     assert isinstance(config, dict)
     return config
-
-
-def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise WhetError(f"{folder / WEIGHTS} cannot be read: {error}.") from error

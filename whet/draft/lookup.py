@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from whet.draft.base import LONGEST, SHORTEST, RowView
+from whet.draft.base import LONGEST, SHORTEST, Drafter, RowView
 
 ANCHORS = (6, SHORTEST)  # tokens
 NEWEST = 16  # places of an anchor that are looked at, the newest ones
@@ -26,9 +26,6 @@ BACKLOG = 2000  # tokens indexed per step at most, beside the few that each row 
 JUST_WRITTEN = 32  # tokens
 
 Key = tuple[str, int]  # prompt and group; evaluations and training may number their groups alike
-
-
-# ---- index
 
 
 class IndexedText:
@@ -95,33 +92,28 @@ class Index:
 
         vote: among equally long matches, one whose next token is the most frequent.
         """
-        end = len(tokens)
-        for width, places in zip(ANCHORS, self._places, strict=True):
-            found = places.get(tokens[max(0, end - width) :].tobytes())
-            if found:
-                return longest(tokens, found[: -NEWEST - 1 : -1], width, vote)
-        return None
-
-
-def longest(tokens: array[int], found: list[tuple[IndexedText, int]], known: int, vote: bool) -> Match:
-    """The best of these places, the newest first, where `known` tokens agree with the end of `tokens`."""
-    end, best = len(tokens), 0
-    matches: list[tuple[IndexedText, int]] = []
-    for source, place in found:
-        other, n = source.tokens, known
-        most = min(LONGEST, end, place)
-        while n < most and other[place - n - 1] == tokens[end - n - 1]:
-            n += 1
-        if n > best:
-            best, matches = n, [(source, place)]
-            if n == LONGEST and not vote:
+        end, found = len(tokens), None
+        for known, places in zip(ANCHORS, self._places, strict=True):
+            if found := places.get(tokens[max(0, end - known) :].tobytes()):
                 break
-        elif n == best:
-            matches.append((source, place))
-    if vote and len(matches) > 1:
+        if not found:
+            return None
+        best = 0
+        matches: list[tuple[IndexedText, int]] = []
+        for source, place in found[: -NEWEST - 1 : -1]:
+            other, n = source.tokens, known
+            most = min(LONGEST, end, place)
+            while n < most and other[place - n - 1] == tokens[end - n - 1]:
+                n += 1
+            if n > best:
+                best, matches = n, [(source, place)]
+                if n == LONGEST and not vote:
+                    break
+            elif n == best:
+                matches.append((source, place))
         following = [source.tokens[place] for source, place in matches]
-        return Match(*matches[max(range(len(matches)), key=lambda i: following.count(following[i]))], best)
-    return Match(*matches[0], best)
+        first = max(range(len(matches)), key=lambda i: following.count(following[i])) if vote else 0
+        return Match(*matches[first], best)
 
 
 class Cursor:
@@ -154,12 +146,10 @@ class Cursor:
     def draft(self, most: int) -> list[int]:
         """Up to `most` tokens that followed the match, and no more than it is long unless it is of the longest."""
         if self.match is None:
-            for index in self.indexes:
-                match = index.find(self.text.tokens, self.vote)
-                if match and (self.match is None or match.length > self.match.length):
-                    self.match = match
-        if self.match is None:
-            return []
+            found = [match for index in self.indexes if (match := index.find(self.text.tokens, self.vote))]
+            if not found:
+                return []
+            self.match = max(found, key=lambda match: match.length)
         source, place, length = self.match
         if length < LONGEST:
             most = min(most, length)
@@ -172,23 +162,7 @@ class Cursor:
         return got
 
 
-def padded(drafts: Sequence[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts as an int32 matrix with zeros behind them, and their sizes.
-
-    >>> padded([[3], [4, 5]], 3)
-    (array([[3, 0, 0],
-           [4, 5, 0]], dtype=int32), array([1, 2], dtype=int32))
-    """
-    counts = np.array([len(d) for d in drafts], np.int32)
-    tokens = np.zeros((len(drafts), width), np.int32)
-    tokens[np.arange(width) < counts[:, None]] = [t for d in drafts for t in d]
-    return tokens, counts
-
-
-# ---- drafters
-
-
-class NGram:
+class NGram(Drafter):
     """Drafts from a row's own text, prompt included: the longest match, the newest among equals."""
 
     name = "ngram"
@@ -199,30 +173,31 @@ class NGram:
     def forget(self) -> None:
         self.cursors: dict[int, Cursor] = {}  # by uid
 
-    def begin(self, row: RowView) -> None:
-        """Nothing: a row is read when its first draft is wanted."""
-
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        drafts: list[list[int]] = []
+        cursors = [self._read(row) for row in rows]
+        # Index what was written where some row has to search, within a budget per step: a match is just followed.
+        searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
         backlog = BACKLOG
-        for row, wanted in zip(rows, most.tolist(), strict=True):
-            if wanted <= 0:
-                drafts.append([])
-                continue
-            cursor = self.cursors.get(row.uid)
-            if cursor is None:
-                cursor = self.cursors[row.uid] = Cursor([Index()], row.prompt, vote=False)
-            cursor.read_on(row)
-            if cursor.match is None:  # else it is followed, and nothing has to be found
-                backlog -= cursor.indexes[0].catch_up(max(JUST_WRITTEN, backlog))
-            drafts.append(cursor.draft(wanted))
-        return padded(drafts, int(most.max(initial=0)))
+        for index in dict.fromkeys(index for cursor in searching for index in cursor.indexes):
+            backlog -= index.catch_up(max(JUST_WRITTEN, backlog))
+        drafts = [cursor.draft(n) if n > 0 else [] for cursor, n in zip(cursors, most.tolist(), strict=True)]
+        counts, width = np.array([len(draft) for draft in drafts], np.int32), int(most.max(initial=0))
+        tokens = np.zeros((len(rows), width), np.int32)
+        tokens[np.arange(width) < counts[:, None]] = [token for draft in drafts for token in draft]
+        return tokens, counts
 
     def finish(self, row: RowView) -> None:
         self.cursors.pop(row.uid, None)
 
-    def updated(self, version: int) -> None:
-        """Nothing: a text stays valid under any weights."""
+    def _read(self, row: RowView) -> Cursor:
+        """The row's cursor, which has read all that the row has written."""
+        if row.uid not in self.cursors:
+            self.cursors[row.uid] = self._cursor(row)
+        self.cursors[row.uid].read_on(row)
+        return self.cursors[row.uid]
+
+    def _cursor(self, row: RowView) -> Cursor:
+        return Cursor([Index()], row.prompt, vote=False)
 
 
 class SuffixVisit:
@@ -235,7 +210,7 @@ class SuffixVisit:
         self.tokens = 0  # of the prompt and of rollouts that ended
 
 
-class Suffix:
+class Suffix(NGram):
     """Drafts from the rollouts of the same prompt: its own group first, then the last visits.
 
     Among equally long matches it takes what followed most often, the newest among equals. Memory is bounded in tokens:
@@ -252,46 +227,21 @@ class Suffix:
         self.forget()
 
     def forget(self) -> None:
-        self.readers: dict[int, tuple[SuffixVisit, Cursor]] = {}  # by uid
+        super().forget()
         self.visits: dict[Key, SuffixVisit] = {}  # the oldest first
         self._of: dict[str, list[SuffixVisit]] = {}  # visits per prompt, the oldest first
         self.tokens = 0
 
     def begin(self, row: RowView) -> None:
-        if row.uid in self.readers:
-            return
-        key = row.prompt_id, row.group_id
-        visit = self.visits.get(key)
-        if visit is None:
-            visit = self.visits[key] = SuffixVisit(key, self.version, row.prompt)
-            self._of.setdefault(row.prompt_id, []).append(visit)
-            self._count(visit, row.prompt.size)
-        visits = self._of[row.prompt_id]
-        before = visits[: visits.index(visit)][::-1][: self.earlier]
-        indexes = [visit.index, *(other.index for other in before)]
-        self.readers[row.uid] = visit, Cursor(indexes, row.prompt[-LONGEST:], vote=True)
-
-    def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cursors = []
-        for row in rows:
-            self.begin(row)
-            cursor = self.readers[row.uid][1]
-            cursor.read_on(row)
-            cursors.append(cursor)
-        # Index what was written where some row has to search, within a budget per step.
-        searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
-        backlog = BACKLOG
-        for index in dict.fromkeys(index for cursor in searching for index in cursor.indexes):
-            backlog -= index.catch_up(max(JUST_WRITTEN, backlog))
-        drafts = [cursor.draft(n) if n > 0 else [] for cursor, n in zip(cursors, most.tolist(), strict=True)]
-        return padded(drafts, int(most.max(initial=0)))
+        if row.uid not in self.cursors:
+            self.cursors[row.uid] = self._cursor(row)
 
     def finish(self, row: RowView) -> None:
         """The text stays for siblings and later visits; it is indexed when one of them drafts."""
-        if row.uid in self.readers:
-            visit, cursor = self.readers.pop(row.uid)
+        if cursor := self.cursors.pop(row.uid, None):
             cursor.read_on(row)
-            if self.visits.get(visit.key) is visit:
+            visit = self.visits.get((row.prompt_id, row.group_id))
+            if visit is not None and visit.index is cursor.indexes[0]:  # else it was dropped meanwhile
                 self._count(visit, row.ids.size)
 
     def updated(self, version: int) -> None:
@@ -300,6 +250,17 @@ class Suffix:
             if visit.version > version - self.window:
                 break
             self._drop(visit)
+
+    def _cursor(self, row: RowView) -> Cursor:
+        key = row.prompt_id, row.group_id
+        visit = self.visits.get(key)
+        if visit is None:
+            visit = self.visits[key] = SuffixVisit(key, self.version, row.prompt)
+            self._of.setdefault(row.prompt_id, []).append(visit)
+            self._count(visit, row.prompt.size)
+        visits = self._of[row.prompt_id]
+        before = visits[: visits.index(visit)][::-1][: self.earlier]
+        return Cursor([visit.index, *(other.index for other in before)], row.prompt[-LONGEST:], vote=True)
 
     def _count(self, visit: SuffixVisit, tokens: int) -> None:
         """Count tokens that are remembered; the oldest visits make room, never this one."""

@@ -18,7 +18,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +42,17 @@ PROBED = 3  # tokens the stack is compared on, as the twin is; no more, since th
 # ---- networks
 
 
-class Network(Protocol):
-    """A model over pages. Takes T new tokens, their ids, positions and rows (-1: padding), all int32 [T]; and the
-    table, lengths and starts of these rows as `paged_attention` wants them. Called without gradients."""
+class Feed(NamedTuple):
+    """T new tokens for a network: their ids, positions and rows (-1: padding), all int32 [T]; the table, lengths and
+    starts of the rows as `paged_attention` wants them; and `most`, the new tokens of a row at most."""
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        """[T, width] after the last norm; writes K and V to the pages. `most`: new tokens of a row at most."""
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    ids: Tensor
+    position: Tensor
+    row: Tensor
+    table: Tensor
+    length: Tensor
+    starts: Tensor
+    most: int
 
 
 def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
@@ -86,11 +87,10 @@ class PlainNetwork:
         self.head = head_of(twin)
         self.keys, self.values = keys, values
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        context = KernelContext(self.keys, self.values, position, row, table, length, starts, most)
-        out = self.decoder(input_ids=ids[None], position_ids=position[None].long(), use_cache=False, ctx=context)
+    def forward(self, fed: Feed) -> Tensor:
+        """As `FusedStack.forward`."""
+        context, ids = KernelContext(self.keys, self.values, fed), fed.ids[None]
+        out = self.decoder(input_ids=ids, position_ids=fed.position[None].long(), use_cache=False, ctx=context)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
@@ -100,23 +100,17 @@ class PlainNetwork:
 
 @dataclass(slots=True)
 class KernelContext:
-    """An `AttentionContext` whose pages are read and written by kernels, with the arguments of `Network.forward`."""
+    """An `AttentionContext` whose pages are read and written by kernels."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
-    position: Tensor
-    row: Tensor
-    table: Tensor
-    length: Tensor
-    starts: Tensor
-    most: int
+    fed: Feed
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values, fed = self.keys[layer], self.values[layer], self.fed
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        write_kv(key, value, keys, values, self.table, self.row, self.position)
-        pages = (keys, values, self.table, self.length, self.starts)
-        out = paged_attention(query, *pages, most=self.most, **how._asdict())
+        write_kv(key, value, keys, values, fed.table, fed.row, fed.position)
+        out = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **how._asdict())
         return out[None]
 
 
@@ -247,22 +241,10 @@ class LayerTail(NamedTuple):
     down_bias: Tensor | None
 
 
-class Heads(NamedTuple):
-    """The attention of a layer. The norms are those of single heads (Qwen 3)."""
-
-    heads: int
-    kv_heads: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    eps: float
-
-
 class FusedLayer(NamedTuple):
     qkv: Projection
-    attention: Heads
+    rope: dict[str, Any]  # the options of `rope_write`: heads, and their norms (Qwen 3)
+    attention: dict[str, Any]  # the options of `paged_attention`
     tail: LayerTail
 
 
@@ -310,7 +292,6 @@ class FusedStack:
     norm: Tensor
     eps: Tensor
     head: Head
-    sources: list[tuple[Sequence[Tensor], Tensor]]  # Parameters of the model, each with the view of them that is used
     keys: Sequence[Tensor] = ()  # one per layer, [pages, kv heads, page, d]
     values: Sequence[Tensor] = ()
     _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)  # cos and sin of every position
@@ -336,24 +317,16 @@ class FusedStack:
         self._gate, self._between = _compiled(gated.gated_reference, options), _compiled(between, options)
         self._gate_few, self._leave = gated.gated, _compiled(leave, options)
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        x = F.embedding(ids, self.embedding)
-        cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
+    def forward(self, fed: Feed) -> Tensor:
+        """[T, width] after the last norm; writes K and V to the pages. Called without gradients."""
+        x = F.embedding(fed.ids, self.embedding)
+        cos, sin = self._angles(x, fed.position, fed.table.shape[1] * self.keys[0].shape[2])
         qkv = self._enter(x, self.layers[0].qkv)
         gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
         last = len(self.layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
-            a = layer.attention
-            query = rope_write(
-                qkv, cos, sin, keys, values, table, row, position,
-                heads=a.heads, kv_heads=a.kv_heads, q_norm=a.q_norm, k_norm=a.k_norm, eps=a.eps,
-            )  # fmt: skip
-            mixed = paged_attention(
-                query, keys, values, table, length, starts,
-                most=most, scaling=a.scaling, window=a.window, softcap=a.softcap,
-            )  # fmt: skip
+            query = rope_write(qkv, cos, sin, keys, values, fed.table, fed.row, fed.position, **layer.rope)
+            mixed = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **layer.attention)
             x, normed = self._settle(mixed.flatten(1), x, layer.tail)
             inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
             if i < last:
@@ -397,12 +370,12 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     """
     if why := unfusable(twin):
         return None, why
+    if any(joined(parts) is None for parts in (*_shares(twin), *([weight] for weight in twin.parameters()))):
+        return None, "its q, k, v and gate, up projections do not share storage"
     asked = FusedInput()
     ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
     want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
     stack = _build(twin, asked)
-    if stack is None:
-        return None, "its q, k, v and gate, up projections do not share storage"
     got = _first_logits(stack, ids)
     half = want.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
@@ -416,27 +389,21 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
 class FusedInput(Probe):
     """Also notes how each layer calls its attention, which is surer than reading the config."""
 
-    calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
+    calls: dict[int, tuple[int, How]] = field(default_factory=dict)  # query heads, and the rest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        self.calls[layer] = (query.shape[1], *how)
+        self.calls[layer] = (query.shape[1], how)
         return Probe.attend(self, layer, query, key, value, how, extra)
 
 
-def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
-    sources: list[tuple[Sequence[Tensor], Tensor]] = []
+def _build(twin: Any, asked: FusedInput) -> FusedStack:
     epsilons: dict[float, Tensor] = {}
 
     def view(*parts: Tensor | None) -> Any:
-        """The model's weights as one frozen Parameter over the same storage; None where they lie apart."""
-        if parts[0] is None:
-            return None
+        """The model's weights, which lie side by side, as one frozen Parameter over the same storage."""
         tensors = [part for part in parts if part is not None]
-        whole = joined(tensors)
-        if whole is None:
-            raise _ApartError
-        sources.append((tensors, nn.Parameter(whole, requires_grad=False)))
-        return sources[-1][1]
+        whole = joined(tensors) if tensors else None
+        return None if whole is None else nn.Parameter(whole, requires_grad=False)
 
     def eps(norm: Any) -> Tensor:
         value = float(norm.variance_epsilon)
@@ -448,48 +415,34 @@ def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
 
     def layer(index: int, module: Any) -> FusedLayer:
         attn, mlp = module.self_attn, module.mlp
-        heads, scaling, window, softcap = asked.calls[index]
-        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
-        q_norm, k_norm = (None if norm is None else view(norm.weight) for norm in norms)
-        head_eps = 0.0 if norms[0] is None else float(norms[0].variance_epsilon)
-        return FusedLayer(
-            project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj),
-            Heads(heads, asked.shapes[index].heads, scaling, window, softcap, q_norm, k_norm, head_eps),
-            LayerTail(
-                view(attn.o_proj.weight),
-                view(attn.o_proj.bias),
-                project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj),
-                view(mlp.down_proj.weight),
-                view(mlp.down_proj.bias),
-            ),
-        )
+        heads, how = asked.calls[index]
+        rope: dict[str, Any] = {"heads": heads, "kv_heads": asked.shapes[index].heads}
+        if (q_norm := getattr(attn, "q_norm", None)) is not None:
+            rope |= {"q_norm": view(q_norm.weight), "k_norm": view(attn.k_norm.weight)}
+            rope["eps"] = float(q_norm.variance_epsilon)
+        gate_up = project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj)
+        out, down = ((view(linear.weight), view(linear.bias)) for linear in (attn.o_proj, mlp.down_proj))
+        qkv = project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj)
+        return FusedLayer(qkv, rope, how._asdict(), LayerTail(*out, gate_up, *down))
 
-    try:
-        layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
-    except _ApartError:
-        return None
+    layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
     embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
-    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin), sources)
-
-
-class _ApartError(Exception):
-    """Weights that should lie side by side do not."""
+    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin))
 
 
 def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
     """The logits of one row, in a small cache that is dropped afterwards."""
 
     def cache() -> list[Tensor]:
-        sizes = ((layer.attention, layer.qkv.weight.shape[0]) for layer in stack.layers)
-        return [ids.new_zeros(2, a.kv_heads, PAGE, n // (a.heads + 2 * a.kv_heads), dtype=dtype) for a, n in sizes]
+        sizes = ((layer.rope["heads"], layer.rope["kv_heads"], len(layer.qkv.weight)) for layer in stack.layers)
+        dtype = stack.embedding.dtype
+        return [ids.new_zeros(2, kv, PAGE, n // (heads + 2 * kv), dtype=dtype) for heads, kv, n in sizes]
 
-    def numbers(values: object) -> Tensor:
-        return ids.new_tensor(values, dtype=torch.int32)
-
-    dtype, tokens = stack.embedding.dtype, len(ids)
+    tokens = len(ids)
+    numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
+    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
     stack.attach(cache(), cache())
-    place, row = numbers(range(tokens)), numbers([0] * tokens)
-    hidden = stack.forward(ids, place, row, numbers([[0]]), numbers([tokens]), numbers([0, tokens]), tokens)
+    hidden = stack.forward(Feed(ids, position, row, table, length, starts, tokens))
     stack.keys = stack.values = ()
     return stack.logits(hidden)
 

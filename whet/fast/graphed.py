@@ -164,7 +164,13 @@ class Graphed:
 
     def __call__(self, pack: Pack) -> Tensor:
         """As `hidden_states(model, pack)`."""
-        buffers = self._buffers(pack) if torch.is_grad_enabled() and not self.stopped else None
+        size = self._size(pack) if torch.is_grad_enabled() and not self.stopped else None
+        if size is not None:
+            self._look_around()
+            self._seen[size] += 1
+            if size not in self.ready and self._seen[size] >= 2 and len(self.ready) < MOST:
+                self._make_ready(size, pack)
+        buffers = self._known(size, pack)
         if buffers is None:
             return hidden_states(self.model, pack)
         hidden: Tensor = _Pass.apply(self, buffers, pack, *self.trained)
@@ -173,7 +179,7 @@ class Graphed:
     def read(self, pack: Pack) -> Tensor:
         """The same without a gradient: by the graph of a forward pass if this size has one, else by the pass with a
         gradient, since the compiler has done its work for that one."""
-        buffers = None if self.stopped else self._known(pack)
+        buffers = None if self.stopped else self._known(self._size(pack), pack)
         if buffers is None:
             with torch.enable_grad():
                 return hidden_states(self.model, pack).detach()
@@ -209,11 +215,12 @@ class Graphed:
 
     # ---- making ready
 
-    def _known(self, pack: Pack) -> Buffers | None:
-        """The buffers of the pack's size, filled with it; None where they are not ready."""
+    def _known(self, size: Size | None, pack: Pack) -> Buffers | None:
+        """The buffers of this size, filled with the pack; None where they are not ready."""
+        if size is None:
+            return None
         self._look_around()
-        size = self._size(pack)
-        found = None if size is None else self.ready.get(size)
+        found = self.ready.get(size)
         if found is not None:
             found.fill(pack)
         return found
@@ -224,19 +231,6 @@ class Graphed:
         around = pack.boundaries
         keys = 0 if around.keys is None else around.keys.rows.numel()
         return size_of(pack.input_ids.numel(), len(pack.members), around.longest, self.budget, keys)
-
-    def _buffers(self, pack: Pack) -> Buffers | None:
-        """The buffers of the pack's size, made ready at its second pack; None where it takes the plain way."""
-        size = self._size(pack)
-        if size is None:
-            return None
-        self._look_around()
-        self._seen[size] += 1
-        if size not in self.ready:
-            if self._seen[size] < 2 or len(self.ready) >= MOST:
-                return None
-            self._make_ready(size, pack)
-        return self._known(pack)
 
     def _look_around(self) -> None:
         """Begins anew if a weight has moved: graphs hold addresses."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from whet.draft.base import OFF, DraftArm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
-from whet.fast.fused import KERNELS, Network, graphs_lack, network_of
+from whet.fast.fused import KERNELS, Feed, FusedStack, PlainNetwork, graphs_lack, network_of
 from whet.fast.kernels.decode import State, accept, race
 from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
 from whet.fast.pool import Captures, Key
@@ -34,7 +34,7 @@ from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
-from whet.rollout.runner import Drawn, Runner, burst, fork_rows, joined, single
+from whet.rollout.runner import Drawn, Runner, fork_rows, single
 
 # Shapes: B rows, N prompts of a wave, T tokens, K drafts per row, V vocabulary.
 #
@@ -65,17 +65,11 @@ STALE = (-1, -1)  # no number of edits: what the device has is not what the host
 # captured once. Padding has row -1: it is written to the spare page, and its results are left out.
 
 
-class Fed(NamedTuple):
-    """The arguments of `Network.forward` for N rows, all but `most`, as tensors or as numpy arrays."""
+def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> tuple[np.ndarray, ...]:
+    """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows.
 
-    tokens: Any  # [3, T]: ids, positions, rows
-    table: Any
-    length: Any
-    starts: Any
-
-
-def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> Fed:
-    """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows."""
+    Arrays of a `Feed`: ids, positions and rows as one [3, tokens], then table, lengths and starts.
+    """
     sizes = np.array([chunk.size for chunk in chunks])
     real, n = int(sizes.sum()), len(chunks)
     lines, tables = np.zeros((3, tokens), np.int32), np.zeros((rows, width), np.int32)
@@ -87,15 +81,17 @@ def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, widt
     length, starts = np.zeros(rows, np.int32), np.full(rows + 1, real, np.int32)
     length[:n] = [chunk.stop for chunk in chunks]
     starts[: n + 1] = [0, *np.cumsum(sizes)]
-    return Fed(lines, tables, length, starts)
+    return lines, tables, length, starts
 
 
 class Prefill:
-    def __init__(self, network: Network, guesser: Guesser | None, width: int, device: torch.device) -> None:
+    def __init__(
+        self, network: FusedStack | PlainNetwork, guesser: Guesser | None, width: int, device: torch.device
+    ) -> None:
         """width: pages per row; guesser: the drafter that reads the hidden states, if there is one."""
         self.network, self.guesser, self.device, self.width = network, guesser, device, width
         shapes = ((3, SIZES[-1]), (ROWS, width), (ROWS,), (ROWS + 1,))
-        self._fed = Fed(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))  # graphs read it
+        self._fed = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]  # graphs read it
         self.keys: list[Key] = [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]  # the largest first
 
     def key(self, chunks: Sequence[Chunk]) -> Key | None:
@@ -107,31 +103,30 @@ class Prefill:
 
     def rest(self) -> None:
         """Makes `step` feed no row from now on."""
-        self._fed.tokens[2] = -1
-        self._fed.starts.zero_()
+        self._fed[0][2] = -1
+        self._fed[-1].zero_()
 
     def tell(self, chunks: Sequence[Chunk], table: np.ndarray, tokens: int) -> None:
         """Uploads what `step` feeds next: rows with the pages of `table`."""
         news = to_device(self.device, *fed(chunks, table, tokens, ROWS, self.width))
-        self._fed.tokens[:, :tokens].copy_(news[0])
-        for there, new in zip(self._fed[1:], news[1:], strict=True):
+        for there, new in zip((self._fed[0][:, :tokens], *self._fed[1:]), news, strict=True):
             there.copy_(new)
 
     def step(self, tokens: int, most: int) -> Tensor:
         """Hidden states [tokens, width] after the last norm, of what `tell` uploaded."""
-        return self._forward(self._fed._replace(tokens=self._fed.tokens[:, :tokens]), most)
+        return self._forward(self._fed[0][:, :tokens], *self._fed[1:], most=most)
 
     def plain(self, chunks: Sequence[Chunk], table: np.ndarray) -> Tensor:
         """The hidden states of these chunks at once, without padding and without a graph."""
         sizes = [chunk.size for chunk in chunks]
         given = to_device(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
-        return self._forward(Fed(*given), max(sizes))
+        return self._forward(*given, most=max(sizes))
 
-    def _forward(self, given: Fed, most: int) -> Tensor:
-        ids, position, row = given.tokens
-        hidden = self.network.forward(ids, position, row, *given[1:], most)
+    def _forward(self, tokens: Tensor, table: Tensor, length: Tensor, starts: Tensor, *, most: int) -> Tensor:
+        ids, position, row = tokens
+        hidden = self.network.forward(Feed(ids, position, row, table, length, starts, most))
         if self.guesser is not None:
-            self.guesser.keep(hidden, given.table, row, position)
+            self.guesser.keep(hidden, table, row, position)
         return hidden
 
 
@@ -143,6 +138,37 @@ def buckets(slots: int) -> list[int]:
     """
     sizes = [2, 4, 8, 16, 24, 32, 48, *range(64, 257, 32), *range(320, 1025, 64), *range(1152, slots + 1, 128)]
     return [*(size for size in sizes if size < slots), max(2, slots)]
+
+
+def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
+    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
+
+    >>> token = np.array([[[1, 2]], [[3, 4]]])
+    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
+    array([[1, 3, 4, 0]])
+    """
+    steps, rows, width = token.shape
+    if steps == 1 or width == 1:
+        shape = (rows, steps * width)
+        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
+        return Drawn(tokens, log_probs, counted, proposed, arm)
+    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
+    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
+    at = (counted.cumsum(0) - counted)[step, row] + place
+    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
+    return Drawn(*packed, counted, proposed, arm)
+
+
+def joined(first: Drawn, second: Drawn) -> Drawn:
+    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
+    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
+    return Drawn(
+        np.concatenate((first.token, np.pad(second.token, wide))),
+        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
+        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
+        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
+        first.arm,
+    )
 
 
 @dataclass(slots=True)
@@ -179,7 +205,7 @@ class GraphRunner(Runner):
     packed = True
 
     def __init__(
-        self, network: Network, cache: PagedCache, rows: Rows,
+        self, network: FusedStack | PlainNetwork, cache: PagedCache, rows: Rows,
         guesser: Guesser | None, lanes: Lanes | None, speculation: Speculation | None,
     ) -> None:  # fmt: skip
         """guesser: the drafter that reads the hidden states, if there is one; lanes: texts on the device, from which
@@ -438,7 +464,7 @@ class GraphRunner(Runner):
             starts = self.numbers[: size + 1] * new
             keys, heat = keys.repeat_interleave(new, 1), heat.repeat_interleave(new)
             count = (count[:, None] + self.places[:new]).flatten()
-        hidden = self.network.forward(ids, position, row, table, length, starts, new)
+        hidden = self.network.forward(Feed(ids, position, row, table, length, starts, new))
         if self.guesser is not None:
             self.guesser.keep(hidden, table, row, position)
         logits = self.network.logits(hidden)

@@ -60,7 +60,7 @@ def uniform(bits: Tensor) -> Tensor:
     True
     """
     n8, low24 = _words(bits.device, 8, 0xFFFFFF)
-    ulp, half_ulp, largest = _floats(bits.device)
+    ulp, half_ulp, largest = _floats(bits.device, 2.0**-24, 2.0**-25, 1 - 2.0**-24)
     u = (bits >> n8).bitwise_and_(low24).to(torch.float32)
     return torch.minimum(u.mul_(ulp).add_(half_ulp), largest)
 
@@ -79,9 +79,8 @@ def _steps(device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _floats(device: torch.device) -> tuple[Tensor, ...]:
-    """2^-24, half of it, and the largest float32 below 1."""
-    return torch.tensor([2.0**-24, 2.0**-25, 1 - 2.0**-24], device=device).unbind()
+def _floats(device: torch.device, *numbers: float) -> tuple[Tensor, ...]:
+    return torch.tensor(numbers, device=device).unbind()
 
 
 @lru_cache(maxsize=8)

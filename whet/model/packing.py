@@ -11,8 +11,8 @@ back, which is also the reference. `check_packing` proves on a few tokens that a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs, wide_type
 from whet.model.ops import visible
+from whet.model.twin import changed
 
 # Shapes: T tokens fed for a pack (a shared prompt once), N sequences, C keys (a shared prompt once per sequence),
 #         R response tokens, H heads of queries or of keys and values, d size of a head.
@@ -81,16 +82,12 @@ def _(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     return torch.empty_like(like, memory_format=torch.contiguous_format)
 
 
-def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     x, rows = ctx.saved_tensors
     return sum_copies(gradient.contiguous(), rows, x), None
 
 
-copy_rows.register_autograd(_backward, setup_context=_save_inputs)
+copy_rows.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 # ---- attention over a pack
@@ -124,11 +121,9 @@ class Padding:
             if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
                 runs.append([])
             runs[-1].append(n)
-        found = []
-        for run in runs:
-            rows = ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run)
-            found.append(Bucket(len(run), run[0], torch.as_tensor(rows).to(self._device)))
-        return tuple(found)
+        places = [ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
+        rows = [torch.as_tensor(place).to(self._device) for place in places]
+        return tuple(Bucket(len(run), run[0], at) for run, at in zip(runs, rows, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +137,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Where the sequences of a pack lie, in the forms that attention needs."""
+    """Where the sequences of a pack lie, in the form that attention needs."""
 
     starts: Tensor  # int32 [N + 1]: where the fed tokens of each sequence begin; a shared prompt counts to the first
     longest: int  # tokens of the longest sequence, its prompt included
@@ -152,27 +147,25 @@ class Boundaries:
 
 
 def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed: Boundaries,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **rest: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, packed: Boundaries, **rest: Any
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls: [1, H, T, d] in, [1, T, H, d] out. Causal within each sequence."""
     unknown = [name for name in _REFUSED if rest.get(name) is not None]
-    if unknown or attention_mask is not None or dropout:
+    if unknown or attention_mask is not None or rest.get("dropout"):
         what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
         raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
+    scaling, window, softcap = rest.get("scaling"), rest.get("sliding_window"), rest.get("softcap")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    kernel = _varlen if packed.flash and can_varlen(q, v, softcap) else _reference
-    return kernel(q, k, v, packed, (scaling, sliding_window, softcap))[None], None
+    if not packed.flash or not can_varlen(q, v, softcap):
+        return _reference(q, k, v, packed, (scaling, window, softcap))[None], None
+    key_starts = packed.starts
+    if packed.keys is not None:  # queries and keys are aligned at their ends, so a prompt may have keys only
+        k, v, key_starts = copy_rows(k, packed.keys.rows), copy_rows(v, packed.keys.rows), packed.keys.starts
+    sizes = packed.starts, key_starts, packed.longest, packed.longest
+    reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
+    out = varlen_attn(q, k, v, *sizes, scale=scaling, window_size=(reach, 0), **_GQA)
+    assert isinstance(out, Tensor)
+    return out[None], None
 
 
 AttentionInterface.register(NAME, attention)
@@ -199,18 +192,6 @@ def can_varlen(q: Tensor, v: Tensor, softcap: float | None) -> bool:
 def has_flash(device: Device) -> bool:
     device = torch.device(device)
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options) -> Tensor:
-    scaling, window, _ = how
-    reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
-    keys = packed.keys
-    if keys is not None:  # queries and keys of a sequence are aligned at their ends, so the prompt may have keys only
-        k, v = copy_rows(k, keys.rows), copy_rows(v, keys.rows)
-    sizes = (packed.starts, packed.starts if keys is None else keys.starts, packed.longest, packed.longest)
-    out = varlen_attn(q, k, v, *sizes, scale=scaling, window_size=(reach, 0), **_GQA)
-    assert isinstance(out, Tensor)
-    return out
 
 
 @torch.compiler.disable
@@ -389,30 +370,20 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
     return out.last_hidden_state[0].index_select(0, pack.predict)
 
 
-@contextmanager
-def packed_attention(model: Any, checkpoint: bool = False) -> Iterator[None]:
+def packed_attention(model: Any, checkpoint: bool = False) -> AbstractContextManager[None]:
     """The model takes packs (forward and backward) until the context ends; `checkpoint` recomputes activations.
 
     transformers checkpoints a layer only in training mode. The layers are put into that mode, but not the modules
     inside them: dropout stays off, as it was when the rollouts were drawn.
     """
     layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
-    before, flags = model.config._attn_implementation, [layer.training for layer in layers]
-    model.config._attn_implementation = NAME
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-        for layer, flag in zip(layers, flags, strict=True):
-            layer.training = flag
+    return changed((model.config, "_attn_implementation", NAME), *((layer, "training", True) for layer in layers))
 
 
 def check_packing(model: Any) -> None:
     """Refuse a model unless three short sequences, two of one prompt, get the same log-probs packed as alone."""
-    vocab = model.get_input_embeddings().num_embeddings
-    device = model.get_input_embeddings().weight.device
+    table = model.get_input_embeddings()
+    vocab, device = table.num_embeddings, table.weight.device
     shapes = ((4, 3), (2, 3), (4, 5))
     pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [token % vocab] * 4) for n, token in shapes]
     (pack,) = make_packs(pairs, budget=64, device=device, share=True)
@@ -431,8 +402,7 @@ def check_packing(model: Any) -> None:
             raise WhetError(f"{type(model).__name__} cannot be trained on packed sequences: {error}") from error
         theirs = torch.cat([alone(*pairs[i]) for i in pack.members])
     gap = float((ours - theirs).abs().max())
-    loose = model.dtype in (torch.bfloat16, torch.float16)
-    if not gap < (0.3 if loose else 1e-3):
+    if not gap < (0.3 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3):
         raise WhetError(
             f"{type(model).__name__} cannot be trained here: packed sequences get other log-probs than single ones "
             f"(by {gap:.2g}), so it mixes tokens or shapes logits in a way whet does not know; choose another model."

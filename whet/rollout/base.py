@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from whet.types import Batch, Request, Rollout, Trace
 
@@ -64,7 +65,20 @@ class Engine(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-TRACE_DTYPES = {"ids": np.int32, "log_probs": np.float32, "versions": np.int32}
+PARTS = ("ids", "log_probs", "versions")  # arrays of a trace, with an entry per generated token
+
+
+def join_traces(traces: Iterable[Trace], dtype: npt.DTypeLike = np.float32) -> dict[str, np.ndarray]:
+    """The tokens of all traces end to end; dtype: that of log-probs where there is no trace."""
+    empty = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
+    traces = (empty, *traces)
+    return {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PARTS}
+
+
+def split_traces(arrays: Mapping[str, np.ndarray], sizes: Sequence[int]) -> list[Trace]:
+    """Traces of so many tokens each. They are copies, because a view would keep the tokens of all of them alive."""
+    ends = np.cumsum(sizes)
+    return [Trace(**{name: arrays[name][e - n : e].copy() for name in PARTS}) for n, e in zip(sizes, ends, strict=True)]
 
 
 class RolloutStore:
@@ -107,21 +121,14 @@ class RolloutStore:
         Rollout i is keys[i] = (group_id, index) with the tokens offsets[i] to offsets[i + 1].
         """
         flat = [(g, i, trace) for g, traces in self._traces.items() for i, trace in traces.items()]
-        sizes = [trace.ids.size for _, _, trace in flat]
-        arrays = {
-            "keys": np.array([(g, i) for g, i, _ in flat], np.int64).reshape(-1, 2),
-            "offsets": np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
-        }
-        for name, dtype in TRACE_DTYPES.items():
-            arrays[name] = np.concatenate([np.empty(0, dtype), *(getattr(trace, name) for _, _, trace in flat)])
-        return arrays
+        ends = np.cumsum([0, *(trace.ids.size for _, _, trace in flat)], dtype=np.int64)
+        keys = np.array([(g, i) for g, i, _ in flat], np.int64).reshape(-1, 2)
+        return {"keys": keys, "offsets": ends, **join_traces(trace for _, _, trace in flat)}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the stored traces by those that `arrays` returned."""
-        offsets, keys = arrays["offsets"], arrays["keys"]
+        offsets, keys = arrays["offsets"], arrays["keys"].tolist()
         assert len(offsets) == len(keys) + 1 and offsets[-1] == arrays["ids"].size, "offsets and tokens disagree"
         self._traces = {}
-        for (group_id, index), start, end in zip(keys.tolist(), offsets[:-1], offsets[1:], strict=True):
-            # A copy, because a view would keep the tokens of all rollouts alive.
-            parts = {name: arrays[name][start:end].copy() for name in TRACE_DTYPES}
-            self._traces.setdefault(group_id, {})[index] = Trace(**parts)
+        for (group_id, index), trace in zip(keys, split_traces(arrays, np.diff(offsets).tolist()), strict=True):
+            self._traces.setdefault(group_id, {})[index] = trace

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.draft.base import RowView
+from whet.draft.base import Drafter, RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.model.ops import to_device
 from whet.model.twin import KVShape
-from whet.rollout.pages import PagedCache, SlotCache
+from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
 
 # Shapes: B rows, T tokens just fed, Q newest tokens of a row, hidden size `width`.
@@ -38,19 +38,14 @@ def extra_shapes(head: EagleHead) -> list[KVShape]:
     return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
 
 
-class Guesser:
+class Guesser(Drafter):
     name = "eagle"
 
-    def __init__(self, head: EagleHead, cache: SlotCache | PagedCache, rows: Rows) -> None:
+    def __init__(self, head: EagleHead, cache: Cache, rows: Rows) -> None:
         self.head, self.cache, self.rows = head, cache, rows
         self.device = rows.device
         self.states, self.dummies = cache.keys[-2], cache.values[-2]
-        self.page = self.states.shape[2]
-        width = cache.table.shape[1] if isinstance(cache, PagedCache) else 1
-        head.attach(cache.keys[-1], cache.values[-1], (width + 1) * self.page)
-        self._own = np.arange(len(rows.token), dtype=np.int32).reshape(-1, 1)
-
-    # ---- what a runner calls
+        head.attach(cache.keys[-1], cache.values[-1], (cache.table.shape[1] + 1) * cache.page)
 
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
         """Store the hidden states [T, width] of tokens just fed, by the rows of `table`; works in a captured graph."""
@@ -67,8 +62,8 @@ class Guesser:
         real = (place >= 0) & (row[:, None] >= 0)
         position = torch.where(real, place, 0)
         at = torch.where(real, row[:, None], -1).flatten()
-        page = table.gather(1, (position // self.page).long())
-        hidden = self.states[page.flatten().long(), 0, (position % self.page).flatten().long()]
+        page = table.gather(1, (position // self.cache.page).long())
+        hidden = self.states[page.flatten().long(), 0, (position % self.cache.page).flatten().long()]
         starts = torch.arange(batch + 1, dtype=torch.int32, device=ids.device) * new
         length = state_length.clamp(min=0)
         feature = self.head.extend(hidden, ids.flatten(), position.flatten(), at, table, length, starts, new)
@@ -86,35 +81,27 @@ class Guesser:
         row, position = _ranges(np.arange(running), old, count)
         starts = np.concatenate(([0], np.cumsum(count)))
         where, token, place, at, table, length, start = to_device(
-            self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
+            self.device, self._places(row, position), ids, position, row, self.cache.table[:running], new, starts
         )
         self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
         rows.paired[:running] = new
-
-    # ---- a drafter
-
-    def begin(self, row: RowView) -> None: ...
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         running, deepest = len(rows), int(most.max(initial=0))
         if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
         self.catch_up(running, deepest)
-        ids = np.stack([_last_tokens(view, deepest + 1) for view in rows])
+        # The newest tokens of each row, prompt included, with zeros before the first.
+        new, before = deepest + 1, np.zeros(deepest, np.int32)
+        ids = np.stack([np.concatenate((before, row.prompt[-new:], row.ids[-new:]))[-new:] for row in rows])
         length = self.rows.length[:running]
-        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.table[:running])
+        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.cache.table[:running])
         drafts: np.ndarray = self.round(last, states, row, table, deepest).cpu().numpy()
         self.rows.paired[:running] = length
         return drafts, most.astype(np.int32)
 
-    def finish(self, row: RowView) -> None: ...
-
     def updated(self, version: int) -> None:
         self.head.refresh()
-
-    def forget(self) -> None: ...
-
-    # ---- hidden states of finished rows
 
     def remember(self, ended: Sequence[int], buffer: DataBuffer, version: int) -> None:
         """Put the hidden states of ended rows into the buffer that the drafter learns from."""
@@ -142,15 +129,10 @@ class Guesser:
             yield from self._gather(where).split(length[part].tolist())
             part = []
 
-    @property
-    def table(self) -> np.ndarray:
-        """Pages of each row."""
-        return self.cache.table if isinstance(self.cache, PagedCache) else self._own
-
     def _places(self, row: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Index in all pages of the tokens at these positions."""
-        page, offset = np.divmod(position, self.page)
-        return self.table[row, page] * self.page + offset
+        page, offset = np.divmod(position, self.cache.page)
+        return self.cache.table[row, page] * self.cache.page + offset
 
     def _gather(self, where: Tensor) -> Tensor:
         return self.states.view(-1, self.states.shape[-1]).index_select(0, where)
@@ -164,9 +146,3 @@ def _ranges(rows: np.ndarray, first: np.ndarray | int, count: np.ndarray) -> tup
     """
     begin = first - (np.cumsum(count) - count)
     return np.repeat(rows, count), np.repeat(begin, count) + np.arange(count.sum())
-
-
-def _last_tokens(view: RowView, count: int) -> np.ndarray:
-    """The newest `count` tokens, prompt included, with zeros before the first."""
-    known = np.concatenate((view.prompt[-count:], view.ids[-count:]))[-count:]
-    return np.pad(known.astype(np.int32), (count - known.size, 0))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from whet.draft.base import truncate
 from whet.model.noise import noise_bits, uniform
+from whet.rollout.base import PARTS
 from whet.types import Finish, Request, Rollout, Trace
 
 # Shapes: B rows that draw, V vocabulary, W tokens drawn for a row in one turn.
@@ -109,9 +110,6 @@ def empty_trace(dtype: np.dtype[Any]) -> Trace:
     return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
 
 
-# ---- sampling
-
-
 @dataclass(frozen=True, slots=True)
 class Draws:
     """How B rows draw. None means that no row asks for it, so that the common case does no work."""
@@ -161,11 +159,6 @@ def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> T
         before = probs.cumsum(-1) - probs
         out |= (before >= top_p) & (top_p < 1) & (rank > 0)  # rounding may sum to more than 1
     return torch.empty_like(out).scatter_(-1, index, out)
-
-
-# ---- columns
-
-MATRICES = ("ids", "log_probs", "versions")  # columns with an entry per generated token
 
 
 class Rows:
@@ -221,7 +214,7 @@ class Rows:
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
-        for name in MATRICES:
+        for name in PARTS:
             getattr(self, name)[row, :n] = getattr(trace, name)
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -258,14 +251,14 @@ class Rows:
             column[target] = column[source]
         self.keys[:, target] = self.keys[:, source]
         n = self.count[source]
-        for name in MATRICES:
+        for name in PARTS:
             matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
         self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
-        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in MATRICES})
+        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS})
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
@@ -282,24 +275,20 @@ class Rows:
 
         Returns how many tokens were written [B]. The first `running` rows have cached as many.
         """
-        counted = self._up_to_the_end(token, counted, decode)
-        rows, count = self._numbers[: counted.size], self.count[: counted.size]
+        n = counted.size
+        rows, count = self._numbers[:n], self.count[:n]
+        counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)
+        for i in np.flatnonzero(self.watches[:n]):
+            flight, written = self.flights[i], self.ids[i, : count[i]]
+            ends = (e for e in range(1, counted[i]) if flight.stops_in(np.append(written, token[i, :e]), decode))
+            counted[i] = next(ends, counted[i])
         row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
         at = count[row] + place
         self.ids[row, at], self.log_probs[row, at] = token[row, place], log_prob[row, place]
         self.versions[row, at] = version
-        self.token[: counted.size] = token[rows, counted - 1]
+        self.token[:n] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
         count += counted
-        return counted
-
-    def _up_to_the_end(self, token: np.ndarray, counted: np.ndarray, decode: Decode) -> np.ndarray:
-        n = counted.size
-        counted = truncate(counted, token, self.stops[:n], self.limit[:n] - self.count[:n])
-        for row in np.flatnonzero(self.watches[:n]):
-            flight, written = self.flights[row], self.ids[row, : self.count[row]]
-            ends = (e for e in range(1, counted[row]) if flight.stops_in(np.append(written, token[row, :e]), decode))
-            counted[row] = next(ends, counted[row])
         return counted
 
     def finished(self, decode: Decode) -> list[tuple[int, Finish]]:
@@ -313,8 +302,7 @@ class Rows:
 
     def draws(self) -> Draws:
         """How the ready rows draw their next token; kept until a row comes or goes."""
-        if self._draws is None:
-            self._draws = self.draws_of(slice(0, self.ready))
+        self._draws = self._draws or self.draws_of(slice(0, self.ready))
         return self._draws
 
     def draws_of(self, part: slice | np.ndarray) -> Draws:

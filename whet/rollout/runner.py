@@ -41,10 +41,6 @@ class Drawn:
         """[S, B]: tokens of the steps before each."""
         return self.counted.cumsum(0) - self.counted
 
-    def real(self, kept: np.ndarray) -> np.ndarray:
-        """[S, B]: tokens of each step where `kept` [B] were kept in all; 0 after the row's end."""
-        return np.clip(kept - self.before, 0, self.counted)
-
 
 class Runner:
     """What the engine calls. A runner that computes one step at a time overrides `advance` and `verify` only."""
@@ -110,12 +106,7 @@ class RunnerFactory(Protocol):
         """Why it cannot serve a model with this cache, in a few words; None where it can."""
 
     def make(
-        self,
-        twin: PreTrainedModel,
-        cache: Cache,
-        rows: Rows,
-        guesser: Guesser | None,
-        speculation: Speculation | None,
+        self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None, speculation: Speculation | None
     ) -> Runner: ...
 
 
@@ -183,45 +174,13 @@ class EagerRunner(Runner):
         if self.guesser is not None:
             assert self._hidden is not None
             self.guesser.states[context.page, 0, context.offset] = self._hidden
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]
 
 
 def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
     """One token [B] for each row."""
     ones = np.ones((1, token.size), np.int64)
     return Drawn(token[:, None], log_prob[:, None], ones, 0 * ones)
-
-
-def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
-    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
-
-    >>> token = np.array([[[1, 2]], [[3, 4]]])
-    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
-    array([[1, 3, 4, 0]])
-    """
-    steps, rows, width = token.shape
-    if steps == 1 or width == 1:
-        shape = (rows, steps * width)
-        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
-        return Drawn(tokens, log_probs, counted, proposed, arm)
-    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
-    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
-    at = (counted.cumsum(0) - counted)[step, row] + place
-    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
-    return Drawn(*packed, counted, proposed, arm)
-
-
-def joined(first: Drawn, second: Drawn) -> Drawn:
-    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
-    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
-    return Drawn(
-        np.concatenate((first.token, np.pad(second.token, wide))),
-        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
-        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
-        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
-        first.arm,
-    )
 
 
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:

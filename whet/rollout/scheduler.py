@@ -31,9 +31,6 @@ AHEAD = 0.25
 Room = Callable[[Flight, bool], bool]  # takes a flight (forked or not) if there are pages for it
 
 
-# ---- forecast
-
-
 class Lengths:
     """Expected response lengths.
 
@@ -157,9 +154,6 @@ class CacheRoom:
         return peak_pages(np.concatenate((own, added)), ahead, page)
 
 
-# ---- the queue
-
-
 @dataclass(slots=True)
 class Wave:
     """What one step admits: flights to feed, and flights that fork from one of them."""
@@ -187,9 +181,6 @@ class Scheduler:
         self.ooms = 0  # shortages of memory so far
         self._held = 0  # turns since a flight could have been admitted
 
-    def add(self, flights: Iterable[Flight]) -> None:
-        self.waiting.extend(flights)
-
     def give_back(self, flights: Iterable[Flight]) -> None:
         """Flights that lost their row are first again, since they arrived before all that wait."""
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
@@ -213,7 +204,8 @@ class Scheduler:
         while self.waiting and slots > 0 and not self.full and (not wave.chunks or wave.chunks[-1].last):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
-            if not (self._affords(wave, flight) if leader is None else self._affords_fork(wave)):
+            fork_fits = self.forks is None or len(wave.forks) < self.forks
+            if not (self._affords(wave, flight) if leader is None else fork_fits):
                 break
             if not room(flight, leader is not None):
                 self.full = True
@@ -264,14 +256,11 @@ class Scheduler:
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
         return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
 
-    def _affords_fork(self, wave: Wave) -> bool:
-        return self.forks is None or len(wave.forks) < self.forks
-
     def cut(self) -> list[Flight]:
         """Take out the waiting flights of groups that have begun, in order."""
         out = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
-        gone = set(map(id, out))
-        self.waiting = deque(f for f in self.waiting if id(f) not in gone)
+        gone = set(out)
+        self.waiting = deque(f for f in self.waiting if f not in gone)
         return out
 
     def forget(self) -> None:

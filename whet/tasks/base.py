@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -86,47 +85,35 @@ class PromptTable:
         task: str | Sequence[str],
         *,
         ids: Sequence[str | None] | None = None,
-        meta: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+        hashed: np.ndarray | None = None,
+        meta: Mapping[str, Sequence[Any]] | None = None,
         origin: str = "The data",
         place: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
-        """An id of None is replaced by the hash. `origin` and `place` (of a row) only serve the error messages."""
+        """An id of None is replaced by the hash; `hashed` says which of `ids` are hashes already. `origin` and `place`
+        (of a row) only serve the error messages."""
         n = len(problems)
-        if not n:
+        if not n and hashed is None:
             raise WhetError(f"{origin} holds no problems.")
+        self.problems, self.answers, self.meta = problems, answers, meta or {}
+        self.tasks = [task] * n if isinstance(task, str) else task
+        assert all(len(column) == n for column in (answers, self.tasks, *self.meta.values()))
         given = [None] * n if ids is None else ids
-        tasks = [task] * n if isinstance(task, str) else task
-        names = (
-            name if name is not None else problem_hash(which, problem, answer)
-            for name, which, problem, answer in zip(given, tasks, problems, answers, strict=True)
-        )
-
-        def refuse(name: str, first: int, second: int) -> WhetError:
-            return WhetError(
-                f'{origin} has the id "{name}" twice, in {place(first)} and {place(second)}; ids must differ: '
-                'mend them, or do without by columns = { id = "" }.'
-            )
-
-        columns = {
-            key: column.tolist() if isinstance(column, np.ndarray) else column for key, column in (meta or {}).items()
-        }
-        assert all(len(column) == n for column in columns.values())
-        hashed = np.array([name is None for name in given], bool)
-        self._fill(_number_rows(names, hashed, refuse), hashed, problems, answers, tasks, columns)
-
-    def _fill(
-        self,
-        rows: dict[str, int],
-        hashed: np.ndarray,
-        problems: Sequence[Problem],
-        answers: Sequence[str],
-        tasks: Sequence[str],
-        meta: Mapping[str, Sequence[Any]],
-    ) -> PromptTable:
-        self.ids: Sequence[str] = list(rows)
-        self.problems, self.answers, self.tasks, self.meta = problems, answers, tasks, meta
-        self._rows, self._hashed = rows, hashed
-        return self
+        self._hashed = np.array([name is None for name in given], bool) if hashed is None else hashed
+        self._rows: dict[str, int] = {}
+        repeats: Counter[str] = Counter()
+        for row, (name, is_hash) in enumerate(zip(given, self._hashed.tolist(), strict=True)):
+            unique = name = problem_hash(self.tasks[row], problems[row], answers[row]) if name is None else name
+            if name in self._rows and not is_hash:
+                raise WhetError(
+                    f'{origin} has the id "{name}" twice, in {place(self._rows[name])} and {place(row)}; ids must '
+                    'differ: mend them, or do without by columns = { id = "" }.'
+                )
+            while unique in self._rows:  # more than once where a data set kept our ids in its id column
+                repeats[name] += 1
+                unique = f"{name}#{repeats[name]}"
+            self._rows[unique] = row
+        self.ids: Sequence[str] = list(self._rows)
 
     @classmethod
     def concat(cls, tables: Sequence[PromptTable]) -> PromptTable:
@@ -135,39 +122,31 @@ class PromptTable:
         if len(tables) == 1:
             return tables[0]
         ends = np.cumsum([len(table) for table in tables])
-        hashed = np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)])
-
-        def refuse(name: str, first: int, second: int) -> WhetError:
-            a, b = np.searchsorted(ends, [first, second], side="right")
-            return WhetError(
-                f'The prompt id "{name}" is in data entry {a} and in data entry {b}; ids must differ: '
-                'rename them, or do without by columns = { id = "" }.'
-            )
-
-        names = (  # a hash loses its "#k": repeats are counted anew over all tables
-            name.partition("#")[0] if is_hash else name
-            for table in tables
-            for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
-        )
         keys = dict.fromkeys(key for table in tables for key in table.meta)
-        return cls.__new__(cls)._fill(
-            _number_rows(names, hashed, refuse),
-            hashed,
+        return cls(
             [problem for table in tables for problem in table.problems],
             [answer for table in tables for answer in table.answers],
             [task for table in tables for task in table.tasks],
-            {key: list(chain.from_iterable(t.meta.get(key, repeat(None, len(t))) for t in tables)) for key in keys},
+            ids=[  # a hash loses its "#k": repeats are counted anew over all tables
+                name.partition("#")[0] if is_hash else name
+                for table in tables
+                for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
+            ],
+            hashed=np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)]),
+            meta={key: [v for t in tables for v in t.meta.get(key, [None] * len(t))] for key in keys},
+            origin="The recipe",
+            place=lambda row: f"data entry {np.searchsorted(ends, row, side='right')}",
         )
 
     def select(self, rows: Sequence[int]) -> PromptTable:
         """A table of some rows, under their own ids."""
-        return PromptTable.__new__(PromptTable)._fill(
-            {self.ids[row]: i for i, row in enumerate(rows)},
-            self._hashed[np.asarray(rows, int)],
+        return PromptTable(
             [self.problems[row] for row in rows],
             [self.answers[row] for row in rows],
             [self.tasks[row] for row in rows],
-            {key: [column[row] for row in rows] for key, column in self.meta.items()},
+            ids=[self.ids[row] for row in rows],
+            hashed=self._hashed[np.asarray(rows, int)],
+            meta={key: [column[row] for row in rows] for key, column in self.meta.items()},
         )
 
     def at(self, row: int) -> Prompt:
@@ -196,23 +175,6 @@ class PromptTable:
 
     def __iter__(self) -> Iterator[Prompt]:
         return map(self.at, range(len(self)))
-
-
-def _number_rows(
-    names: Iterable[str], hashed: np.ndarray, refuse: Callable[[str, int, int], WhetError]
-) -> dict[str, int]:
-    """Map id to row, in row order. A hash that occurs again gets a number; a given id that does is refused."""
-    rows: dict[str, int] = {}
-    repeats: Counter[str] = Counter()
-    for row, (name, is_hash) in enumerate(zip(names, hashed.tolist(), strict=True)):
-        if name in rows and not is_hash:
-            raise refuse(name, rows[name], row)
-        unique = name
-        while unique in rows:  # more than once where a data set kept our ids in its id column
-            repeats[name] += 1
-            unique = f"{name}#{repeats[name]}"
-        rows[unique] = row
-    return rows
 
 
 def problem_hash(task: str, problem: Problem, answer: str) -> str:

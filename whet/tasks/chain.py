@@ -105,16 +105,12 @@ class ChainTask:
         levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
         problems = _draw_levels(rng, levels)
         direct = (rng.random(count) < chosen.direct).tolist()
-        return [
-            (prompt, f"#{prompt.answer}" if short else long)
-            for prompt, long, short in zip(
-                self._table(levels, problems), _write(levels, problems, _worked), direct, strict=True
-            )
-        ]
+        rows = zip(self._table(levels, problems), _write(levels, problems, _worked), direct, strict=True)
+        return [(prompt, f"#{prompt.answer}" if short else long) for prompt, long, short in rows]
 
     def _table(self, levels: np.ndarray, problems: ByLevel) -> PromptTable:
         texts, answers = _write(levels, problems, _texts), _write(levels, problems, _answers)
-        return PromptTable(texts, answers, self.name, meta={"level": levels})
+        return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -172,7 +168,12 @@ def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) ->
             every = np.stack([axis.ravel() for axis in grid], axis=1)
             problems[level] = rng.permutation(every[is_held_out(every)])[:share]
         else:  # so many problems that drawing finds new ones at once
-            problems[level] = _draw_distinct(rng, share, level)
+            chains, new = np.empty((0, level + 1), int), share
+            while new:
+                chains = np.concatenate([chains, _draw(rng, new, level, held_out=True)])
+                chains = chains[np.sort(np.unique(chains, axis=0, return_index=True)[1])]
+                new = share - len(chains)
+            problems[level] = chains
         missing -= len(problems[level])
     if missing:
         raise WhetError(
@@ -180,15 +181,6 @@ def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) ->
             f"fewer than eval_count = {count}; lower it, or raise eval_range."
         )
     return problems
-
-
-def _draw_distinct(rng: np.random.Generator, count: int, level: int) -> Chains:
-    chains = _draw(rng, count, level, held_out=True)
-    while True:
-        _, first = np.unique(chains, axis=0, return_index=True)
-        if len(first) == count:
-            return chains
-        chains = np.concatenate([chains[np.sort(first)], _draw(rng, count - len(first), level, held_out=True)])
 
 
 def is_held_out(chains: Chains) -> np.ndarray:

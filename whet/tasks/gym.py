@@ -20,7 +20,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from whet.types import Prompt
 CHUNK = 500  # size of the datasets that are made; always the same, since some problems depend on it
 PATIENCE = 400  # draws in a row without a new problem after which a dataset counts as exhausted
 LONGEST = 20_000  # characters of the longest answer that is scored: a grid may be long
+
+# The problems of one level: settings of the dataset, and the sum of the wanted levels (None where none are wanted).
+Part = tuple[Mapping[str, Any], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +51,6 @@ class GymOptions:
                 raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
 
 
-class _GymPart(NamedTuple):
-    """The problems of one level."""
-
-    settings: Mapping[str, Any]
-    level: int | None  # the sum of the wanted levels; None where none are wanted
-
-
 class GymTask:
     """`name` must differ for tasks with different options: some scores depend on the settings of the dataset."""
 
@@ -63,9 +59,8 @@ class GymTask:
     def __init__(self, name: str = "gym", **options: Any) -> None:
         self.name = name
         factory = _reasoning_gym()
-        own = {f.name for f in dataclasses.fields(GymOptions)}
-        self.options = read_options(GymOptions, {k: v for k, v in options.items() if k in own}, "Task gym")
-        settings = {key: value for key, value in options.items() if key not in own}
+        own = {f.name: options.pop(f.name) for f in dataclasses.fields(GymOptions) if f.name in options}
+        self.options = read_options(GymOptions, own, "Task gym")
         name, datasets = self.options.dataset, factory.DATASETS
         if name == "composite":
             raise WhetError(
@@ -74,10 +69,9 @@ class GymTask:
         if name not in datasets:
             raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}')
         known = {f.name for f in dataclasses.fields(datasets[name][1])} - {"seed", "size"}
-        for key in settings:
-            if key not in known:
-                raise WhetError(f'Task gym: the dataset {name} has no setting "{key}"{did_you_mean(key, known)}')
-        self._parts = _parts(factory, self.options, settings)
+        if unknown := next((key for key in options if key not in known), None):
+            raise WhetError(f'Task gym: the dataset {name} has no setting "{unknown}"{did_you_mean(unknown, known)}')
+        self._parts = _parts(factory, self.options, options)
         self._scorers = [self._make(part, size=1, seed=0) for part in self._parts]
 
     def prompts(self, split: str, seed: int) -> PromptTable:
@@ -94,7 +88,7 @@ class GymTask:
             raise WhetError(f"Task gym: reasoning-gym takes any answer to {self.options.dataset} for a right one.")
         meta: dict[str, list[Any]] = {"item": [item for _, item in rows]}
         if self.options.levels:
-            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number].level for number, _ in rows]}
+            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number][1] for number, _ in rows]}
         return PromptTable(
             [item["question"] for _, item in rows],
             [str(item["answer"] or "") for _, item in rows],
@@ -123,7 +117,9 @@ class GymTask:
         seen: set[str] = set()
         barren = 0
         for chunk in itertools.count():
-            dataset = self._make(self._parts[number], size=CHUNK, seed=_seed(seed, number, chunk))
+            # A seed far from any other: the i-th problem of most datasets depends only on seed + i.
+            (state,) = np.random.SeedSequence((seed, number, chunk)).generate_state(1)
+            dataset = self._make(self._parts[number], size=CHUNK, seed=int(state >> 1))
             for i in range(CHUNK):
                 item = self._try("cannot make a problem", dataset.__getitem__, i)
                 barren += 1
@@ -134,9 +130,9 @@ class GymTask:
                 if barren > PATIENCE:
                     return
 
-    def _make(self, part: _GymPart, size: int, seed: int) -> Any:
+    def _make(self, part: Part, size: int, seed: int) -> Any:
         create = _reasoning_gym().create_dataset
-        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part.settings)
+        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part[0])
 
     def _try(self, what: str, call: Callable[..., Any], *given: Any, **settings: Any) -> Any:
         try:
@@ -153,11 +149,7 @@ def is_held_out(question: str) -> bool:
 
 
 def is_data(answer: str) -> bool:
-    """Python that calls nothing does nothing.
-
-    >>> is_data("[[0, 1], [1, 0]]"), is_data("exit()")
-    (True, False)
-    """
+    """Python that calls nothing does nothing."""
     return "(" not in answer
 
 
@@ -207,10 +199,10 @@ def _score(scorer: Any, answer: str | None, item: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_GymPart]:
+def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[Part]:
     """One part for each combination of the wanted levels."""
     if not options.levels:
-        return [_GymPart(settings, None)]
+        return [(settings, None)]
     if not factory.has_curriculum(options.dataset):
         raise WhetError(f"Task gym: the dataset {options.dataset} has no levels; use its own settings.")
     curriculum = factory.create_curriculum(options.dataset)
@@ -219,7 +211,7 @@ def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> li
         if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
             raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
     return [
-        _GymPart({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
+        ({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
         for levels in itertools.product(*choices.values())
     ]
 
@@ -252,11 +244,6 @@ def _fields(attribute: Any) -> list[str]:
     """The settings that an attribute of a curriculum sets."""
     names = ("field_name", "lower_field_name", "upper_field_name")
     return [getattr(attribute, name) for name in names if hasattr(attribute, name)]
-
-
-def _seed(*numbers: int) -> int:
-    """A seed far from any other: the i-th problem of most datasets depends only on seed + i."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
 @contextlib.contextmanager

@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
 from whet.tasks import verify
 from whet.tasks.base import did_you_mean
 from whet.tasks.final import ANSWERS, LONGEST, after_thinking, boxed, in_tags, without_problem_words
-from whet.tasks.match import folded, read_value, same_value, settled, split_name, strip, tidy, undress
+from whet.tasks.match import folded, read_value, same_value, split_name, strip, tidy, undress
 from whet.types import Prompt
 
 MATCHERS = ("exact", "math")
@@ -46,9 +47,9 @@ class Matcher:
         """
         found, golds = self.extract(response), right_answers(prompt.answer)
         for answer in dict.fromkeys((found, without_problem_words(found, prompt.text))):
-            if any(self.same(answer, gold, formulas=False) for gold in golds):
+            if any(same_answer(answer, gold, formulas=False) for gold in golds):
                 return 1.0  # before any formula is tried, which may be slow
-        return float(self.matcher == "math" and any(self.same(found, gold, formulas=True) for gold in golds))
+        return float(self.matcher == "math" and any(same_answer(found, gold, formulas=True) for gold in golds))
 
     def final(self, response: str) -> str:
         """The answer in a form in which equal answers mostly read the same; "" for none."""
@@ -57,13 +58,6 @@ class Matcher:
     def extract(self, response: str) -> str:
         """The answer as it is written, or ""."""
         return ANSWERS[self.answer](tidy(after_thinking(response)))
-
-    @staticmethod
-    def same(found: str, gold: str, formulas: bool) -> bool:
-        found, gold = found.strip(), gold.strip()
-        if not found or not gold or max(len(found), len(gold)) > LONGEST:
-            return False
-        return _same(found, gold, formulas, 0)
 
 
 @lru_cache(maxsize=4096)
@@ -79,20 +73,19 @@ def right_answers(answer: str) -> tuple[str, ...]:
     return (boxed(answer) or answer.rpartition("####")[2].strip(),)
 
 
-def _same(found: str, gold: str, formulas: bool, depth: int) -> bool:
+def same_answer(found: str, gold: str, formulas: bool, depth: int = 0) -> bool:
+    found, gold = found.strip(), gold.strip()
+    if not found or not gold or (max(len(found), len(gold)) > LONGEST and not depth):
+        return False
     if any(dots in found and dots not in gold for dots in _AND_SO_ON):
         return False
-    if same_value(found, gold):
-        return True
-    if settled(found, gold):
-        return False
+    if (same := same_value(found, gold)) is not None:
+        return same
     found, gold = _without_name(found, gold)
-    if same_value(found, gold):
-        return True
-    if settled(found, gold):
-        return False
+    if (same := same_value(found, gold)) is not None:
+        return same
     several = has_parts(found) or has_parts(gold)
-    if several and depth < DEEPEST_FORM and same_form(found, gold, lambda a, b: _same(a, b, formulas, depth + 1)):
+    if several and depth < DEEPEST_FORM and same_form(found, gold, lambda a, b: same_answer(a, b, formulas, depth + 1)):
         return True
     if (read_form(found) or read_form(gold)) and not any(sign in undress(found + gold) for sign in _RELATIONS):
         return False
@@ -228,12 +221,8 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 def _depths(text: str) -> list[int]:
     """How many brackets are open at each character; a bracket itself belongs to the outside."""
-    depth, depths = 0, []
-    for character in text:
-        depth -= character in _CLOSING
-        depths.append(depth)
-        depth += character in _OPENING
-    return depths
+    depths = accumulate((character in _OPENING) - (character in _CLOSING) for character in text)
+    return [depth - (character in _OPENING) for character, depth in zip(text, depths, strict=True)]
 
 
 # ---- long and structured answers, compared whole, in a time linear in the response
@@ -291,9 +280,8 @@ def _gives(text: str, gold: str, where: str) -> bool:
             return inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")
         found = _decode(inside)
         return found is not None and found[0] == wanted and found[1].startswith("}")
-    if wanted is None:
-        return any(_squeeze(found) == gold for found in _find_unboxed(text, where))
-    return any(read_json(found) == wanted for found in _find_unboxed(text, where))
+    read, same = (_squeeze, gold) if wanted is None else (read_json, wanted)
+    return any(read(found) == same for found in _find_unboxed(text, where))
 
 
 def _find_unboxed(text: str, where: str) -> Iterator[str]:

@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from whet.errors import WhetError
@@ -95,7 +96,10 @@ def tame(text: str) -> bool:
     commands = _COMMAND.findall(text)
     if not _KNOWN.issuperset(commands) or not _MATRICES.issuperset(_ENVIRONMENT.findall(text)):
         return False
-    if _is_words(text) or not 0 <= _depth(text) <= DEEPEST or commands.count("frac") + commands.count("sqrt") > 12:
+    depths = list(accumulate((character in "([{") - (character in ")]}") for character in text))
+    if min(depths) < 0 or depths[-1] or max(depths) > DEEPEST:
+        return False
+    if _is_words(text) or commands.count("frac") + commands.count("sqrt") > 12:
         return False
     if ":" in text or ("=" in text and not _is_equation(text)):
         return False
@@ -117,17 +121,6 @@ def _is_equation(text: str) -> bool:
     """With something to solve for; not of tuples, nor of a function at a point, which sympy would multiply out."""
     bare = _COMMAND.sub(" ", text)
     return bool(re.search(r"[A-Za-z]", bare)) and "," not in bare and not re.search(r"[A-Za-z]\(\s*[-0-9.]+\s*\)", bare)
-
-
-def _depth(text: str) -> int:
-    """Depth of the brackets; -1 where they do not close each other."""
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-        if depth < 0:
-            return -1
-    return deepest if depth == 0 else -1
 
 
 def _tame_power(power: re.Match[str]) -> bool:

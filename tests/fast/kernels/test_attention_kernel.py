@@ -222,11 +222,15 @@ def test_operator_is_one_node_to_the_compiler() -> None:
     """The shape function agrees with the operator, and no input is changed or aliased."""
     arguments = make([(1, 20), (2, 9)], value_dim=24, where=torch.device("cpu"))
     tensors = [arguments[name] for name in ("query", "keys", "values", "table", "length", "starts")]
-    torch.library.opcheck(
-        torch.ops.whet.paged_attention.default,
-        (*tensors, 2, 0.125, 0, 0.0, 1),
-        test_utils=("test_schema", "test_faketensor"),
+    tests, compiled = (
+        ("test_schema", "test_faketensor"),
+        torch.compile(paged_attention, fullgraph=True, backend="aot_eager"),
     )
+    for more in ({}, {"window": 4, "softcap": 2.0}):
+        options: dict[str, Any] = {"most": 2, "scaling": 0.125, **more}
+        tests = ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.whet.paged_attention.default, tuple(tensors), options, test_utils=tests)
+        assert torch.equal(compiled(*tensors, **options), paged_attention(*tensors, **options))
 
 
 def test_what_the_kernel_lacks_is_said_and_served_by_the_reference() -> None:

@@ -237,8 +237,10 @@ def test_the_operators_are_sound_for_the_compiler(norm: bool) -> None:
     weight = torch.ones(8, device=device) if norm else None
     where = (c.keys, c.values, c.table, c.row, c.position)
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.whet.rope_write, (c.qkv, c.cos, c.sin, *where, 6, 2, weight, weight, 1e-6), test_utils=tests
-    )
+    options = {"heads": 6, "kv_heads": 2, "q_norm": weight, "k_norm": weight}
+    torch.library.opcheck(torch.ops.whet.rope_write, (c.qkv, c.cos, c.sin, *where), options, test_utils=tests)
+    plain = rope_write(c.qkv, c.cos, c.sin, *where, **options)
+    compiled = torch.compile(rope_write, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(c.qkv, c.cos, c.sin, *where, **options), plain)
     key = torch.randn(len(ROW), 2, 8, device=device)
     torch.library.opcheck(torch.ops.whet.write_kv, (key, key, *where), test_utils=tests)

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matrix_document
@@ -20,10 +21,11 @@ from typer.testing import CliRunner
 from whet import config
 from whet.cli import app
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, load_weights, tiny_model
+from whet.model.load import load_weights, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
 from whet.recipe import dump_config
+from whet.tools.bench import train
 from whet.tools.bench.matrix import (
     MatrixCell,
     MatrixPlan,
@@ -36,8 +38,8 @@ from whet.tools.bench.matrix import (
     store_adapter,
     without,
 )
-from whet.tools.bench.stand import circumstances
-from whet.tools.bench.train import COLUMNS, CellWork, Going, Places, cell_settings, planned, read_outcome
+from whet.tools.bench.train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
+from whet.tools.experiment import circumstances
 
 pytestmark = pytest.mark.slow  # its fixture trains cells
 
@@ -62,7 +64,7 @@ set = { "curriculum.name" = "dapo" }
 
 def model(folder: Path) -> Path:
     """A model folder that speaks the task's characters."""
-    tokenizer = char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -118,7 +120,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def kill_after_a_checkpoint(work: CellWork, name: str) -> None:
     while not (work.places.runs / name / "checkpoints" / "step_00000005").is_dir():
         time.sleep(0.01)
-    work.going[name].process.kill()
+    work.running[name].kill()
 
 
 def test_a_killed_cell_goes_on_and_what_is_done_stays(done: Done) -> None:
@@ -212,7 +214,7 @@ def unwritten(done: Done, folder: Path) -> tuple[MatrixCell, Places, CellWork, l
 
 
 def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path) -> None:
-    """Whoever waited for it was killed after it had ended, and before its JSON was written."""
+    """The command that began it was killed after the run had ended, and before its JSON was written."""
     cell, places, work, told = unwritten(done, tmp_path)
     places.goes(cell).write_text("[[true, 300.0]]")
     assert work.run(seconds=10.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
@@ -229,25 +231,24 @@ def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path)
         CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={}).run(seconds=10.0)
 
 
-def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(done: Done, tmp_path: Path) -> None:
-    """The signal meets a process that listens no more."""
+def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal meets a process that handles no signals any more."""
     cell, places, work, told = unwritten(done, tmp_path)
-    places.goes(cell).write_text("[[true, null]]")
+    places.goes(cell).unlink()
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    going = Going(cell, process, left=0.0)
-    work.going[cell.name] = going
-    work.look_at(going)
-    process.wait(timeout=60)
-    work.look_at(going)
-    process.stdout.close()
-    assert not work.failed and told[0].startswith("dapo-seed0: 4 updates")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        monkeypatch.setattr(train, "start_run", lambda *_: process)
+        work.train(Planned(replace(cell, seconds=places.spent(cell) + 0.1), "begun", 0.1))
+    assert process.returncode == -signal.SIGINT
+    assert told[0] == "dapo-seed0 goes on." and told[1].startswith("dapo-seed0: 4 updates")
     assert read_outcome(places.result(cell))["ended_by"] == "recipe"
 
 
 def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
-    """Its last row says so; whoever waited for it was killed before the JSON was written."""
+    """Its last row says so; the command that began it was killed before the JSON was written."""
     cell, places, work, told = unwritten(done, tmp_path)
     metrics = places.run(cell) / "metrics.jsonl"
     *lines, last = metrics.read_text().splitlines()
@@ -273,22 +274,16 @@ def test_other_settings_and_another_start_are_refused(done: Done) -> None:
         CellWork(places=places, start=other, beside=1, on_progress=print, about={}).run(seconds=1.0)
 
 
-def test_a_cell_is_asked_to_stop_when_its_time_is_up(done: Done) -> None:
-    code = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(7)); "
-    code += "print('ready', flush=True); signal.pause()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        going = Going(done.plan.cells[0], process, left=1e9)
-        going.hurry()
-        assert going.asked is None and process.poll() is None
-        going.left = 0.0
-        going.hurry()
-        assert going.asked is not None and process.wait(timeout=60) == 7
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def test_a_process_is_asked_to_stop_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: {}); print('ready', flush=True); "
+    for reaction, then, ended in (("sys.exit(7)", "signal.pause()", 7), ("None", "[signal.pause() for _ in 'ab']", -9)):
+        command = [sys.executable, "-c", begin.format(reaction) + then]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            monkeypatch.setattr(train, "GRACE", 60.0 if ended == 7 else 0.1)
+            assert train.wait_for(process, 0.05) and process.returncode == ended
+    quick = subprocess.Popen([sys.executable, "-c", ""])
+    assert not train.wait_for(quick, 60.0) and quick.returncode == 0
 
 
 def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels of the rollout engine. This file says whether a kernel can serve a tensor.
+"""Triton kernels of the rollout engine. This file says whether a kernel can serve a tensor, and makes operators.
 
 `attention`, `layer` and `decode` hold the operators: each checks its arguments, then calls the Triton kernel of the
 `*_triton` file beside it, or the plain torch form where `takes_triton` is false. Triton is imported at the first
@@ -7,14 +7,18 @@ launch, since not every machine has it.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
-from functools import cache
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def takes_triton(tensor: Tensor) -> bool:
@@ -27,12 +31,38 @@ def runs_triton(tensor: Tensor) -> bool:
     return (tensor.is_cuda or _interpreted()) and has_triton()
 
 
-@cache
+@functools.cache
 def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-@cache
+@functools.cache
 def _interpreted() -> bool:
     """Read once, as Triton itself does when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def operator(
+    schema: str, fake: Callable[..., Any], writes: tuple[str, ...] = ()
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Makes a function one operator to torch.compile, which calls `fake` for the shape of its result."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        made = torch.library.custom_op(f"whet::{function.__name__}", function, mutates_args=writes, schema=schema)
+        made.register_fake(fake)
+
+        @functools.wraps(function)
+        def call(*given: P.args, **options: P.kwargs) -> T:
+            # An operator is for the compiler alone: called directly, it costs the host more than the kernel costs the
+            # GPU.
+            return made(*given, **options) if torch.compiler.is_compiling() else function(*given, **options)
+
+        return call
+
+    return decorate
+
+
+def require(task: str, broken: dict[str, bool]) -> None:
+    """Raises an error that names the broken rules, each true where its condition does not hold."""
+    if found := [rule for rule, is_broken in broken.items() if is_broken]:
+        raise ValueError(f"{task} needs {'; '.join(found)}")
