@@ -36,7 +36,7 @@ SMALL = (
     "learn.warmup=2",
     "save.every=2",
 )
-"""A model that knows nothing: rewards come from the fixture's judge, not from skill."""
+"""The model is untrained: rewards come from the fixture's judge, not from skill."""
 
 
 def small_config(*sets: str) -> Config:
@@ -44,7 +44,7 @@ def small_config(*sets: str) -> Config:
 
 
 class Silent:
-    """A watcher that only remembers what it was told."""
+    """A watcher that only keeps what it receives."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []

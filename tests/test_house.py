@@ -73,7 +73,7 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative imports hide who imports whom"
+            assert node.level == 0, f"{path}: relative imports hide which part imports which"
             names.add(node.module or "")
             if node.module == "whet":
                 names |= {f"whet.{alias.name}" for alias in node.names}

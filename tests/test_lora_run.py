@@ -75,8 +75,8 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, base: Path, ki
     train(tmp_path / "whole", *sets)
     train(tmp_path / "parts", *sets, watcher=Stop())
     assert read_metrics(tmp_path / "parts")[-1]["step"] == 3
-    told = train(tmp_path / "parts", *sets, resume=True)
-    assert "Resuming after step 3." in told.messages
+    resumed = train(tmp_path / "parts", *sets, resume=True)
+    assert "Resuming after step 3." in resumed.messages
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert {p.name: p.read_bytes() for p in base.iterdir()} == before, "the base is only ever read"
     rows = read_metrics(tmp_path / "whole")

@@ -28,7 +28,7 @@ CONFIG = "seed = 1\n"
 KINDS = ("before", "half", "error")
 """Killed after a change is killed before the next."""
 SCORE = {0: 0.1, 1: 0.9, 3: 0.5}
-"""Of the steps that are saved; 1 is the best, 3 the newest."""
+"""The score of each step that is saved; 1 is the best, 3 the newest."""
 
 
 def writer(step: int, note: str = ""):
@@ -46,7 +46,7 @@ def writer(step: int, note: str = ""):
 
 
 def live(folder: Path, done: list[int], warn=pytest.fail, keep: int = 1) -> None:
-    """A run of three steps from wherever it stands; `done` hears of each save that came back."""
+    """A run of three steps from wherever it stands; `done` gets the step of each save that came back."""
     run = Run.resume(folder) if (folder / "config.toml").exists() else Run.create(folder, CONFIG)
     with run:
         newest = run.newest_checkpoint(warn)
@@ -434,9 +434,9 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
         assert newest(pytest.fail) == checkpoint_path(tmp_path, 4)
         (checkpoint_path(tmp_path, 4) / "manifest.json").write_text("rubbish")
         (checkpoint_path(tmp_path, 3) / "state" / "masters.safetensors").unlink()
-        told: list[str] = []
-        assert newest(told.append) == checkpoint_path(tmp_path, 2)
-        assert told == [
+        warnings: list[str] = []
+        assert newest(warnings.append) == checkpoint_path(tmp_path, 2)
+        assert warnings == [
             "The checkpoint step_00000004 is skipped: manifest.json is unreadable.",
             "The checkpoint step_00000003 is skipped: state/masters.safetensors is missing.",
         ]
@@ -444,7 +444,7 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
         for step in (1, 2):
             (checkpoint_path(tmp_path, step) / "manifest.json").unlink()
         with pytest.raises(WhetError, match=r"No checkpoint in .* is whole"):
-            newest(told.append)
+            newest(warnings.append)
         assert best_checkpoint(run.folder) is None
 
 

@@ -118,7 +118,7 @@ def test_a_prompt_is_known_by_its_text_and_messages() -> None:
     ],
 )
 def test_stop_and_end(eos, stop: tuple[int, ...], end: int) -> None:
-    """The tokenizer's eos ends a worked solution, unless the generation config knows others only."""
+    """The tokenizer's eos ends a worked solution, unless the generation config lists others only."""
     codec = Codec(bytes_tokenizer(), eos)
     assert codec.stop_ids == stop
     assert codec.encode_response("ab") == [*codec.encode(plain("ab")), end]

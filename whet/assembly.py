@@ -385,7 +385,20 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         ordered=settings.rollout.ordered,
         total=problems.rewards.total,
     )
-    drafter = build_drafter(settings, model)
+    drafts, on_gpu = "eagle" in settings.draft.drafters, model.device.type == "cuda"
+    if on_gpu and (drafts or settings.rollout.graphs):
+        from whet.fast.fused import share_storage
+
+        share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
+    drafter = None
+    if drafts:
+        from whet.draft.training import AdaptiveDrafter
+
+        drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+        if on_gpu:
+            from whet.fast.fused import KERNELS
+
+            drafter.live.ops = KERNELS
     engine = build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
@@ -440,17 +453,15 @@ def refuse_unmet(parts: Parts) -> None:
 def build_engine(
     plan: RunPlan, model: PreTrainedModel, room: Room | None = None, drafter: AdaptiveDrafter | None = None
 ) -> LocalEngine:
-    """`room`: how a GPU is shared with a learner; None where there is no learner, or no GPU."""
+    """`room`: how a GPU is shared with a learner, if there is one. On a GPU the model's storage is shared already."""
     from whet.draft.speculation import build_speculation
     from whet.rollout.engine import LocalEngine
 
     settings, rollout, vocab = plan.settings, plan.settings.rollout, model.config.get_text_config().vocab_size
     runners, sizes = None, list(range(1, rollout.slots + 1))
     if rollout.graphs and model.device.type == "cuda":
-        from whet.fast.fused import share_storage
         from whet.fast.graphs import GraphRunners, buckets
 
-        share_storage(model)  # before there is an optimiser: it is the last time that weights move
         runners, sizes = GraphRunners(), buckets(rollout.slots)
     engine = LocalEngine(
         model,
@@ -468,21 +479,6 @@ def build_engine(
     )
     engine.begin()
     return engine
-
-
-def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
-    if "eagle" not in settings.draft.drafters:
-        return None
-    from whet.draft.training import AdaptiveDrafter
-
-    if model.device.type != "cuda":
-        return AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    from whet.fast.fused import KERNELS, share_storage
-
-    share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
-    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    drafter.live.ops = KERNELS
-    return drafter
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:

@@ -150,7 +150,7 @@ def train(
 
         plan = check_run(settings)
         out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
-        for line in plan.describe(mean_response(out) if out else None):  # an earlier run knows its response lengths
+        for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
             show(f"# {printable(line, one_line=True)}")
         return
     folder = out or api.new_folder()

@@ -202,17 +202,17 @@ def gpu_of(name: str) -> Gpu | None:
 class Workload:
     """One step of one stage. Lengths are in tokens, on average."""
 
-    steps: float  # of this stage
+    steps: float  # steps of this stage
     prompts: float  # prompts asked, each read once for all of its rollouts
-    generated: float  # rollouts
-    trained: float  # rollouts
+    generated: float  # rollouts generated
+    trained: float  # rollouts trained on
     prompt: float
     response: float
-    limit: int  # of the longest response
+    limit: int  # tokens of the longest response
     slots: int
     stream: bool
     graphs: bool  # whether rollouts run by captured graphs
-    passes: float  # over the trained tokens: 3 for forward and backward, 1 more for each other forward
+    passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:

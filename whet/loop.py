@@ -25,7 +25,7 @@ from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
 
-DRAFTER_SHARE = 0.03  # of the time of the steps on a GPU, for training the drafter
+DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
 
 class Watcher(Protocol):

@@ -112,10 +112,30 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
 
     `reward` is a Python callable that judges every prompt, training and evaluation.
     """
-    loader = Loader(settings, reward)
-    read = [loader.read(entry, "train") for entry in settings.data]
-    table = PromptTable.concat([part for _, part in read])
-    evals = {entry.name: under_name(entry.name, loader.read(entry, "eval")[1]) for entry in settings.eval}
+    rewards = Rewards(settings.judge.weight, settings.reward)
+    names: dict[str, config.Problems] = {}
+    judges: dict[str, Grader] = {}
+    matched: dict[str, TextTask] = {}
+    notes: list[str] = []
+
+    def read(entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
+        """The problems of an entry; its judge gets a name of its own."""
+        task = build_task(entry, name_task(entry, names), settings.data_folder)
+        judges[task.name] = rewards.grader(reward or load_judge(task, entry), task.final)
+        notes.extend(getattr(task, "notes", ()))
+        if isinstance(task, TextTask) and not (reward or entry.reward):
+            if "answer" not in task.columns:
+                raise WhetError(
+                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
+                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
+                )
+            matched[task.name] = task
+        table = task.prompts(split, settings.seed)
+        return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
+
+    parts = [read(entry, "train") for entry in settings.data]
+    table = PromptTable.concat([part for _, part in parts])
+    evals = {entry.name: under_name(entry.name, read(entry, "eval")[1]) for entry in settings.eval}
     keys = [problem_key(problem) for problem in table.problems]
     wants_slice = HELD_OUT not in evals and settings.held_out.size > 0 and settings.data
     held = choose_held_out(keys, settings.held_out.size) if wants_slice else frozenset()
@@ -124,7 +144,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         first = {keys[row]: row for row in reversed(range(len(keys))) if keys[row] in held}
         evals[HELD_OUT] = under_name(HELD_OUT, map(table.at, sorted(first.values())))
     elif wants_slice:
-        loader.notes.append(
+        notes.append(
             f"{len(set(keys)):,} training problems are too few to set some aside; to judge the best checkpoint, name "
             f"an [[eval]] entry {HELD_OUT}."
         )
@@ -135,48 +155,22 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
     trained = {keys[row] for row in kept}
     overlap = {name: sum(key_of(p) in trained for p in prompts) for name, prompts in evals.items()}
     repeats = len(kept) - len({(keys[row], table.answers[row]) for row in kept})
-    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in read], dtype=int)), prepend=0)
+    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0)
     return Problems(
         train=train,
         evals=evals,
         eval_by_id=by_id,
-        judges=loader.judges,
-        matched=loader.matched,
-        rewards=loader.rewards,
-        tasks=tuple(task for task, _ in read),
+        judges=judges,
+        matched=matched,
+        rewards=rewards,
+        tasks=tuple(task for task, _ in parts),
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
         curricula=tuple(entry.curriculum for entry in settings.data),
         repeats=repeats,
         overlap=overlap,
-        notes=(*loader.notes, *data_notes(settings, len(kept), repeats, overlap, evals)),
+        notes=(*notes, *data_notes(settings, len(kept), repeats, overlap, evals)),
         held_out=held,
     )
-
-
-class Loader:
-    """Reads the problems of all entries, each with a judge under a name of its own."""
-
-    def __init__(self, settings: config.Config, reward: JudgeFunction | None) -> None:
-        self.settings, self.reward = settings, reward
-        self.names: dict[str, config.Problems] = {}
-        self.rewards = Rewards(settings.judge.weight, settings.reward)
-        self.judges: dict[str, Grader] = {}
-        self.matched: dict[str, TextTask] = {}
-        self.notes: list[str] = []
-
-    def read(self, entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
-        task = build_task(entry, name_task(entry, self.names), self.settings.data_folder)
-        self.judges[task.name] = self.rewards.grader(self.reward or load_judge(task, entry), task.final)
-        self.notes += getattr(task, "notes", ())
-        if isinstance(task, TextTask) and not (self.reward or entry.reward):
-            if "answer" not in task.columns:
-                raise WhetError(
-                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
-                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
-                )
-            self.matched[task.name] = task
-        table = task.prompts(split, self.settings.seed)
-        return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
 
 
 def key_of(prompt: Prompt) -> int:
@@ -282,7 +276,7 @@ class EncodedPrompts:
                 ends.append(len(tokens))
         self.tokens = np.frombuffer(tokens, np.int32)
         self.ends = np.frombuffer(ends, np.int64)
-        self.lengths = np.diff(self.ends, prepend=0)  # of the training prompts, then of those for evaluation
+        self.lengths = np.diff(self.ends, prepend=0)  # training prompts, then those for evaluation
         self._number_rows(problems)
 
     def _number_rows(self, problems: Problems) -> None:

@@ -175,11 +175,11 @@ class Codec:
                 return spell(table, numbers)
             except KeyError:
                 return spell(table, [i for i in numbers if i in table])
-        heard = [i for i in numbers if i not in silent]
+        kept = [i for i in numbers if i not in silent]
         try:
-            return self._ask(heard)
+            return self._ask(kept)
         except Exception:  # each kind of tokenizer raises its own: OverflowError, KeyError, TypeError
-            return self._ask([i for i in heard if self._exists(i)])
+            return self._ask([i for i in kept if self._exists(i)])
 
     def _ask(self, ids: list[int]) -> str:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)

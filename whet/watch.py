@@ -146,7 +146,7 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         "The last one: {complaint}.",
     ),
     "signal": (
-        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # of what trains: a filter turns down the rest by design
+        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # share of what trains: a filter drops the rest by design
         'Fewer than 5% of the groups trained on have both right and wrong answers; try curriculum.name = "dapo", more '
         "curriculum.rollouts, or prompts nearer to what the model can do.",
     ),
