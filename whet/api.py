@@ -38,6 +38,10 @@ class Result:
         """The newest checkpoint: a Hugging Face folder."""
         return max((self.folder / "checkpoints").glob("step_*"))
 
+    def accuracy(self, name: str = "held_out") -> list[float]:
+        key = f"eval/{name}/accuracy"
+        return [row[key] for row in self.metrics if row.get(key) is not None]
+
 
 def train(
     model: str | Path | None = None,
