@@ -200,7 +200,7 @@ def test_guards() -> None:
         ({"dataset": "chain_some"}, 'reasoning-gym has no dataset "chain_some"; did you mean "chain_sum"?'),
         ({"dataset": "composite"}, r"takes one dataset per entry; write a \[\[data\]\] entry"),
         ({"dataset": 3}, "dataset = 3 is wrong: it should be a string"),
-        ({"train_count": 0}, "train_count = 0 is wrong: it should be at least 1"),
+        ({"train_count": 0}, "train_count = 0 is wrong: it should be from 1 to 10000000"),
         ({"min_term": 2}, 'chain_sum has no setting "min_term"; did you mean "min_terms"?'),
         ({"seed": 2}, 'chain_sum has no setting "seed"'),
         ({"min_terms": 9}, "chain_sum refuses its settings: max_terms must be >= min_terms"),

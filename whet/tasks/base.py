@@ -218,6 +218,42 @@ def check_options(defaults: Mapping[str, Any], given: Mapping[str, Any], where: 
             raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}.")
 
 
+def check_range(where: str, name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise WhetError(f"{where}: {name} = {value} is wrong: it should be from {low} to {high}.")
+
+
+def parse_range(where: str, text: str, lowest: int, highest: int) -> tuple[int, int]:
+    first, dash, last = str(text).partition("-")
+    if first.isdecimal() and (last.isdecimal() if dash else True):
+        low, high = int(first), int(last or first)
+        if lowest <= low <= high <= highest:
+            return low, high
+    raise WhetError(f'{where}: "{text}" is no range of levels; write "3-7" or "5", within {lowest} to {highest}.')
+
+
+def spread_levels(where: str, mix: Mapping[str, float], count: int, lowest: int, highest: int) -> np.ndarray:
+    """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals).
+
+    The mix gives each range of levels its share; inside a range the levels get equal shares.
+    """
+    ranges = []
+    for text, share in mix.items():
+        ranges.append(parse_range(where, text, lowest, highest))
+        if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
+            raise WhetError(f'{where}: mix."{text}" = {share!r} is wrong: a share is a number from 0 to 1.')
+    total, shares = sum(mix.values()), np.zeros(highest + 1)
+    if abs(total - 1) > 1e-6:
+        raise WhetError(f"{where}: the shares of mix must add up to 1, not to {total:g}.")
+    for (low, high), share in zip(ranges, mix.values(), strict=True):
+        shares[low : high + 1] += share / total / (high - low + 1)
+    exact = shares * count
+    whole = np.floor(exact + 1e-9).astype(int)  # 0.48 / 4 * 100 is 12, not 11.999...
+    order = np.argsort(-(exact - whole), kind="stable")
+    whole[order[: count - whole.sum()]] += 1
+    return np.repeat(np.arange(highest + 1), whole)
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name.
 

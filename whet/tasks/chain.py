@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, read_options
+from whet.tasks.base import PromptTable, check_range, parse_range, read_options, spread_levels
 from whet.types import Prompt
 
 OPERATIONS = "+-*"
@@ -37,21 +37,16 @@ ByLevel = dict[int, Chains]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainOptions:
     train_count: int = 20_000
-    # Share of the training prompts for each range of levels; inside a range the levels get equal shares.
+    # Share of the training prompts for each range of levels, by `spread_levels`.
     mix: Mapping[str, float] = field(default_factory=lambda: {"1": 0.4, "3-7": 0.12, "9-12": 0.48})
     eval_count: int = 400
     eval_range: str = "1-8"
 
     def __post_init__(self) -> None:
-        _check_range("train_count", self.train_count, 1, 10_000_000)
-        _check_range("eval_count", self.eval_count, 1, 100_000)
-        parse_range(self.eval_range)
-        for levels, share in self.mix.items():
-            parse_range(levels)
-            if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
-                raise WhetError(f'Task chain: mix."{levels}" = {share!r} is wrong: a share is a number from 0 to 1.')
-        if abs(sum(self.mix.values()) - 1) > 1e-6:
-            raise WhetError(f"Task chain: the shares of mix must add up to 1, not to {sum(self.mix.values()):g}.")
+        check_range("Task chain", "train_count", self.train_count, 1, 10_000_000)
+        check_range("Task chain", "eval_count", self.eval_count, 1, 100_000)
+        parse_range("Task chain", self.eval_range, 1, MAX_LEVEL)
+        spread_levels("Task chain", self.mix, 0, 1, MAX_LEVEL)  # refuses a wrong mix before anything is drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +56,9 @@ class ChainSolutions:
     max_level: int = 12  # longer chains are cut to this level
 
     def __post_init__(self) -> None:
-        _check_range("direct", self.direct, 0, 1)
-        _check_range("decay", self.decay, 1e-3, 100)
-        _check_range("max_level", self.max_level, 1, MAX_LEVEL)
+        check_range("Task chain", "direct", self.direct, 0, 1)
+        check_range("Task chain", "decay", self.decay, 1e-3, 100)
+        check_range("Task chain", "max_level", self.max_level, 1, MAX_LEVEL)
 
 
 class ChainTask:
@@ -74,12 +69,13 @@ class ChainTask:
         self.options = read_options(ChainOptions, options, "Task chain")
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        rng = np.random.default_rng([seed, int(split == "eval")])
+        rng, options = np.random.default_rng([seed, int(split == "eval")]), self.options
         if split == "train":
-            levels = rng.permutation(_spread_levels(self.options.mix, self.options.train_count))
+            levels = rng.permutation(spread_levels("Task chain", options.mix, options.train_count, 1, MAX_LEVEL))
             problems = _draw_levels(rng, levels)
         else:
-            problems = _draw_held_out(rng, self.options.eval_count, *parse_range(self.options.eval_range))
+            low, high = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
+            problems = _draw_held_out(rng, options.eval_count, low, high)
             levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
         return self._table(levels, problems)
 
@@ -107,29 +103,7 @@ class ChainTask:
         return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
-def parse_range(text: str) -> tuple[int, int]:
-    first, dash, last = str(text).partition("-")
-    if first.isdecimal() and (last.isdecimal() if dash else True):
-        low, high = int(first), int(last or first)
-        if 1 <= low <= high <= MAX_LEVEL:
-            return low, high
-    raise WhetError(f'Task chain: "{text}" is no range of levels; write "3-7" or "5", within 1 to {MAX_LEVEL}.')
-
-
 # ---- drawing problems
-
-
-def _spread_levels(mix: Mapping[str, float], count: int) -> np.ndarray:
-    """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals)."""
-    shares = np.zeros(MAX_LEVEL + 1)
-    for text, share in mix.items():
-        low, high = parse_range(text)
-        shares[low : high + 1] += share / sum(mix.values()) / (high - low + 1)
-    exact = shares * count
-    whole = np.floor(exact + 1e-9).astype(int)  # 0.48 / 4 * 100 is 12, not 11.999...
-    order = np.argsort(-(exact - whole), kind="stable")
-    whole[order[: count - whole.sum()]] += 1
-    return np.repeat(np.arange(MAX_LEVEL + 1), whole)
 
 
 def _draw_levels(rng: np.random.Generator, levels: np.ndarray) -> ByLevel:
@@ -221,8 +195,3 @@ def _join(*parts: np.ndarray) -> list[str]:
     characters = np.hstack([part.view("S1") for part in parts])
     width, text = characters.shape[1], characters.tobytes().decode("ascii")
     return [text[i : i + width] for i in range(0, len(text), width)]
-
-
-def _check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        raise WhetError(f"Task chain: {name} = {value} is wrong: it should be from {low} to {high}.")

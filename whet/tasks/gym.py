@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, did_you_mean, read_options
+from whet.tasks.base import PromptTable, check_range, did_you_mean, read_options
 from whet.tasks.final import after_thinking, boxed, in_tags, last_number, marked
 from whet.types import Prompt
 
@@ -46,9 +46,8 @@ class GymOptions:
     levels: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("train_count", "eval_count"):
-            if not 1 <= getattr(self, name) <= 10_000_000:
-                raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
+        check_range("Task gym", "train_count", self.train_count, 1, 10_000_000)
+        check_range("Task gym", "eval_count", self.eval_count, 1, 10_000_000)
 
 
 class GymTask:

@@ -143,7 +143,8 @@ class Judge(AbstractContextManager):
         return number
 
     def _move(self, wait: bool) -> None:
-        """One round: hand out work, wait (if so) for an answer or a deadline, and book the answers."""
+        """One round: hand out work, wait (if so) for an answer or a deadline, book the answers, and bury workers that
+        are dead, silent or out of memory."""
         self._hand_out()
         busy = {worker.conn: worker for worker in self._workers if worker.chunk}
         if not busy:
@@ -153,7 +154,14 @@ class Judge(AbstractContextManager):
             first_deadline = min(worker.deadline(self._settings.timeout_s) for worker in busy.values())
             wait_for(list(busy), max(0.0, first_deadline - time.monotonic()))
         for worker in busy.values():
-            self._look_after(worker)
+            out_of_memory = self._book(worker.read())
+            if out_of_memory or worker.broken:
+                self._bury(worker, "" if out_of_memory else "crashes")
+            elif worker.chunk and worker.deadline(self._settings.timeout_s) <= time.monotonic():
+                worker.kill()
+                late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
+                self._book(late)
+                self._bury(worker, "" if late else "timeouts")
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -167,19 +175,6 @@ class Judge(AbstractContextManager):
                 worker.give([self._todo.popleft() for _ in range(size)])
                 if worker.broken:
                     self._bury(worker, "crashes")
-
-    def _look_after(self, worker: Worker) -> None:
-        """Book the answers of a worker, and bury it if it is dead, silent or out of memory."""
-        out_of_memory = self._book(worker.read())
-        if out_of_memory:
-            self._bury(worker, "")
-        elif worker.broken:
-            self._bury(worker, "crashes")
-        elif worker.chunk and worker.deadline(self._settings.timeout_s) <= time.monotonic():
-            worker.kill()
-            late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
-            self._book(late)
-            self._bury(worker, "" if late else "timeouts")
 
     def _book(self, answered: Sequence[tuple[Item, Reply, float]]) -> bool:
         """True if the worker ran out of memory on the last of them."""

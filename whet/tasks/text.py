@@ -280,19 +280,14 @@ def read_levels(values: Sequence[Any]) -> list[Any]:
     ([5, 3, None, None, 2], ['easy', '3'])
     """
     known = [None if is_blank(v) or (isinstance(v, str) and v.strip().endswith("?")) else v for v in values]
-    numbers = {v: _level(v) for v in set(known) if v is not None}
-    if all(number is not None for number in numbers.values()):
-        return [None if v is None else numbers[v] for v in known]
-    return known
-
-
-def _level(value: Any) -> int | float | None:
-    if isinstance(value, str):
-        match = _LEVEL.fullmatch(value.strip())
-        value = float(match[1]) if match else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return int(value) if value == int(value) else value
+    numbers: dict[Any, int | float | None] = {None: None}
+    for value in set(known) - {None}:
+        found = _LEVEL.fullmatch(value.strip()) if isinstance(value, str) else None
+        number = float(found[1]) if found else value
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            return known
+        numbers[value] = int(number) if number == int(number) else number
+    return [numbers[value] for value in known]
 
 
 def is_small(values: Sequence[Any]) -> bool:
