@@ -2,10 +2,9 @@
 
 `compiled_layers(model, form)` goes around the forward and backward passes inside `packing.packed_attention`. It hangs
 a compiled `forward` on each layer while it lasts and takes it off again, so modules, parameter names, copies (the
-rollout twin, the reference) and checkpoints never see it. Layers, not the model: that takes minutes and buys 2%. The
-token dimension and the longest sequence are symbols in the graph, weights are its inputs. `best_form` tries the forms
-of `FORMS`, most gain first, and takes the first whose log-probs and gradient are those of the plain model. It tries at
-the size of a real pack: what the compiler sees first is what it tunes for.
+rollout twin, the reference) and checkpoints never see it. Layers, not the model: that takes minutes and buys 2%. Tokens
+and the longest sequence are symbols in the graph, weights are its inputs. `best_form` takes the first of `FORMS` whose
+log-probs and gradient are those of the plain model, at the size of a real pack, which the compiler then tunes for.
 """
 
 from __future__ import annotations
@@ -210,6 +209,4 @@ def gradient_chunk(
     return (gradient * scale).to(product.dtype)
 
 
-@functools.cache
-def _compile_chunk(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
+_compile_chunk = functools.cache(functools.partial(torch.compile, dynamic=True))

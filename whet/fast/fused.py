@@ -76,7 +76,10 @@ def graphs_lack(shapes: Iterable[KVShape], device: torch.device, dtype: torch.dt
 
 
 class PlainNetwork:
-    """The twin's own modules with our attention kernels: for any family that the twin allows."""
+    """The twin's own modules with our attention kernels: for any family that the twin allows. It is their
+    `AttentionContext`, whose pages are read and written by kernels."""
+
+    fed: Feed  # what the forward under way was given
 
     def __init__(self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self.decoder = twin.get_decoder()
@@ -85,22 +88,10 @@ class PlainNetwork:
 
     def forward(self, fed: Feed) -> Tensor:
         """As `FusedStack.forward`."""
-        context, ids = KernelContext(self.keys, self.values, fed), fed.ids[None]
-        out = self.decoder(input_ids=ids, position_ids=fed.position[None].long(), use_cache=False, ctx=context)
+        self.fed, position = fed, fed.position[None].long()
+        out = self.decoder(input_ids=fed.ids[None], position_ids=position, use_cache=False, ctx=self)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.narrow_logits(hidden)
-
-
-@dataclass(slots=True)
-class KernelContext:
-    """An `AttentionContext` whose pages are read and written by kernels."""
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    fed: Feed
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
         keys, values, fed = self.keys[layer], self.values[layer], self.fed
@@ -147,10 +138,8 @@ def unshareable(model: nn.Module) -> str | None:
         for part, names in GROUPS:
             linears: list[Any] = [getattr(getattr(layer, part, None), name, None) for name in names]
             for name, linear in zip(names, linears, strict=True):
-                if why := _odd(linear):
+                if why := _odd(linear, used):
                     return f"{part}.{name} {why}"
-                if any(used[_owner(parameter)] > 1 for parameter in linear.parameters()):
-                    return f"{part}.{name} is tied to another weight"
             if len({(a.in_features, a.weight.dtype, a.weight.device, a.bias is None) for a in linears}) > 1:
                 return f"{', '.join(names)} of {part} differ in type, place, width or bias"
     return None
@@ -194,14 +183,14 @@ def _owner(parameter: Tensor) -> int:
     return parameter.data_ptr() or id(parameter)
 
 
-def _odd(linear: object) -> str | None:
+def _odd(linear: object, used: Counter[int]) -> str | None:
     if linear is None:
         return "is missing"
     if type(linear) is not nn.Linear:  # an adapter, a quantised layer, a parametrised one
         return f"is a {type(linear).__name__}, not a plain linear layer"
     if any(type(p) is not nn.Parameter or not p.is_floating_point() for p in linear.parameters()):
         return "holds weights of a special kind"
-    return None
+    return "is tied to another weight" if any(used[_owner(p)] > 1 for p in linear.parameters()) else None
 
 
 # ---- a layer of the fused stack as pure functions
@@ -314,7 +303,12 @@ class FusedStack:
     def forward(self, fed: Feed) -> Tensor:
         """[T, width] after the last norm; writes K and V to the pages. Called without gradients."""
         x = F.embedding(fed.ids, self.embedding)
-        cos, sin = self._angles(x, fed.position, fed.table.shape[1] * self.keys[0].shape[2])
+        if getattr(self.rotary, "rope_type", None) in FIXED:  # only the position counts: cos and sin are looked up
+            if len(self._circle) < (context := fed.table.shape[1] * self.keys[0].shape[2]):
+                self._circle = torch.cat(self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1)[0]
+            cos, sin = F.embedding(fed.position, self._circle).chunk(2, -1)
+        else:
+            cos, sin = (each[0] for each in self.rotary(x[None], fed.position[None]))
         qkv = self._enter(x, self.layers[0].qkv)
         gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
         last = len(self.layers) - 1
@@ -326,19 +320,6 @@ class FusedStack:
             if i < last:
                 x, qkv = self._between(inner, x, layer.tail, self.layers[i + 1].qkv)
         return self._leave(inner, x, self.layers[last].tail, self.norm, self.eps)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.narrow_logits(hidden)
-
-    def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, d] in the type of x, the same for every layer; looked up where only the position counts."""
-        if getattr(self.rotary, "rope_type", None) not in FIXED:
-            cos, sin = self.rotary(x[None], position[None])
-            return cos[0], sin[0]
-        if len(self._circle) < context:
-            self._circle = torch.cat(self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1)[0]
-        cos, sin = F.embedding(position, self._circle).chunk(2, -1)
-        return cos, sin
 
 
 def unfusable(model: PreTrainedModel) -> str | None:
@@ -369,7 +350,12 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
     want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
     stack = _build(twin, asked)
-    got = _first_logits(stack, ids)
+    numbers = (range(PROBED), [0] * PROBED, [[0]], [PROBED], [0, PROBED])  # one row, in a cache that is dropped
+    fed = Feed(ids, *(ids.new_tensor(each, dtype=torch.int32) for each in numbers), PROBED)
+    shapes = [asked.shapes[i] for i in range(len(stack.layers))]
+    stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=s.dtype) for s in shapes] for _ in range(2)))
+    got = stack.head.narrow_logits(stack.forward(fed))
+    stack.keys = stack.values = ()
     half = want.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
     gap = (got.double() - want.double()).abs().max().item()
@@ -421,23 +407,6 @@ def _build(twin: Any, asked: FusedInput) -> FusedStack:
     layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
     embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
     return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin))
-
-
-def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
-    """The logits of one row, in a small cache that is dropped afterwards."""
-
-    def cache() -> list[Tensor]:
-        sizes = ((layer.rope["heads"], layer.rope["kv_heads"], len(layer.qkv.weight)) for layer in stack.layers)
-        dtype = stack.embedding.dtype
-        return [ids.new_zeros(2, kv, PAGE, n // (heads + 2 * kv), dtype=dtype) for heads, kv, n in sizes]
-
-    tokens = len(ids)
-    numbers = (range(tokens), [0] * tokens, [[0]], [tokens], [0, tokens])
-    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
-    stack.attach(cache(), cache())
-    hidden = stack.forward(Feed(ids, position, row, table, length, starts, tokens))
-    stack.keys = stack.values = ()
-    return stack.logits(hidden)
 
 
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -1,13 +1,12 @@
 """The learner's passes on a GPU: compiled layers, and CUDA graphs for models so small that the host cannot keep up.
 
 `whet.assembly` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
-the network's forward and backward pass as they are there, with compiled or plain layers; head, loss and optimiser stay
-outside: they are few launches. A pack is padded to one of few sizes; padding is sequences of its own whose gradient is
-zero, so that it adds exactly nothing. A size that comes a second time is captured, and replayed from then on; what has
-no graph takes the plain way. All graphs lie in one memory pool, so a backward pass must follow its own forward pass
-before another is replayed (it raises if not). On a CPU the same buffers go through plain calls, which is how the tests
-compare it with `hidden_states`. Shapes: `tokens` padded tokens of a pack, `sequences` + 1 starts, `width` numbers per
-hidden state.
+the network's forward and backward pass; head, loss and optimiser stay outside: they are few launches. A pack is padded
+to one of few sizes, by sequences of their own whose gradient is zero, so that they add exactly nothing. A size that
+comes a second time is captured, and replayed from then on. All graphs lie in one memory pool, so a backward pass must
+follow its own forward pass before another is replayed (it raises if not). On a CPU the same buffers go through plain
+calls, which is how the tests compare it with `hidden_states`. Shapes: `tokens` padded tokens of a pack, `sequences` + 1
+starts, `width` numbers per hidden state.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 `whet.assembly` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
 decode step is forward, draw and bookkeeping in one graph replay; a step that speculates is two replays, the drafter's
-and the target's. The device ends rows by itself, so the next steps can be launched before the host has read these;
-what is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for sizes up to the number of
-slots; rows beyond the batch are padding, with length -1, written to the spare page. On a CPU everything runs as plain
-calls, which is how the tests compare it with `EagerRunner`.
+and the target's. The device ends rows by itself, so the next steps can be launched before the host has read these; what
+is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for sizes up to the number of slots;
+rows beyond the batch are padding, with length -1. On a CPU everything runs as plain calls, which the tests compare.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from whet.draft.base import OFF, DraftArm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
 from whet.fast.fused import KERNELS, Feed, FusedStack, PlainNetwork, graphs_lack, network_of
-from whet.fast.kernels.decode import State, accept, race
+from whet.fast.kernels.decode import State, Texts, accept, race
 from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
 from whet.fast.pool import Captures, Key
 from whet.model.ops import to_device
@@ -186,7 +185,6 @@ class GraphRunners:
     page = PAGE  # tokens per page of the cache that its runners read best
 
     def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
-        """Why it cannot serve a model with this cache, in a few words; None where it can."""
         return graphs_lack(shapes, device)
 
     def make(
@@ -338,7 +336,7 @@ class GraphRunner(Runner):
         if self._uploaded_wishes != self._wishes:
             self.device_rows.tell(MOST, self.rows.most[:running])
             self._uploaded_wishes = self._wishes
-        keys = self._keys(self._size(running), arm)
+        keys = self._keys(running, arm)
         if not all(key in self.captures.graphs for key in keys):
             self.begin()
             self.captures.capture(keys)
@@ -362,8 +360,8 @@ class GraphRunner(Runner):
         picky = np.flatnonzero(self.rows.picky[: len(order)])
         if picky.size:  # evaluations with top-k or top-p: their tokens are drawn outside of the graph
             self._uploaded = STALE
-            logits = step.logits[self._tensor(order[picky], np.int64)]
-            token[0, picky, 0], log_prob[0, picky, 0] = self._draw(logits, picky)
+            (asked,) = to_device(self.device, order[picky])
+            token[0, picky, 0], log_prob[0, picky, 0] = self._draw(step.logits[asked], picky)
         counted = lines[:, 0]
         if self.guesser is not None and step.arm.drafter == self.guesser.name:
             self.rows.paired[: len(order)] = self.rows.length[: len(order)] + counted[:-1].sum(0)
@@ -382,15 +380,12 @@ class GraphRunner(Runner):
     def prepare(self, running: int, arm: DraftArm) -> float:
         begin = time.perf_counter()
         if arm.depth:
-            self.captures.capture(self._keys(self._size(running), arm))
+            self.captures.capture(self._keys(running, arm))
         return time.perf_counter() - begin
 
     @property
     def ahead(self) -> bool:
         return self._next is not None
-
-    def _size(self, running: int) -> int:
-        return next(size for size in self.sizes if size >= running)
 
     def begin(self, served: Sequence[tuple[int, DraftArm]] = ()) -> None:
         """Captures prompts and plain steps of every size, the largest first, which every run needs; and the steps that
@@ -399,8 +394,9 @@ class GraphRunner(Runner):
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
         self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
-    def _keys(self, size: int, arm: DraftArm) -> list[Key]:
+    def _keys(self, running: int, arm: DraftArm) -> list[Key]:
         """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
+        size = next(size for size in self.sizes if size >= running)
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
 
@@ -460,10 +456,10 @@ class GraphRunner(Runner):
         hidden = self.network.forward(Feed(ids, position, row, table, length, starts, new))
         if self.guesser is not None:
             self.guesser.keep(hidden, table, row, position)
-        logits = self.network.logits(hidden)
+        logits = self.network.head.narrow_logits(hidden)
         token, log_prob = race(logits, keys, count, heat)
         rows = State(state[TOKEN], state[LENGTH], state[COUNT], state[LIMIT], state[STOPS:])
-        texts = None if self.lanes is None else self.lanes.texts(state[LANE])
+        texts = None if self.lanes is None else Texts(self.lanes.history, self.lanes.written, state[LANE])
         accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
 
@@ -497,7 +493,7 @@ class GraphRunner(Runner):
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         (last,) = to_device(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
-        logits = self.network.logits(hidden[last])
+        logits = self.network.head.narrow_logits(hidden[last])
         if source:
             fork_rows(self.cache, self.rows, running + n, source)
             (asked,) = to_device(self.device, np.array([*range(n), *(row - running for row in source)]))
@@ -508,12 +504,9 @@ class GraphRunner(Runner):
         """Draws a token for each row of `part` by the host's columns."""
         rows = self.rows
         if rows.picky[part].any():
-            token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
+            token, log_prob = sample(logits, rows.draws_of(part), *to_device(self.device, rows.count[part]))
         else:
             bits = rows.temperature[part].astype(np.float32).view(np.int32)
             keys, count, heat = to_device(self.device, rows.keys[:, part], rows.count[part], bits)
             token, log_prob = race(logits, keys, count, heat.view(torch.float32))
         return token.cpu().numpy(), log_prob.cpu().numpy()
-
-    def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.fast.kernels.decode import Texts, lookup
+from whet.fast.kernels.decode import lookup
 from whet.model.ops import to_device
 from whet.rollout.rows import Flight, Rows
 
@@ -160,9 +160,6 @@ class Lanes:
         self.written[lane] = state[LENGTH] + 1
 
     # ---- on the device alone
-
-    def texts(self, lane: Tensor) -> Texts:
-        return Texts(self.history, self.written, lane)
 
     def last(self, lane: Tensor, length: Tensor, count: int) -> Tensor:
         """The newest `count` tokens of rows with so many cached ones, int32 [B, count]; anything before the first."""

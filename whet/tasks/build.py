@@ -10,6 +10,7 @@ penalty is no term: it belongs to the learner (learn.overlong), which has the es
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import itertools
@@ -217,7 +218,23 @@ class Rewards:
             taken = sum(name == entry.name or name.rpartition("_")[0] == entry.name for name in self._weights)
             name = f"{entry.name}_{taken + 1}" if taken else entry.name  # the second "format" is "format_2"
             self._weights[name] = entry.weight
-            self._add(name, entry)
+            if entry.name in REWARDS:
+                reads, term = REWARDS[entry.name]
+                defaults = inspect.getfullargspec(term).kwonlydefaults or {}
+                check_options(defaults, entry.options, f'The reward "{entry.name}"')
+                term = functools.partial(term, **entry.options)
+                if reads is Rollout:
+                    self._of_rollout[name] = term
+                else:
+                    term("")  # refuses values that make no sense
+                    self._of_text[name] = lambda prompt, response, term=term: term(response)
+            elif ":" not in entry.name:
+                near = did_you_mean(entry.name, REWARDS)
+                raise WhetError(f'There is no reward "{entry.name}"{near} Your own is written "module:function".')
+            elif entry.options:
+                raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
+            else:
+                self._of_text[name] = import_judge(entry.name)
         self.names = tuple(self._weights)  # as the metrics show them: reward/<name>
 
     def grader(self, judge: JudgeFunction, final: Callable[[str], str] | None = None) -> Grader:
@@ -242,23 +259,3 @@ class Rewards:
         if not math.isfinite(reward):
             raise WhetError(f"the rewards add up to {reward}")
         return reward, terms
-
-    def _add(self, name: str, entry: config.Reward) -> None:
-        if entry.name in REWARDS:
-            reads, term = REWARDS[entry.name]
-            defaults = inspect.getfullargspec(term).kwonlydefaults or {}
-            check_options(defaults, entry.options, f'The reward "{entry.name}"')
-            if reads is Rollout:
-                self._of_rollout[name] = lambda rollout: term(rollout, **entry.options)
-            else:
-                term("", **entry.options)  # refuses values that make no sense
-                self._of_text[name] = lambda prompt, response: term(response, **entry.options)
-        elif ":" not in entry.name:
-            raise WhetError(
-                f'There is no reward "{entry.name}"{did_you_mean(entry.name, REWARDS)}'
-                ' Your own is written "module:function".'
-            )
-        elif entry.options:
-            raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
-        else:
-            self._of_text[name] = import_judge(entry.name)

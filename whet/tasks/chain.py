@@ -10,7 +10,7 @@ the worked solutions never do, whatever their seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,7 @@ class ChainTask:
             low, high = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
             problems = _draw_held_out(rng, options.eval_count, low, high)
             levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
-        return self._table(levels, problems)
+        return self._table(levels, _write(levels, problems))
 
     def judge(self, prompt: Prompt, response: str) -> float:
         """Exact: everything after the last "#" is the answer."""
@@ -93,13 +93,13 @@ class ChainTask:
             return []
         chosen = read_options(ChainSolutions, options, "The worked solutions of task chain")
         levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
-        problems = _draw_levels(rng, levels)
+        rows = _write(levels, _draw_levels(rng, levels))
         direct = (rng.random(count) < chosen.direct).tolist()
-        rows = zip(self._table(levels, problems), _write(levels, problems, _worked), direct, strict=True)
-        return [(prompt, f"#{prompt.answer}" if short else long) for prompt, long, short in rows]
+        solved = zip(self._table(levels, rows), rows, direct, strict=True)
+        return [(prompt, f"#{answer}" if short else f"{work}#{answer}") for prompt, (_, work, answer), short in solved]
 
-    def _table(self, levels: np.ndarray, problems: ByLevel) -> PromptTable:
-        texts, answers = _write(levels, problems, _texts), _write(levels, problems, _answers)
+    def _table(self, levels: np.ndarray, rows: Sequence[tuple[str, str, str]]) -> PromptTable:
+        texts, answers = [text for text, _, _ in rows], [answer for _, _, answer in rows]
         return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
@@ -170,24 +170,15 @@ def running_values(chains: Chains) -> np.ndarray:
     return values
 
 
-def _write(levels: np.ndarray, problems: ByLevel, write: Callable[[Chains], list[str]]) -> list[str]:
-    """One string per entry of `levels`; each level takes its problems in turn."""
-    turns = {level: iter(write(chains)) for level, chains in problems.items()}
+def _write(levels: np.ndarray, problems: ByLevel) -> list[tuple[str, str, str]]:
+    """Problem, work and answer for each entry of `levels`; each level takes its problems in turn."""
+    turns = {}
+    for level, chains in problems.items():
+        values = running_values(chains)
+        texts = _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
+        work, answers = _join(_WORKED_STEPS[chains[:, 1:], values]), _join(_DIGITS[values[:, -ANSWER_VALUES:]])
+        turns[level] = zip(texts, work, answers, strict=True)
     return [next(turns[level]) for level in levels.tolist()]
-
-
-def _texts(chains: Chains) -> list[str]:
-    return _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
-
-
-def _answers(chains: Chains) -> list[str]:
-    return _join(_DIGITS[running_values(chains)[:, -ANSWER_VALUES:]])
-
-
-def _worked(chains: Chains) -> list[str]:
-    values = running_values(chains)
-    mark = np.full((len(chains), 1), "#", "S1")
-    return _join(_WORKED_STEPS[chains[:, 1:], values], mark, _DIGITS[values[:, -ANSWER_VALUES:]])
 
 
 def _join(*parts: np.ndarray) -> list[str]:

@@ -84,16 +84,9 @@ class Golds:
 
 
 def check_golds(
-    task: TextTask,
-    rows: Sequence[int],
-    prompt_at: Callable[[int], Prompt],
-    *,
-    sample: int = 0,
-    seed: int = 0,
-    seconds: float = SECONDS,
-    workers: int = 1,
-    memory_mb: int = 2048,
-) -> Golds:
+    task: TextTask, rows: Sequence[int], prompt_at: Callable[[int], Prompt], *,
+    sample: int = 0, seed: int = 0, seconds: float = SECONDS, workers: int = 1, memory_mb: int = 2048,
+) -> Golds:  # fmt: skip
     """Judge the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
     drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
     until = time.monotonic() + seconds

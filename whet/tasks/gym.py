@@ -99,7 +99,14 @@ class GymTask:
     def judge(self, prompt: Prompt, response: str) -> float:
         """reasoning-gym's score, unchanged: some of its datasets give part of it to a wrong answer."""
         item, scorer = prompt.meta["item"], self._scorers[prompt.meta.get("part", 0)]
-        answer = _answer(after_thinking(response).strip(), item["answer"])
+        said, reference = after_thinking(response).strip(), item["answer"] or ""
+        # One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out.
+        height = len(reference.splitlines()) or 1
+        answer = _pointed(said, marks=height == 1 and not marked(reference))
+        if reference and last_number(reference) == reference:
+            answer = last_number(answer or said) or answer
+        elif not answer:
+            answer = "\n".join(said.splitlines()[-height:]) if reference else said
         harmless = GUARDS.get(self.options.dataset, lambda answer: True)
         return _score(scorer, answer if len(answer) <= LONGEST and harmless(answer) else None, item)
 
@@ -169,15 +176,6 @@ GUARDS: dict[str, Callable[[str], bool]] = {  # datasets whose score evaluates t
 }
 
 
-def _answer(said: str, reference: str | None) -> str:
-    """One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out."""
-    height = len(reference.splitlines()) if reference else 1
-    pointed = _pointed(said, marks=height == 1 and not marked(reference or ""))
-    if reference and last_number(reference) == reference:
-        return last_number(pointed or said) or pointed
-    return pointed or ("\n".join(said.splitlines()[-height:]) if reference else said)
-
-
 def _pointed(said: str, *, marks: bool = True) -> str:
     """The answer that a response points out: in tags, boxed, or (a line) after "answer is" and other marks."""
     found = in_tags(said).strip() or boxed(said)
@@ -205,10 +203,17 @@ def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> li
     for name in choices:
         if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
             raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
-    return [
-        ({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
-        for levels in itertools.product(*choices.values())
-    ]
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+
+    parts: list[Part] = []
+    exactly = DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND)  # by default it takes all levels up to these
+    for levels in itertools.product(*choices.values()):
+        for name, level in zip(choices, levels, strict=True):
+            curriculum.set_attr_level(name, level)
+        made = curriculum.generate_configuration(context=exactly)
+        fields = [name for attribute in curriculum.attributes.values() for name in _fields(attribute)]
+        parts.append(({**{name: getattr(made, name) for name in fields}, **settings}, sum(levels)))
+    return parts
 
 
 def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
@@ -223,16 +228,6 @@ def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
                 f"from {values[0]} to {values[-1]}."
             )
     return list(dict.fromkeys(listed))
-
-
-def _settings_at(curriculum: Any, levels: Mapping[str, int]) -> dict[str, Any]:
-    """The settings of exactly these levels, where reasoning-gym by itself would take all up to them."""
-    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
-
-    for name, level in levels.items():
-        curriculum.set_attr_level(name, level)
-    made = curriculum.generate_configuration(context=DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND))
-    return {name: getattr(made, name) for attribute in curriculum.attributes.values() for name in _fields(attribute)}
 
 
 def _fields(attribute: Any) -> list[str]:

@@ -40,15 +40,10 @@ class Judge(AbstractContextManager):
     """
 
     def __init__(
-        self,
-        lookup: Callable[[str], Prompt],
-        judges: Judges,
-        settings: config.Judge,
-        *,
-        decode: Callable[[Sequence[int]], str],
-        ordered: bool = True,
+        self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.Judge, *,
+        decode: Callable[[Sequence[int]], str], ordered: bool = True,
         total: Total = lambda rollout, said: (said.score, dict(said.terms)),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._lookup, self._judges, self._decode = lookup, judges, decode
         self._settings, self._ordered, self._total = settings, ordered, total
         self._wanted = settings.workers or min(8, max(1, (os.cpu_count() or 2) - 1))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from whet.errors import WhetError
 from whet.tasks import verify
@@ -222,6 +222,7 @@ def _depths(text: str) -> list[int]:
 _BOX = "\\boxed{"
 _MARKER = re.compile(r".*(?:####|answer(?:\s?:|\s?is\b))", re.IGNORECASE | re.DOTALL)
 _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_DECODER = json.JSONDecoder(parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)  # 2.0 is 2
 
 
 def same_whole(response: str, answer: str, where: str) -> bool:
@@ -267,20 +268,11 @@ def _gives(text: str, gold: str, where: str) -> bool:
             return inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")
         found = _decode(inside)
         return found is not None and found[0] == wanted and found[1].startswith("}")
-    read, same = (_squeeze, gold) if wanted is None else (read_json, wanted)
-    return any(read(found) == same for found in _find_unboxed(text, where))
-
-
-def _find_unboxed(text: str, where: str) -> Iterator[str]:
-    """What may be the answer of a response without a box."""
-    if where == "tagged":
-        yield in_tags(text)
+    may_be = {"tagged": [in_tags(text)], "whole": [text], "auto": [text, *_FENCED.findall(text)[-1:]]}.get(where, [])
     if where in ("auto", "marked") and (marker := _MARKER.match(text)):
-        yield text[marker.end() :]
-    if where in ("auto", "whole"):
-        yield text
-    if where == "auto" and (blocks := _FENCED.findall(text)):
-        yield blocks[-1]
+        may_be.append(text[marker.end() :])
+    read, same = (_squeeze, gold) if wanted is None else (read_json, wanted)
+    return any(read(found) == same for found in may_be)
 
 
 def _squeeze(text: str) -> str:
@@ -299,12 +291,3 @@ def _decode(text: str) -> tuple[str, str] | None:
         return json.dumps(value, sort_keys=True), text[end:].lstrip()
     except (ValueError, RecursionError):
         return None
-
-
-def _number(text: str) -> Any:
-    """2.0 is 2."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-_DECODER = json.JSONDecoder(parse_float=_number)

@@ -53,7 +53,11 @@ class TextTask:
             raise WhetError(f"{sheet.origin} holds no problems.")
         self.name, self.origin, self.rows = name, sheet.origin, sheet.rows
         self.columns = find_columns(sheet, {**columns, **entry.columns})  # role -> column
-        _refuse_holes(sheet, self.columns)
+        needed = [self.columns[role] for role in ("prompt", "answer") if role in self.columns]
+        if holes := [(sheet.holes[column], column) for column in needed if column in sheet.holes]:
+            row, column = min(holes)  # a JSON row without the key; a null is only a blank
+            there = [other for other in sheet.names if sheet.column(other)[row] is not None]
+            raise WhetError(f'{_place(sheet, row)} has no "{column}"; it has {", ".join(there) or "nothing"}.')
         rows, skipped = _read_rows(sheet, self.columns, _select_rows(sheet, self.columns, entry.where), entry.limit)
         if not rows and skipped:
             raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
@@ -61,7 +65,7 @@ class TextTask:
         ids = None
         if "id" in self.columns:
             cells = sheet.column(self.columns["id"])
-            ids = [None if is_blank(cells[i]) else _scalar(cells[i], _place(sheet, i), "id") for i in kept]
+            ids = [None if is_blank(cells[i]) else _text(cells[i], _place(sheet, i), "id", numbers=True) for i in kept]
         meta, self.not_kept, too_large = _read_meta(sheet, self.columns, kept)
         self._table = PromptTable(
             [problem for problem, _, _ in rows.values()],
@@ -123,15 +127,6 @@ def _place(sheet: Sheet, row: int) -> str:
     return f"{sheet.origin}, {sheet.place(row)}"
 
 
-def _refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
-    """Refuse a JSON row without the key of a needed column; a null is only a blank."""
-    needed = [columns[role] for role in ("prompt", "answer") if role in columns]
-    if holes := [(sheet.holes[name], name) for name in needed if name in sheet.holes]:
-        row, name = min(holes)
-        there = [other for other in sheet.names if sheet.column(other)[row] is not None]
-        raise WhetError(f'{_place(sheet, row)} has no "{name}"; it has {", ".join(there) or "nothing"}.')
-
-
 def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
     """The rows that have one of the wanted values in every column that `where` names."""
     rows: Sequence[int] = range(sheet.rows)
@@ -174,7 +169,9 @@ def _read_rows(
             break
         place = _place(sheet, i)
         problem = read_problem(cells["prompt"][i], place)
-        solution = read_solution(cells["solution"][i], place) if "solution" in cells else ""
+        texts = cells["solution"][i] if "solution" in cells else None  # several (OlympiadBench) are joined
+        texts = texts if isinstance(texts, list | tuple) else [texts]
+        solution = "\n".join(_text(text, place, "solution") for text in texts if not is_blank(text))
         if "answer" not in cells:  # the recipe says that there is none: the user's judge decides
             answers: tuple[str, ...] = ("",)
         elif columns["answer"] == columns.get("solution"):
@@ -235,7 +232,7 @@ def read_problem(value: Any, where: str) -> Problem | None:
     if is_blank(value):
         return None
     if isinstance(value, str):
-        return _valid(value, where, "prompt")
+        return _text(value, where, "prompt")
     if not isinstance(value, list | tuple) or not value:
         raise WhetError(f"{where}: prompt should be a string or a list of chat messages, got {short(value)}.")
     for message in value:
@@ -256,21 +253,15 @@ def read_answers(value: Any, where: str) -> tuple[str, ...]:
             value = json.loads(value)
     if isinstance(value, list | tuple):
         if any(isinstance(one, list | dict) for one in value) and (text := as_json(value)) is not None:
-            return (_valid(text, where, "answer"),)
-        return tuple(dict.fromkeys(_scalar(v, where, "answer") for v in value if not is_blank(v)))
-    return (_scalar(value, where, "answer"),)
+            return (_text(text, where, "answer"),)
+        return tuple(dict.fromkeys(_text(v, where, "answer", numbers=True) for v in value if not is_blank(v)))
+    return (_text(value, where, "answer", numbers=True),)
 
 
 def split_worked(text: str) -> tuple[str, str]:
     """(answer, solution) of a text in GSM8K's form; the solution is "" where the text is a plain answer."""
     _, mark, answer = text.rpartition("####")
     return (answer.strip(), _CALCULATOR.sub("", text)) if mark and answer.strip() else (text, "")
-
-
-def read_solution(value: Any, where: str) -> str:
-    """One text; several (OlympiadBench) are joined; "" for none."""
-    parts = value if isinstance(value, list | tuple) else [value]
-    return "\n".join(_text(part, where, "solution") for part in parts if not is_blank(part))
 
 
 def read_levels(values: Sequence[Any]) -> list[Any]:
@@ -315,23 +306,14 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _scalar(value: Any, where: str, column: str) -> str:
-    """A string as it is; a number or boolean as it reads."""
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+def _text(value: Any, where: str, column: str, numbers: bool = False) -> str:
+    """A string as it is; where `numbers` are allowed, a number or boolean as it reads."""
+    if numbers and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
         return str(value)
-    return _text(value, where, column)
-
-
-def _text(value: Any, where: str, column: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise WhetError(f"{where}: {column} should be text, got {short(value)}.")
-    return _valid(value, where, column)
-
-
-def _valid(value: str, where: str, column: str) -> str:
-    if not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError:  # JSON can spell half a character; no tokenizer reads it
-            raise WhetError(f"{where}: {column} is not valid Unicode (a lone surrogate).") from None
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell half a character; no tokenizer reads it
+        raise WhetError(f"{where}: {column} is not valid Unicode (a lone surrogate).") from None
     return value
