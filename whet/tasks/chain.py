@@ -74,8 +74,8 @@ class ChainTask:
             levels = rng.permutation(spread_levels("Task chain", options.mix, options.train_count, 1, MAX_LEVEL))
             problems = _draw_levels(rng, levels)
         else:
-            low, high = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
-            problems = _draw_held_out(rng, options.eval_count, low, high)
+            wanted = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
+            problems = _draw_held_out(rng, options.eval_count, *wanted)
             levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
         return self._table(levels, _write(levels, problems))
 

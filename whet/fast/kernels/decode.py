@@ -185,6 +185,8 @@ def lookup_reference(
         counts = lane >= 0
         if nth > 0:
             counts = counts & (other >= 0) & (other != own) & (of[there] == of[own]) & (of[own] >= 0)
+            if not counts.any():
+                continue
         # In front of each place of this text, how many tokens agree with `newest` without a gap.
         text = history[there]
         match, agree = torch.zeros_like(text, dtype=torch.int64), torch.ones_like(text, dtype=torch.bool)
