@@ -201,8 +201,8 @@ class Bench:
         return {name: {k: found.get(f"rollout/{k}", 0.0) for k in GRAPHS} for name, found in stats.items()}
 
     def plan_bytes(self, rungs: Sequence[Rung]) -> dict[str, int]:
-        """Memory of `plans`, captured once more, each in a pool of its own, largest first, and let go of: what the pool and
-        the driver took."""
+        """Memory of `plans`, captured once more, each in a pool of its own, largest first, then freed: bytes of the
+        pool and the driver."""
         runner = self.engine("model_free" if self.head is None else "eagle").runner
         assert isinstance(runner, GraphRunner), "there are no graphs without a GPU"
         made, found = runner.captures, dict[str, int]()

@@ -3,9 +3,9 @@
     make test-gpu               in .venv
     make test-gpu VENV=none     with python3 and PYTHONPATH as they are: a machine with a GPU may have no network
 
-Compiling takes such tests longer than running them, so a few processes share it, each with a few tests of one file: a
-process that crashes or hangs takes no other test along. Those of `ALONE` read how much of the GPU's memory is free and run
-last, one process at a time. The result, `benchmarks/results/gpu_tests.json`, is written whether tests fail or not;
+Most of the time goes into compiling, so a few processes share the GPU, each with a few tests of one file: a process
+that crashes or hangs takes no other test along. Those of `ALONE` read the free memory of the GPU and run last, one
+process at a time. The result, `benchmarks/results/gpu_tests.json`, is written whether tests fail or not;
 without a git history the commit is what WHET_COMMIT says.
 """
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stream import Arm
 
 MIX = "most"
-"""The easier of the demo's two mixes: most prompts are neither trivial nor hopeless, so that a short training gets somewhere."""
+"""The easier of the demo's two mixes: most prompts are neither trivial nor hopeless, so a short training learns."""
 
 
 @dataclass

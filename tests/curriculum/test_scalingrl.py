@@ -224,7 +224,7 @@ LEVELS = {
 
 
 def mixed_share(source: Any, rates: np.ndarray, levels: np.ndarray, seed: int) -> float:
-    """Counts, in 40 updates of 16 groups of 8 rollouts, the groups with right and wrong answers; hard prompts take more tokens."""
+    """Counts the mixed groups in 40 updates of 16 groups of 8 rollouts; hard prompts take more tokens."""
     rng, mixed, updates = np.random.default_rng(seed), 0, 40
     for step in range(updates):
         for number, prompt_id in enumerate(source.pick(16, clock(step / updates, groups=16, step=step))):
