@@ -146,8 +146,8 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     torch 2.10 to 2.13 can sum a norm's weight gradient in the kernel of its input gradient, and adds rows past the
     last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
     """
-    options = {MIXED: False} if backend == "inductor" and MIXED in inductor.get_config_copy() else None
-    return torch.compile(forward, dynamic=True, backend=backend, options=options)
+    mixes = backend == "inductor" and MIXED in inductor.get_config_copy()
+    return torch.compile(forward, dynamic=True, backend=backend, options={MIXED: False} if mixes else None)
 
 
 # ---- the LM head: the work after its matrix product is one kernel forward and one backward, and no fp32 logits are

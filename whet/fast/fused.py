@@ -351,10 +351,10 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
     stack = _build(twin, asked)
     numbers = (range(PROBED), [0] * PROBED, [[0]], [PROBED], [0, PROBED])  # one row, in a cache that is dropped
-    fed = Feed(ids, *(ids.new_tensor(each, dtype=torch.int32) for each in numbers), PROBED)
+    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
     shapes = [asked.shapes[i] for i in range(len(stack.layers))]
     stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=s.dtype) for s in shapes] for _ in range(2)))
-    got = stack.head.narrow_logits(stack.forward(fed))
+    got = stack.head.narrow_logits(stack.forward(Feed(ids, position, row, table, length, starts, PROBED)))
     stack.keys = stack.values = ()
     half = want.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())

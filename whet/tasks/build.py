@@ -227,7 +227,7 @@ class Rewards:
                     self._of_rollout[name] = term
                 else:
                     term("")  # refuses values that make no sense
-                    self._of_text[name] = lambda prompt, response, term=term: term(response)
+                    self._of_text[name] = lambda prompt, response, term=term: term(response)  # type: ignore[misc]
             elif ":" not in entry.name:
                 near = did_you_mean(entry.name, REWARDS)
                 raise WhetError(f'There is no reward "{entry.name}"{near} Your own is written "module:function".')
