@@ -101,8 +101,12 @@ class DataBuffer:
         self._turn(step)
         self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
         self._held[_class(self.entries[-1])] += len(hidden)
-        while self.tokens > self.capacity:
-            self._evict()
+        while self.tokens > self.capacity:  # the newest stays: it fits by itself
+            held = self._held.copy()
+            held[_class(self.entries[-1])] -= len(hidden)
+            fullest = max(held, key=lambda c: (held[c], c))
+            oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
+            self._held[fullest] -= len(self.entries.pop(oldest))
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
         """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`.
@@ -149,14 +153,6 @@ class DataBuffer:
         self._keep(e for e in self.entries if id(e) in longest)
         self.step, self._ended, self._fair = step, 0, 0
         self._lengths = [self._lengths[1], []]
-
-    def _evict(self) -> None:
-        """Drop one entry, never the newest, which fits by itself."""
-        newest, held = self.entries[-1], self._held.copy()
-        held[_class(newest)] -= len(newest)
-        fullest = max(held, key=lambda c: (held[c], c))
-        oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
-        self._held[fullest] -= len(self.entries.pop(oldest))
 
 
 def due(fair: int, ended: int, share: float) -> bool:

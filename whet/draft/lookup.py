@@ -173,8 +173,15 @@ class NGram(Drafter):
     def forget(self) -> None:
         self.cursors: dict[int, Cursor] = {}  # by uid
 
+    def begin(self, row: RowView) -> None:
+        if row.uid not in self.cursors:
+            self.cursors[row.uid] = self._cursor(row)
+
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cursors = [self._read(row) for row in rows]
+        for row in rows:
+            self.begin(row)
+            self.cursors[row.uid].read_on(row)
+        cursors = [self.cursors[row.uid] for row in rows]
         # Index what was written where some row has to search, within a budget per step: a match is just followed.
         searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
         backlog = BACKLOG
@@ -188,13 +195,6 @@ class NGram(Drafter):
 
     def finish(self, row: RowView) -> None:
         self.cursors.pop(row.uid, None)
-
-    def _read(self, row: RowView) -> Cursor:
-        """The row's cursor, which has read all that the row has written."""
-        if row.uid not in self.cursors:
-            self.cursors[row.uid] = self._cursor(row)
-        self.cursors[row.uid].read_on(row)
-        return self.cursors[row.uid]
 
     def _cursor(self, row: RowView) -> Cursor:
         return Cursor([Index()], row.prompt, vote=False)
@@ -228,10 +228,6 @@ class Suffix(NGram):
         self.visits: dict[Key, SuffixVisit] = {}  # the oldest first
         self._of: dict[str, list[SuffixVisit]] = {}  # visits per prompt, the oldest first
         self.tokens = 0
-
-    def begin(self, row: RowView) -> None:
-        if row.uid not in self.cursors:
-            self.cursors[row.uid] = self._cursor(row)
 
     def finish(self, row: RowView) -> None:
         """The text stays for siblings and later visits; it is indexed when one of them drafts."""

@@ -96,7 +96,7 @@ class PlainNetwork:
 
 @dataclass(slots=True)
 class KernelContext:
-    """An `AttentionContext` whose pages are read and written by kernels."""
+    """A context of attention whose pages are read and written by kernels."""
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]

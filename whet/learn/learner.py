@@ -126,7 +126,11 @@ class Learner:
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
-        self._apply_resets(batch, kl)
+        if batch.reset_optimizer:
+            self.optimizer.reset()
+        # The reference is made when KL is first used, from the weights of that time.
+        if kl if self._reference is None else batch.reset_reference:
+            self._set_reference(self.optimizer.live)
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
@@ -187,14 +191,6 @@ class Learner:
             setattr(self, name, state[name])
 
     # ---- the reference
-
-    def _apply_resets(self, batch: Batch, kl: float) -> None:
-        """Reset what the batch asks for. The reference is made when KL is first used, from the weights of that time."""
-        if batch.reset_optimizer:
-            self.optimizer.reset()
-        wanted = bool(kl) if self._reference is None else batch.reset_reference
-        if wanted:
-            self._set_reference(self.optimizer.live)
 
     @torch.no_grad()
     def _set_reference(self, weights: Mapping[str, Tensor]) -> None:

@@ -166,7 +166,7 @@ class LocalEngine:
         if self.on_update == "cut":
             cut = self.scheduler.cut()
             for flight in cut:
-                self.lengths.cut(flight.trace.ids.size)
+                self.lengths.tokens += flight.trace.ids.size
                 if self.speculation is not None:
                     self.speculation.ended(flight)
             self.done += [f.rollout("cut", self.version) for f in cut]

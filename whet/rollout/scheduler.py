@@ -46,9 +46,6 @@ class Lengths:
             if len(self.prompts) > PROMPTS:
                 del self.prompts[next(iter(self.prompts))]
 
-    def cut(self, length: int) -> None:
-        self.tokens += length
-
     def mean(self, running: int) -> float:
         """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run.
 
