@@ -70,7 +70,8 @@ class Latency:
                 self._fit()
             like = arm if self.times[arm.name] else OFF
             times = self.times[like.name]
-            near = min(times, key=lambda other: (distance(other, cell), other))
+            # The nearest cell, by doublings of the rows plus doublings of the KV.
+            near = min(times, key=lambda c: (abs(math.log2(c[0] / cell[0])) + abs(c[1] - cell[1]), c))
             self._guesses[arm.name, cell] = times[near][0] * self._relative(arm, cell) / self._relative(like, near)
         return self._guesses[arm.name, cell]
 
@@ -89,9 +90,6 @@ class Latency:
             found = np.maximum(np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0)
             self._shape = found if found[0] > 0 else None  # an empty step that costs nothing is not credible
 
-    def state(self) -> dict[str, Any]:
-        return {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.times.items()}
-
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the times of arms that still exist."""
         for name in self.times.keys() & state.keys():
@@ -109,11 +107,6 @@ def cell_of(rows: int, kv_bytes: float) -> Cell:
     ((64, 0), (64, 1), (64, 4))
     """
     return rows, int(math.log2(1 + kv_bytes / 2**26))
-
-
-def distance(a: Cell, b: Cell) -> float:
-    """Distance between cells: doublings of the rows plus doublings of the KV."""
-    return abs(math.log2(a[0] / b[0])) + abs(a[1] - b[1])
 
 
 class Acceptance:
@@ -285,7 +278,7 @@ class Controller(Chooser):
                 name: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in ages.at.items()]
                 for name, ages in self.acceptance.items()
             },
-            "latency": self.latency.state(),
+            "latency": {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.latency.times.items()},
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,
         }

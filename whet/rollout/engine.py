@@ -171,7 +171,8 @@ class LocalEngine:
                     self.speculation.ended(flight)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
-        self.scheduler.forget()
+        # A begun group is remembered as long as it still has a rollout to start.
+        self.scheduler.begun &= {f.request.group_id for f in self.scheduler.waiting}
         self.runner.forget()
         if self.speculation is not None:
             self.speculation.updated(version)

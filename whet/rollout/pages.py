@@ -107,14 +107,7 @@ class Cache:
 
 class PagedCache(Cache):
     def __init__(
-        self,
-        shapes: Shapes,
-        slots: int,
-        context: int,
-        page: int,
-        pages: int,
-        device: torch.device,
-        releasable: bool = False,
+        self, shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
         self.owners = [0] * pages  # rows that have each page

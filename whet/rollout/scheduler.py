@@ -252,7 +252,3 @@ class Scheduler:
         gone = set(out)
         self.waiting = deque(f for f in self.waiting if f not in gone)
         return out
-
-    def forget(self) -> None:
-        """After an update, keep only the begun groups that still have a rollout to start."""
-        self.begun &= {f.request.group_id for f in self.waiting}
