@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.model.twin import KVShape
-from whet.rollout.pages import Cache, make_cache
+from whet.rollout.pages import Cache, PagedCache, make_cache
 
 SHAPES = [KVShape(1, 2, 2, torch.float64)]
 
@@ -30,7 +30,7 @@ class Tracked:
     """A paged cache beside what it should hold: a list of stamps per row, one per token."""
 
     def __init__(self, page: int, slots: int = 6, context: int = 20, pages: int = 18) -> None:
-        self.cache = make_cache(SHAPES, slots, context, page, pages, torch.device("cpu"))
+        self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"), False)
         self.slots, self.context, self.pages = slots, context, pages
         self.rows: list[list[float]] = []
         self.stamp = 0.0
