@@ -38,11 +38,9 @@ SWITCH = 32  # rows above which TLT's bandit does not speculate
 
 
 class Latency:
-    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured.
-
-    A guess moves the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV),
-    fitted to all measurements. Times come from the host's clock; nothing waits for the device.
-    """
+    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured. A guess moves
+    the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV), fitted to all
+    measurements. Times come from the host's clock; nothing waits for the device."""
 
     def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
@@ -89,6 +87,9 @@ class Latency:
             terms = np.array([features(arm, cell) / t for arm, cell, t in seen])
             found = np.maximum(np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0)
             self._shape = found if found[0] > 0 else None  # an empty step that costs nothing is not credible
+
+    def state(self) -> dict[str, Any]:
+        return {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.times.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load the times of arms that still exist."""
@@ -137,11 +138,8 @@ class Acceptance:
 
 
 class Ages:
-    """Acceptance by the length of the rows, in doublings (OURS).
-
-    A drafter that looks up texts is accepted more often the more text there is, so what was seen of it on young rows
-    must not count against it on old ones.
-    """
+    """Acceptance by the length of the rows, in doublings (OURS). A drafter that looks up texts is accepted more often
+    the more text there is, so what was seen of it on young rows must not count against it on old ones."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -278,15 +276,14 @@ class Controller(Chooser):
                 name: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in ages.at.items()]
                 for name, ages in self.acceptance.items()
             },
-            "latency": {arm: [[*cell, *t] for cell, t in cells.items()] for arm, cells in self.latency.times.items()},
+            "latency": self.latency.state(),
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what is known about arms and drafters that still exist."""
-        by_name = {arm.name: arm for arm in self.arms}
-        self.current = by_name.get(state["current"], OFF)
+        self.current = next((arm for arm in self.arms if arm.name == state["current"]), OFF)
         self._trial, self._left, self._last = None, 0, OFF
         for name in self.acceptance.keys() & state["acceptance"].keys():
             self.acceptance[name].load(state["acceptance"][name])

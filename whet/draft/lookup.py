@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +29,10 @@ JUST_WRITTEN = 32  # tokens
 Key = tuple[str, int]  # prompt and group; evaluations and training may number their groups alike
 
 
+@dataclass(slots=True, eq=False)
 class IndexedText:
-    __slots__ = ("done", "tokens")
-
-    def __init__(self, tokens: bytes) -> None:
-        self.tokens = array("i", tokens)
-        self.done = 1  # places before this one are indexed; the first token follows nothing
+    tokens: array[int]
+    done: int = 1  # places before this one are indexed; the first token follows nothing
 
 
 class Match(NamedTuple):
@@ -51,7 +50,7 @@ class Index:
 
     def add(self, tokens: bytes) -> IndexedText:
         """Begin a new text with int32 tokens."""
-        text = IndexedText(tokens)
+        text = IndexedText(array("i", tokens))
         self._behind.append(text)
         return text
 
@@ -88,10 +87,8 @@ class Index:
                     del found[:NEWEST]
 
     def find(self, tokens: array[int], vote: bool) -> Match | None:
-        """The longest match of the end of `tokens`, the newest among equals.
-
-        vote: among equally long matches, one whose next token is the most frequent.
-        """
+        """The longest match of the end of `tokens`, the newest among equals. vote: among equally long matches, one
+        whose next token is the most frequent."""
         end, found = len(tokens), None
         for known, places in zip(ANCHORS, self._places, strict=True):
             if found := places.get(tokens[max(0, end - known) :].tobytes()):
@@ -211,11 +208,9 @@ class SuffixVisit:
 
 
 class Suffix(NGram):
-    """Drafts from the rollouts of the same prompt: its own group first, then the last visits.
-
-    Among equally long matches it takes what followed most often, the newest among equals. Memory is bounded in tokens:
-    the oldest visits are dropped first.
-    """
+    """Drafts from the rollouts of the same prompt: its own group first, then the last visits. Among equally long
+    matches it takes what followed most often, the newest among equals. Memory is bounded in tokens: the oldest visits
+    are dropped first."""
 
     name = "suffix"
 

@@ -69,9 +69,7 @@ def save_checkpoint(
     beside: Callable[[Path], object] | None = None,
 ) -> None:
     """Write `folder` as a whole and replace an earlier one; until then, and after any failure, the earlier one stays.
-
-    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder.
-    """
+    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder."""
     with files.preparing(folder) as tmp, files.one_sentence(tmp):
         (tmp / STATE).mkdir()
         if model is not None:
@@ -190,10 +188,8 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid.
-
-    For a model with adapters these are the adapters only: the base below them is frozen and not saved.
-    """
+    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid. For
+    a model with adapters these are the adapters only: the base below them is frozen and not saved."""
     import torch
 
     from whet.model.lora import is_lora, load_adapter_weights

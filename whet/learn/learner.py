@@ -42,10 +42,8 @@ Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs t
 
 
 class Passes:
-    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them.
-
-    All of them are called inside `packed_attention(model)` and `layers(model)`.
-    """
+    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them. All
+    of them are called inside `packed_attention(model)` and `layers(model)`."""
 
     def __init__(self, model: Any, config: Learn) -> None:
         self.model = model
@@ -117,9 +115,7 @@ class Learner:
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` which signals are reported.
-
-        Signals belong to the rollouts that went through the model, under the weights before the first update.
-        """
+        Signals belong to the rollouts that went through the model, under the weights before the first update."""
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         # samples.py turns rewards into advantages and lengths into token weights: one sample per judged rollout.
@@ -158,9 +154,7 @@ class Learner:
 
     def rehearse(self) -> None:
         """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
-
-        Weights and moments stay.
-        """
+        Weights and moments stay."""
         for samples in self.passes.rehearsals(self.pack_tokens, self.share):
             for _ in range(2):  # a size is captured at its second pass
                 self._within_memory(samples, partial(self._gradient, samples, _Terms()))
@@ -194,10 +188,8 @@ class Learner:
 
     @torch.no_grad()
     def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters.
-
-        Fresh adapters (B = 0) add exactly nothing, so their reference is the model with adapters off.
-        """
+        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters. Fresh
+        adapters (B = 0) add exactly nothing, so their reference is the model with adapters off."""
         if self._reference is None:
             frozen = [p for p in self.model.parameters() if not p.requires_grad]
             self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
@@ -216,10 +208,8 @@ class Learner:
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
     def _learn(self, samples: list[Sample], terms: _Terms, count: int, progress: float) -> dict[str, float]:
-        """All updates of a batch, cut into `count` parts; a skipped update ends it.
-
-        Metrics belong to the last pass, scores to the weights before the first update.
-        """
+        """All updates of a batch, cut into `count` parts; a skipped update ends it. Metrics belong to the last pass,
+        scores to the weights before the first update."""
         begun = time.perf_counter()
         several = self.config.updates * count > 1
         if several:
@@ -334,10 +324,8 @@ class Learner:
             packs = self._packs(samples, torch.device("cpu"))
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
-                raise WhetError(
-                    f"A single sequence of {longest} tokens does not fit in memory; "
-                    "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model."
-                )
+                ways = "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model"
+                raise WhetError(f"A single sequence of {longest} tokens does not fit in memory; {ways}.")
             largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()

@@ -54,10 +54,8 @@ class Guesser(Drafter):
         self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
 
     def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
-        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q].
-
-        The last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone.
-        """
+        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q]. The
+        last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone."""
         batch, new = ids.shape
         place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
         real = (place >= 0) & (row[:, None] >= 0)
@@ -115,11 +113,8 @@ class Guesser(Drafter):
             buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
-        """The hidden states [cached tokens, width] of each row, the first `most`.
-
-        Several rows share one new tensor, AT_ONCE tokens or a row that has more. It is queued behind the steps under
-        way and waits for none.
-        """
+        """The hidden states [cached tokens, width] of each row, the first `most`. Several rows share one new tensor,
+        AT_ONCE tokens or a row that has more. It is queued behind the steps under way and waits for none."""
         length = np.minimum(self.rows.length, most)
         part: list[int] = []
         for i, row in enumerate(rows):
