@@ -47,7 +47,7 @@ def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, enco
     monkeypatch.setattr(losses, "CAP", cap)
     config = Learn(estimator="grpo", kl_coef=kl, entropy_coef=entropy, pack_tokens=pack_tokens)
     learner = Learner(model, config, encode=encoder)
-    learner._apply_resets(batch, kl)
+    learner._set_reference(learner.optimizer.live)
     with torch.no_grad():  # the policy has left the reference by the time of this batch
         for p in model.parameters():
             p.mul_(1.05)

@@ -36,7 +36,7 @@ def make_cache(page: int, kv_heads: int, dtype: torch.dtype, device: str = "cpu"
     shapes = [KVShape(kv_heads, DIM, DIM, dtype)]
     if page == 0:
         return Cache(shapes, SLOTS, CONTEXT, torch.device(device))
-    return PagedCache(shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device))
+    return PagedCache(shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device), False)
 
 
 def run_all(

@@ -24,7 +24,7 @@ def test_the_mean_counts_those_that_run() -> None:
     lengths.end("a", 10)
     lengths.end("b", 30)
     assert lengths.mean(running=60) == pytest.approx(100 / 2, rel=0.01)  # fading of the first
-    lengths.cut(50)
+    lengths.tokens += 50
     assert lengths.mean(running=60) == pytest.approx(150 / 2, rel=0.01)
 
 

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.model.twin import KVShape
-from whet.rollout.pages import Cache, PagedCache
+from whet.rollout.pages import Cache, PagedCache, make_cache
 
 SHAPES = [KVShape(1, 2, 2, torch.float64)]
 
 
 def test_pool_counts_owners() -> None:
-    pool = PagedCache(SHAPES, 1, 3, 1, 3, torch.device("cpu"))
+    pool = make_cache(SHAPES, 1, 3, 1, 3, torch.device("cpu"))
     a = pool.take(2)
     pool.share(a)
     pool.drop(a)
@@ -30,7 +30,7 @@ class Tracked:
     """A paged cache beside what it should hold: a list of stamps per row, one per token."""
 
     def __init__(self, page: int, slots: int = 6, context: int = 20, pages: int = 18) -> None:
-        self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"))
+        self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"), False)
         self.slots, self.context, self.pages = slots, context, pages
         self.rows: list[list[float]] = []
         self.stamp = 0.0
@@ -110,7 +110,7 @@ def test_paged_cache_never_leaks_or_shares_wrongly(page: int, actions: list[tupl
 
 def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
     """10 tokens in pages of 4: two full pages with two owners, one copy of the half-filled third."""
-    cache = PagedCache(SHAPES, 3, 16, 4, 8, torch.device("cpu"))
+    cache = make_cache(SHAPES, 3, 16, 4, 8, torch.device("cpu"))
     cache.open(0, 10)
     cache.fork([0, 0], [1, 2], [10, 10])
     assert cache.table[0, :2].tolist() == cache.table[1, :2].tolist() == cache.table[2, :2].tolist()
@@ -124,7 +124,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
     """Two groups, the second of full pages only; then rows that lack none, one and three pages. Contents and all."""
     found = []
     for together in (True, False):
-        cache = PagedCache(SHAPES, 7, 40, 4, 60, torch.device("cpu"))
+        cache = make_cache(SHAPES, 7, 40, 4, 60, torch.device("cpu"))
         cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))
         cache.open(0, 10)
         cache.open(1, 8)
@@ -156,7 +156,7 @@ def test_slot_cache_moves_and_forks_contents() -> None:
 def test_padding_is_written_to_the_trash_page() -> None:
     for cache in (
         Cache(SHAPES, 2, 8, torch.device("cpu")),
-        PagedCache(SHAPES, 2, 8, 4, 4, torch.device("cpu")),
+        make_cache(SHAPES, 2, 8, 4, 4, torch.device("cpu")),
     ):
         cache.open(0, 2)
         cache.open(1, 3)

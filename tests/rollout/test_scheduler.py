@@ -8,7 +8,7 @@ from slow_engine import ask, by_key, make_engine, sharp_model
 from whet.model.twin import KVShape
 from whet.rollout import scheduler as module
 from whet.rollout.base import empty_trace
-from whet.rollout.pages import Cache, PagedCache
+from whet.rollout.pages import Cache, make_cache
 from whet.rollout.rows import Flight, Rows
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler
 from whet.types import Phase, Trace
@@ -91,7 +91,7 @@ def test_pages_must_suffice_for_a_while() -> None:
 
     Three need 9, four need 12. Of one prompt, the first needs so many and a fork, which shares a page, 2: five need 11.
     """
-    cache = PagedCache(SHAPES, 8, 32, 4, 11, torch.device("cpu"))
+    cache = make_cache(SHAPES, 8, 32, 4, 11, torch.device("cpu"))
     scheduler = Scheduler()
     scheduler.waiting.extend([flight(i, prompt=i, size=6) for i in range(6)])
     assert [a for a, _ in wave(scheduler, 0, 8, cache)] == [0, 1, 2]
@@ -103,7 +103,7 @@ def test_pages_must_suffice_for_a_while() -> None:
 
 def test_a_pool_for_every_slot_admits_to_every_slot() -> None:
     """Whatever is expected: no row can write more than its limit."""
-    cache = PagedCache(SHAPES, 8, 32, 32, 8, torch.device("cpu"))
+    cache = make_cache(SHAPES, 8, 32, 32, 8, torch.device("cpu"))
     scheduler = Scheduler()
     scheduler.waiting.extend([flight(i, prompt=i, size=23) for i in range(9)])
     assert len(wave(scheduler, 0, 8, cache)) == 8
@@ -119,7 +119,7 @@ def test_after_a_shortage_nobody_is_admitted_until_a_row_ends() -> None:
 
 
 def test_one_flight_alone_is_always_admitted() -> None:
-    cache = PagedCache(SHAPES, 8, 32, 4, 8, torch.device("cpu"))
+    cache = make_cache(SHAPES, 8, 32, 4, 8, torch.device("cpu"))
     scheduler = Scheduler()
     scheduler.waiting.extend([flight(0, size=31), flight(1)])
     assert [a for a, _ in wave(scheduler, 0, 8, cache)] == [0]

@@ -30,10 +30,8 @@ SCRAP = 8  # pairs below which the rest of a sample's room stays empty: a snippe
 
 @dataclass(frozen=True, slots=True)
 class BufferEntry:
-    """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1].
-
-    The last token is never read by the target, so there is often one hidden state less than there are tokens.
-    """
+    """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1]. The last token is
+    never read by the target, so there is often one hidden state less than there are tokens."""
 
     uid: str
     step: int
@@ -71,10 +69,8 @@ class DataBuffer:
         self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
     def wants(self, step: int, tokens: int) -> bool:
-        """Whether a rollout that has just ended is worth its memory; call it once for each rollout.
-
-        OURS: the rollouts whose turn it is (`due`), and the longest ones for the step to come.
-        """
+        """Whether a rollout that has just ended is worth its memory; call it once for each rollout. OURS: the rollouts
+        whose turn it is (`due`), and the longest ones for the step to come."""
         if self.share <= 0 or tokens < 2:
             return False
         self._turn(step)
@@ -86,10 +82,8 @@ class DataBuffer:
         return wanted
 
     def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
-        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease.
-
-        Rollouts with less than two hidden states hold no pair and are left out; longer ones than the buffer are cut.
-        """
+        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease. Rollouts with less
+        than two hidden states hold no pair and are left out; longer ones than the buffer are cut."""
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
         if step < self.step:
             raise ValueError(f"step {step} comes after step {self.step}")
@@ -101,14 +95,16 @@ class DataBuffer:
         self._turn(step)
         self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
         self._held[_class(self.entries[-1])] += len(hidden)
-        while self.tokens > self.capacity:
-            self._evict()
+        while self.tokens > self.capacity:  # the newest stays: it fits by itself
+            held = self._held.copy()
+            held[_class(self.entries[-1])] -= len(hidden)
+            fullest = max(held, key=lambda c: (held[c], c))
+            oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
+            self._held[fullest] -= len(self.entries.pop(oldest))
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
-        """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`.
-
-        An entry that is longer than the room left gives a window at a drawn place.
-        """
+        """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`. An entry that
+        is longer than the room left gives a window at a drawn place."""
         random = np.random.default_rng(list(key))
         windows: list[Window] = []
         for i in random.permutation(len(self.entries)):
@@ -149,14 +145,6 @@ class DataBuffer:
         self._keep(e for e in self.entries if id(e) in longest)
         self.step, self._ended, self._fair = step, 0, 0
         self._lengths = [self._lengths[1], []]
-
-    def _evict(self) -> None:
-        """Drop one entry, never the newest, which fits by itself."""
-        newest, held = self.entries[-1], self._held.copy()
-        held[_class(newest)] -= len(newest)
-        fullest = max(held, key=lambda c: (held[c], c))
-        oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
-        self._held[fullest] -= len(self.entries.pop(oldest))
 
 
 def due(fair: int, ended: int, share: float) -> bool:

@@ -38,11 +38,9 @@ SWITCH = 32  # rows above which TLT's bandit does not speculate
 
 
 class Latency:
-    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured.
-
-    A guess moves the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV),
-    fitted to all measurements. Times come from the host's clock; nothing waits for the device.
-    """
+    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured. A guess moves
+    the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV), fitted to all
+    measurements. Times come from the host's clock; nothing waits for the device."""
 
     def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
@@ -70,7 +68,8 @@ class Latency:
                 self._fit()
             like = arm if self.times[arm.name] else OFF
             times = self.times[like.name]
-            near = min(times, key=lambda other: (distance(other, cell), other))
+            # The nearest cell, by doublings of the rows plus doublings of the KV.
+            near = min(times, key=lambda c: (abs(math.log2(c[0] / cell[0])) + abs(c[1] - cell[1]), c))
             self._guesses[arm.name, cell] = times[near][0] * self._relative(arm, cell) / self._relative(like, near)
         return self._guesses[arm.name, cell]
 
@@ -111,11 +110,6 @@ def cell_of(rows: int, kv_bytes: float) -> Cell:
     return rows, int(math.log2(1 + kv_bytes / 2**26))
 
 
-def distance(a: Cell, b: Cell) -> float:
-    """Distance between cells: doublings of the rows plus doublings of the KV."""
-    return abs(math.log2(a[0] / b[0])) + abs(a[1] - b[1])
-
-
 class Acceptance:
     """How likely the i-th drafted token is accepted, given that those before it were: hits and tries that fade."""
 
@@ -144,11 +138,8 @@ class Acceptance:
 
 
 class Ages:
-    """Acceptance by the length of the rows, in doublings (OURS).
-
-    A drafter that looks up texts is accepted more often the more text there is, so what was seen of it on young rows
-    must not count against it on old ones.
-    """
+    """Acceptance by the length of the rows, in doublings (OURS). A drafter that looks up texts is accepted more often
+    the more text there is, so what was seen of it on young rows must not count against it on old ones."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -292,8 +283,7 @@ class Controller(Chooser):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what is known about arms and drafters that still exist."""
-        by_name = {arm.name: arm for arm in self.arms}
-        self.current = by_name.get(state["current"], OFF)
+        self.current = next((arm for arm in self.arms if arm.name == state["current"]), OFF)
         self._trial, self._left, self._last = None, 0, OFF
         for name in self.acceptance.keys() & state["acceptance"].keys():
             self.acceptance[name].load(state["acceptance"][name])

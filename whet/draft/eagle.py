@@ -132,10 +132,8 @@ class EagleHead(nn.Module):
 
     @torch.no_grad()
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
-        """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding.
-
-        Angles are computed for positions below `context`; later positions share the last one's.
-        """
+        """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding. Angles
+        are computed for positions below `context`; later positions share the last one's."""
         self.keys, self.values = keys, values
         places = torch.arange(context, device=self.fc.device)
         self.angles = torch.cat(self.target.rotary(self.fc[None, :1], places[None]), -1)[0]
@@ -212,10 +210,8 @@ class EagleHead(nn.Module):
 def eagle_head(
     model: Any, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
 ) -> EagleHead:
-    """Make a drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
-
-    `draft_ids`: the tokens that it may propose (`draft_vocabulary`), all of them where None.
-    """
+    """Make a drafter with random weights for a Hugging Face causal model, sharing its embedding and head. `draft_ids`:
+    the tokens that it may propose (`draft_vocabulary`), all of them where None."""
     refuse_undraftable(model)
     config = model.config
     head = head_of(model)
@@ -248,13 +244,8 @@ def refuse_undraftable(model: Any) -> None:
 
 
 def draft_vocabulary(counts: np.ndarray, size: int) -> Tensor | None:
-    """The `size` most frequent ids, ascending, int64; ties go to the smaller id.
-
-    None where `size` covers the vocabulary, so that no rows of the head are copied.
-
-    >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3).tolist()
-    [0, 2, 3]
-    """
+    """The `size` most frequent ids, ascending, int64; ties go to the smaller id. None where `size` covers the
+    vocabulary, so that no rows of the head are copied."""
     if size >= counts.size:
         return None
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size])).to(torch.int64)

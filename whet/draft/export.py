@@ -42,6 +42,8 @@ NAMES = (  # what both loaders read, in the order of `layout` and `named_weights
     "layers.0.mlp.up_proj.weight",
     "layers.0.mlp.down_proj.weight",
 )
+# Settings of the target that the drafter has too.
+SHARED = ("max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -60,12 +62,32 @@ def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, en
     """Write the weights, in the type of `head`, and the config, for "vllm" or "sglang"."""
     check_engine(engine)
     if engine == "sglang" and head.draft_ids is not None:
-        raise WhetError(
-            "SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; "
-            "write the drafter for vllm, or make it over the whole vocabulary."
-        )
+        ways = "write the drafter for vllm, or make it over the whole vocabulary"
+        raise WhetError(f"SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; {ways}.")
     tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()}
-    _write(Path(folder), tensors, drafter_config(head, target_config), engine)
+    # A Llama config of one layer, with the rotary settings in the old and the new form of transformers.
+    target, rope = head.target, dict(target_config.rope_parameters)
+    scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
+    config = {
+        "model_type": "llama",
+        "hidden_size": target.hidden,
+        "intermediate_size": target.inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": target.heads,
+        "num_key_value_heads": target.kv_heads,
+        "head_dim": target.dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": target.eps,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        **{name: getattr(target_config, name) for name in SHARED},
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    _write(Path(folder), tensors, config, engine)
 
 
 def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
@@ -100,35 +122,6 @@ def named_weights(head: EagleHead) -> dict[str, Tensor]:
     gate, up = head.gate_up.detach().chunk(2)
     parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
     return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
-
-
-def drafter_config(head: EagleHead, config: Any) -> dict[str, Any]:
-    """A Llama config of one layer, with the rotary settings in the old and the new form of transformers."""
-    target, rope = head.target, dict(config.rope_parameters)
-    scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return {
-        "model_type": "llama",
-        "hidden_size": target.hidden,
-        "intermediate_size": target.inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": target.heads,
-        "num_key_value_heads": target.kv_heads,
-        "head_dim": target.dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": target.eps,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
-        "rope_parameters": rope,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "vocab_size": config.vocab_size,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
-        "pad_token_id": config.pad_token_id,
-        "torch_dtype": str(head.dtype).removeprefix("torch."),
-    }
 
 
 def check_layout(folder: Path | str) -> None:

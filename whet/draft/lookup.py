@@ -14,6 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -28,12 +29,10 @@ JUST_WRITTEN = 32  # tokens
 Key = tuple[str, int]  # prompt and group; evaluations and training may number their groups alike
 
 
+@dataclass(slots=True, eq=False)
 class IndexedText:
-    __slots__ = ("done", "tokens")
-
-    def __init__(self, tokens: bytes) -> None:
-        self.tokens = array("i", tokens)
-        self.done = 1  # places before this one are indexed; the first token follows nothing
+    tokens: array[int]
+    done: int = 1  # places before this one are indexed; the first token follows nothing
 
 
 class Match(NamedTuple):
@@ -51,7 +50,7 @@ class Index:
 
     def add(self, tokens: bytes) -> IndexedText:
         """Begin a new text with int32 tokens."""
-        text = IndexedText(tokens)
+        text = IndexedText(array("i", tokens))
         self._behind.append(text)
         return text
 
@@ -88,10 +87,8 @@ class Index:
                     del found[:NEWEST]
 
     def find(self, tokens: array[int], vote: bool) -> Match | None:
-        """The longest match of the end of `tokens`, the newest among equals.
-
-        vote: among equally long matches, one whose next token is the most frequent.
-        """
+        """The longest match of the end of `tokens`, the newest among equals. vote: among equally long matches, one
+        whose next token is the most frequent."""
         end, found = len(tokens), None
         for known, places in zip(ANCHORS, self._places, strict=True):
             if found := places.get(tokens[max(0, end - known) :].tobytes()):
@@ -173,8 +170,15 @@ class NGram(Drafter):
     def forget(self) -> None:
         self.cursors: dict[int, Cursor] = {}  # by uid
 
+    def begin(self, row: RowView) -> None:
+        if row.uid not in self.cursors:
+            self.cursors[row.uid] = self._cursor(row)
+
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cursors = [self._read(row) for row in rows]
+        for row in rows:
+            self.begin(row)
+            self.cursors[row.uid].read_on(row)
+        cursors = [self.cursors[row.uid] for row in rows]
         # Index what was written where some row has to search, within a budget per step: a match is just followed.
         searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
         backlog = BACKLOG
@@ -188,13 +192,6 @@ class NGram(Drafter):
 
     def finish(self, row: RowView) -> None:
         self.cursors.pop(row.uid, None)
-
-    def _read(self, row: RowView) -> Cursor:
-        """The row's cursor, which has read all that the row has written."""
-        if row.uid not in self.cursors:
-            self.cursors[row.uid] = self._cursor(row)
-        self.cursors[row.uid].read_on(row)
-        return self.cursors[row.uid]
 
     def _cursor(self, row: RowView) -> Cursor:
         return Cursor([Index()], row.prompt, vote=False)
@@ -211,11 +208,9 @@ class SuffixVisit:
 
 
 class Suffix(NGram):
-    """Drafts from the rollouts of the same prompt: its own group first, then the last visits.
-
-    Among equally long matches it takes what followed most often, the newest among equals. Memory is bounded in tokens:
-    the oldest visits are dropped first.
-    """
+    """Drafts from the rollouts of the same prompt: its own group first, then the last visits. Among equally long
+    matches it takes what followed most often, the newest among equals. Memory is bounded in tokens: the oldest visits
+    are dropped first."""
 
     name = "suffix"
 
@@ -228,10 +223,6 @@ class Suffix(NGram):
         self.visits: dict[Key, SuffixVisit] = {}  # the oldest first
         self._of: dict[str, list[SuffixVisit]] = {}  # visits per prompt, the oldest first
         self.tokens = 0
-
-    def begin(self, row: RowView) -> None:
-        if row.uid not in self.cursors:
-            self.cursors[row.uid] = self._cursor(row)
 
     def finish(self, row: RowView) -> None:
         """The text stays for siblings and later visits; it is indexed when one of them drafts."""

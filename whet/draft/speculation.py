@@ -27,10 +27,8 @@ PATIENCE = 3  # failures in a row that retire a drafter
 
 
 class DraftGuard(Drafter):
-    """A drafter whose proposals are brought into form and whose failures are counted.
-
-    PATIENCE failures in a row retire it until `forget`. Whether a guess is good is not looked at: it is verified.
-    """
+    """A drafter whose proposals are brought into form and whose failures are counted. PATIENCE failures in a row retire
+    it until `forget`. Whether a guess is good is not looked at: it is verified."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab, self.name = drafter, vocab, drafter.name
@@ -63,10 +61,8 @@ class DraftGuard(Drafter):
         self._try(self.drafter.forget)
 
     def hold(self, work: Callable[..., Any], *args: Any) -> bool:
-        """Do work in the drafter's place, and return whether it was done.
-
-        A failure retires the drafter at once: it would come again at every step, or is a lack of memory.
-        """
+        """Do work in the drafter's place, and return whether it was done. A failure retires the drafter at once: it
+        would come again at every step, or is a lack of memory."""
         if self.retired:
             return False
         before = self.failures
@@ -143,10 +139,8 @@ def makespan(length: np.ndarray, forwards: float | np.ndarray, token: float = TO
 
 
 def best_forwards(length: np.ndarray, token: float = TOKEN) -> float:
-    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l.
-
-    A search by grids, each within two meshes of the one before: a whole array costs the host as much as one number.
-    """
+    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l. A
+    search by grids, each within two meshes of the one before: a whole array costs the host as much as one number."""
     low, high = (1 - ACCEPT) * float(np.max(length)), float(np.max(length))
     best, grid = 0, np.array([low])
     for _ in range(5):  # to a millionth of the range
@@ -291,9 +285,8 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
 
-    chooser: Chooser = Bandit(arms, serves=serves, seed=seed)
-    if ours:
-        chooser = Controller(arms, serves=serves, bucket=padded, seed=seed)
+    controller = Controller(arms, serves=serves, bucket=padded, seed=seed)
+    chooser = controller if ours else Bandit(arms, serves=serves, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
     made = Speculation(drafters, chooser, vocab=vocab, served=served)

@@ -97,10 +97,8 @@ def pair_up(windows: Sequence[Window], device: torch.device | str = "cpu") -> Pa
 
 @torch.no_grad()
 def with_guesses(head: EagleHead, pairs: Pairs, chosen: Tensor) -> Pairs:
-    """Replace the states of the chosen pairs (bool [T]) by the guess made one pair earlier.
-
-    The first pair of a document has no earlier one and keeps its state.
-    """
+    """Replace the states of the chosen pairs (bool [T]) by the guess made one pair earlier. The first pair of a
+    document has no earlier one and keeps its state."""
     guess = head(pairs.hidden, pairs.ids, pairs.position, pairs.packed)
     earlier = guess.roll(1, 0).to(pairs.hidden.dtype)
     chosen = chosen.index_fill(0, pairs.packed.starts[:-1].long(), False)
@@ -279,10 +277,8 @@ class AdaptiveDrafter:
         self.failures = 0  # failed lessons: there are none after the first
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
-        """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt.
-
-        seconds: what the step grants (`Allowance`). Where that is too little for an update it is kept for later steps.
-        """
+        """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt. seconds:
+        what the step grants (`Allowance`). Where that is too little for an update it is kept for later steps."""
         self.allowance.grant(seconds)
         if not self.share or not self.buffer.entries:
             return {}

@@ -69,39 +69,25 @@ def save_checkpoint(
     beside: Callable[[Path], object] | None = None,
 ) -> None:
     """Write `folder` as a whole and replace an earlier one; until then, and after any failure, the earlier one stays.
-
-    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder.
-    """
-    tmp = files.temporary(folder)
-    files.remove_tree(tmp)
-    files.make_folder(tmp / STATE)
-
-    def fill(path: Path) -> None:
+    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder."""
+    with files.preparing(folder) as tmp, files.one_sentence(tmp):
+        (tmp / STATE).mkdir()
         if model is not None:
-            _write_model(model, path)
+            _write_model(model, tmp)
         if tokenizer is not None:
-            tokenizer.save_pretrained(path)
+            tokenizer.save_pretrained(tmp)
         for name, entry in tensors.items():
-            _write_tensors(path / STATE / f"{name}.safetensors", entry)
+            _write_tensors(tmp / STATE / f"{name}.safetensors", entry)
         for name, table in arrays.items():
             assert not any(a.dtype.hasobject for a in table.values()), f"{name}.npz: objects would need pickle"
-            np.savez(path / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
+            np.savez(tmp / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
         for name, state in states.items():
-            (path / STATE / f"{name}.json").write_text(json.dumps(state))
+            (tmp / STATE / f"{name}.json").write_text(json.dumps(state))
         if beside is not None:
-            beside(path)
-        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        hashes = _hashes(path, names)
-        listed = {name: {"size": (path / name).stat().st_size, "sha256": hashes[name]} for name in names}
-        (path / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1))
-
-    try:
-        files.write_into(tmp, fill)
-        files.publish(tmp, folder)
-    except Exception:
-        with contextlib.suppress(WhetError):
-            files.remove_tree(tmp)  # a full disk needs the space back
-        raise
+            beside(tmp)
+        names = sorted(file.relative_to(tmp).as_posix() for file in tmp.rglob("*") if file.is_file())
+        listed = {n: {"size": (tmp / n).stat().st_size, "sha256": sha} for n, sha in _hashes(tmp, names).items()}
+        (tmp / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1))
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
@@ -202,10 +188,8 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid.
-
-    For a model with adapters these are the adapters only: the base below them is frozen and not saved.
-    """
+    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid. For
+    a model with adapters these are the adapters only: the base below them is frozen and not saved."""
     import torch
 
     from whet.model.lora import is_lora, load_adapter_weights

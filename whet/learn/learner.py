@@ -42,10 +42,8 @@ Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs t
 
 
 class Passes:
-    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them.
-
-    All of them are called inside `packed_attention(model)` and `layers(model)`.
-    """
+    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them. All
+    of them are called inside `packed_attention(model)` and `layers(model)`."""
 
     def __init__(self, model: Any, config: Learn) -> None:
         self.model = model
@@ -117,16 +115,18 @@ class Learner:
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` which signals are reported.
-
-        Signals belong to the rollouts that went through the model, under the weights before the first update.
-        """
+        Signals belong to the rollouts that went through the model, under the weights before the first update."""
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         # samples.py turns rewards into advantages and lengths into token weights: one sample per judged rollout.
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
-        self._apply_resets(batch, kl)
+        if batch.reset_optimizer:
+            self.optimizer.reset()
+        # The reference is made when KL is first used, from the weights of that time.
+        if kl if self._reference is None else batch.reset_reference:
+            self._set_reference(self.optimizer.live)
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
@@ -154,9 +154,7 @@ class Learner:
 
     def rehearse(self) -> None:
         """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
-
-        Weights and moments stay.
-        """
+        Weights and moments stay."""
         for samples in self.passes.rehearsals(self.pack_tokens, self.share):
             for _ in range(2):  # a size is captured at its second pass
                 self._within_memory(samples, partial(self._gradient, samples, _Terms()))
@@ -188,20 +186,10 @@ class Learner:
 
     # ---- the reference
 
-    def _apply_resets(self, batch: Batch, kl: float) -> None:
-        """Reset what the batch asks for. The reference is made when KL is first used, from the weights of that time."""
-        if batch.reset_optimizer:
-            self.optimizer.reset()
-        wanted = bool(kl) if self._reference is None else batch.reset_reference
-        if wanted:
-            self._set_reference(self.optimizer.live)
-
     @torch.no_grad()
     def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters.
-
-        Fresh adapters (B = 0) add exactly nothing, so their reference is the model with adapters off.
-        """
+        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters. Fresh
+        adapters (B = 0) add exactly nothing, so their reference is the model with adapters off."""
         if self._reference is None:
             frozen = [p for p in self.model.parameters() if not p.requires_grad]
             self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
@@ -220,10 +208,8 @@ class Learner:
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
     def _learn(self, samples: list[Sample], terms: _Terms, count: int, progress: float) -> dict[str, float]:
-        """All updates of a batch, cut into `count` parts; a skipped update ends it.
-
-        Metrics belong to the last pass, scores to the weights before the first update.
-        """
+        """All updates of a batch, cut into `count` parts; a skipped update ends it. Metrics belong to the last pass,
+        scores to the weights before the first update."""
         begun = time.perf_counter()
         several = self.config.updates * count > 1
         if several:
@@ -338,10 +324,8 @@ class Learner:
             packs = self._packs(samples, torch.device("cpu"))
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
-                raise WhetError(
-                    f"A single sequence of {longest} tokens does not fit in memory; "
-                    "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model."
-                )
+                ways = "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model"
+                raise WhetError(f"A single sequence of {longest} tokens does not fit in memory; {ways}.")
             largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()

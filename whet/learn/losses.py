@@ -81,10 +81,8 @@ def reinforce_pp(groups: Groups, eps: float = 1e-8) -> list[np.ndarray]:
 
 
 def overlong_penalty(length: int, limit: int, window: int) -> float:
-    """Added to the reward of a long response: 0 up to limit - window tokens, then linearly down to -1 at the limit.
-
-    Yu et al. 2025 (DAPO), "soft overlong punishment". A window of 0 turns it off.
-    """
+    """Added to the reward of a long response: 0 up to limit - window tokens, then linearly down to -1 at the limit. Yu
+    et al. 2025 (DAPO), "soft overlong punishment". A window of 0 turns it off."""
     return max(min((limit - window - length) / window, 0.0), -1.0) if window > 0 else 0.0
 
 
@@ -116,20 +114,16 @@ def gspo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: floa
 
 
 def cispo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
-    """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient.
-
-    The paper leaves the lower bound open, which is low >= 1 here.
-    """
+    """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient. The paper
+    leaves the lower bound open, which is low >= 1 here."""
     ratio = torch.exp(lp - lp_old).detach()
     bounded = ratio.clamp(1.0 - low, 1.0 + high)
     return -bounded * advantage * lp, bounded != ratio
 
 
 def importance(lp_old: Tensor, lp_behaviour: Tensor) -> Tensor:
-    """w = stop_grad(min(exp(lp_old - lp_behaviour), CAP)), truncated importance sampling (Yao et al. 2025).
-
-    It corrects for rollouts drawn with slightly other numerics, or by older weights, than the learner's.
-    """
+    """w = stop_grad(min(exp(lp_old - lp_behaviour), CAP)), truncated importance sampling (Yao et al. 2025). It corrects
+    for rollouts drawn with slightly other numerics, or by older weights, than the learner's."""
     return torch.exp(lp_old - lp_behaviour).clamp(max=CAP).detach()
 
 

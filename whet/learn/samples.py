@@ -92,14 +92,10 @@ class Sums:
 
     def add(self, loss: Tensor, parts: Mapping[str, Tensor]) -> None:
         """Add the loss of a pack, and its metrics with one number per token."""
-        self.loss = self.loss + loss.detach()
-        self.tokens += parts["mismatch"].numel()
-        self.mismatch_max = torch.clamp(parts["mismatch"].max(), min=self.mismatch_max)
-        for name, values in parts.items():
-            total = values.detach().sum(dtype=torch.float64)
-            self.totals[name] = self.totals[name] + total if name in self.totals else total
+        totals = {name: values.detach().sum(dtype=torch.float64) for name, values in parts.items()}
+        self.join(Sums(loss.detach(), parts["mismatch"].max(), totals, parts["mismatch"].numel()))
 
-    def join(self, other: Sums, share: float) -> None:
+    def join(self, other: Sums, share: float = 1.0) -> None:
         """Add another pass; its loss counts by `share`."""
         self.loss = self.loss + share * other.loss
         self.tokens += other.tokens

@@ -86,10 +86,8 @@ def head_of(model: Any) -> Head:
 def log_probs(
     hidden: Tensor, head: Head, targets: Tensor, temperature: Heat = 1.0, entropy_grad: bool = False, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64).
-
-    The entropy has a gradient only with `entropy_grad`. No tensor is larger than `chunk` logits, or those of one token.
-    """
+    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64). The entropy
+    has a gradient only with `entropy_grad`. No tensor is larger than `chunk` logits, or those of one token."""
     rows = max(1, chunk // head.weight.shape[0])
     if hidden.shape[0] <= rows:
         return _score(linear(hidden, head.weight, head.bias), targets, temperature, head, entropy_grad)

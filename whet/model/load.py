@@ -42,10 +42,8 @@ UNREADABLE = (*_WRONG_CONTENT, SafetensorError, StrictDataclassError)
 
 
 def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token per character; text outside the alphabet is an error of the task, so there is no unknown token.
-
-    Without an alphabet one token per byte of UTF-8: any text, with four times the tokens of a trained tokenizer.
-    """
+    """One token per character; text outside the alphabet is an error of the task, so there is no unknown token. Without
+    an alphabet one token per byte of UTF-8: any text, with four times the tokens of a trained tokenizer."""
     letters = dict.fromkeys(alphabet) or sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate((*SPECIAL, *letters))}
     if alphabet:
@@ -105,11 +103,9 @@ class Place:
 
 
 def resolve_model(name: str) -> Path:
-    """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network.
-
-    A cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
-    org/name@revision names another.
-    """
+    """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network. A
+    cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
+    org/name@revision names another."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
@@ -228,9 +224,8 @@ def build_skeleton(folder: Path) -> PreTrainedModel:
 
 
 def pick_device(settings: config.Model) -> torch.device:
-    if settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(settings.device)
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(found if settings.device == "auto" else settings.device)
 
 
 def load_tokenizer(settings: config.Model, alphabet: str) -> Any:
@@ -258,10 +253,8 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
 def load_model(
     settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
 ) -> PreTrainedModel:
-    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's.
-
-    `checked`: what `check_model` has given for these settings, where it was called before.
-    """
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's. `checked`:
+    what `check_model` has given for these settings, where it was called before."""
     network = checked or check_model(settings)
     dtype, device = getattr(torch, settings.dtype), pick_device(settings)
     model: Any

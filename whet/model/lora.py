@@ -39,10 +39,8 @@ _FREE = frozenset([
 
 
 def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
-    """The targets of the recipe, or the last names of all linear layers, as serving engines expect them.
-
-    Targets that the model does not have are refused. Its weights may be on the meta device.
-    """
+    """The targets of the recipe, or the last names of all linear layers, as serving engines expect them. Targets that
+    the model does not have are refused. Its weights may be on the meta device."""
     need_peft()
     from transformers.pytorch_utils import Conv1D
 
@@ -95,9 +93,7 @@ def _matches(name: str, targets: str | list[str]) -> bool:
 
 def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int = 0) -> None:
     """Add fresh adapters in place: A drawn from the seed, B zero, so that nothing changes yet; all else is frozen.
-
-    base: the folder or hub name ("org/name@revision") that a saved adapter names as its base.
-    """
+    base: the folder or hub name ("org/name@revision") that a saved adapter names as its base."""
     targets = check_lora(model, settings)
     from peft import LoraConfig
 
@@ -166,10 +162,8 @@ def save_lora(model: PreTrainedModel, folder: Path) -> None:
 
 
 def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """Fold the adapters into the weights in place, W + (alpha / rank) B A, which leaves a plain model.
-
-    In bf16 the sum is rounded to bf16: load the model in float32 to merge without loss.
-    """
+    """Fold the adapters into the weights in place, W + (alpha / rank) B A, which leaves a plain model. In bf16 the sum
+    is rounded to bf16: load the model in float32 to merge without loss."""
     from peft.tuners.lora import LoraLayer
 
     for path, layer in list(model.named_modules()):

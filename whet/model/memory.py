@@ -155,11 +155,7 @@ def host_bound(parameters: int, layers: int, tokens: int) -> bool:
 
 
 def pool_of(rollout: config.Rollout) -> tuple[int, int]:
-    """(pages of the pool, without the one that padding is written to; tokens per page).
-
-    >>> pool_of(config.Rollout(slots=4, context=300, page=128))
-    (12, 128)
-    """
+    """(pages of the pool, without the one that padding is written to; tokens per page)."""
     page = rollout.page or (PAGE if rollout.graphs else rollout.context)
     small = rollout.page or rollout.graphs
     return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page), page
@@ -286,11 +282,9 @@ class Footprint:
         return Room(plan=fewer, pages=pages, release=lendable and fewer.total > within, within=within)
 
     def least(self) -> int:
-        """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so.
-
-        One sequence per pack and no graphs of the learner; a pool of one context, lent if it may be (whole slots keep
-        their number); and prompts fed one by one.
-        """
+        """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so. One sequence per
+        pack and no graphs of the learner; a pool of one context, lent if it may be (whole slots keep their number); and
+        prompts fed one by one."""
         r = self.settings.rollout
         pooled = r.page or r.graphs
         one = _change(self.settings, "learn.pack_tokens", 1)
@@ -370,9 +364,8 @@ class Footprint:
                 "since it does not fit beside what an update needs"
             )
         if room.pages != r.pages:
-            lines.append(
-                f"the KV pool is {room.pages} pages, as many as fit; when they are full, the youngest rollouts wait"
-            )
+            pool = f"the KV pool is {room.pages} pages, as many as fit"
+            lines.append(f"{pool}; when they are full, the youngest rollouts wait")
         if room.within is not None and room.total > room.within:
             lines.append(
                 f"memory is tight: that is {_excess(room.total, room.within)}. Packs and waves of prompts are made "

@@ -31,7 +31,10 @@ def row_key(seed: int, evaluation: bool, group_id: int, index: int) -> tuple[int
     """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds)."""
     state = 0
     for word in (seed, int(evaluation), group_id, index):
-        state = _splitmix64(state ^ (word & MASK64))
+        x = ((state ^ (word & MASK64)) + GOLDEN64) & MASK64  # the output function of Vigna's splitmix64
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+        state = x ^ (x >> 31)
     return _signed(state & 0xFFFFFFFF), _signed(state >> 32)
 
 
@@ -82,11 +85,3 @@ def _token_words(vocab: int, device: torch.device) -> Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _splitmix64(x: int) -> int:
-    """The output function of Vigna's splitmix64."""
-    x = (x + GOLDEN64) & MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
-    return x ^ (x >> 31)

@@ -151,11 +151,9 @@ PLAIN = Ops(paged_attention, rope_write, write_kv)
 
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
-    """Arrays of whole numbers on the device, as int32 and in one copy that the host does not wait for.
-
-    A copy from ordinary memory would wait until the device has done all that was launched before it, and then the
-    device would wait for the host. A copy from pinned memory takes its turn behind that work.
-    """
+    """Arrays of whole numbers on the device, as int32 and in one copy that the host does not wait for. A copy from
+    ordinary memory would wait until the device has done all that was launched before it, and then the device would wait
+    for the host. A copy from pinned memory takes its turn behind that work."""
     ends = list(accumulate(-(-array.size // ALIGNED) * ALIGNED for array in arrays))
     packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     numbers, starts = packed.numpy(), [0, *ends[:-1]]

@@ -60,11 +60,9 @@ def copy_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 @torch.library.custom_op("whet::sum_copies", mutates_args=())
 def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """For each row of `like`, the sum of the gradients of its copies.
-
-    Gradients of unused copies are left out, even where they are not a number: a kernel writes nothing where no sequence
-    lies. They go to many rows aside, since additions to one row would wait for each other.
-    """
+    """For each row of `like`, the sum of the gradients of its copies. Gradients of unused copies are left out, even
+    where they are not a number: a kernel writes nothing where no sequence lies. They go to many rows aside, since
+    additions to one row would wait for each other."""
     wide = wide_type(gradient)
     out = torch.zeros(len(like) + _ASIDE, *like.shape[1:], dtype=wide, device=gradient.device)
     aside = torch.arange(len(rows), device=rows.device) % _ASIDE + len(like)
@@ -97,10 +95,8 @@ class Bucket:
 
 
 class Padding:
-    """How sequences are padded together, worked out at the first access, which the flash kernel never makes.
-
-    It is not a dataclass: the compiler would specialise a layer on the fields of one, and these change with each pack.
-    """
+    """How sequences are padded together, worked out at the first access, which the flash kernel never makes. It is not
+    a dataclass: the compiler would specialise a layer on the fields of one, and these change with each pack."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
         self.lengths, self._device = lengths, device  # lengths of whole sequences, prompts included
@@ -237,9 +233,7 @@ class Pack:
 
 def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices, longest first, cut where the next one would exceed the budget; a longer one than that stands alone.
-
-    Neighbours in length share a pack, so that padding in the reference attention is small.
-    """
+    Neighbours in length share a pack, so that padding in the reference attention is small."""
     return _cut(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), lengths, budget)
 
 
@@ -349,10 +343,8 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
 
 def packed_attention(model: Any, checkpoint: bool = False) -> AbstractContextManager[None]:
     """The model takes packs (forward and backward) until the context ends; `checkpoint` recomputes activations.
-
     transformers checkpoints a layer only in training mode. The layers are put into that mode, but not the modules
-    inside them: dropout stays off, as it was when the rollouts were drawn.
-    """
+    inside them: dropout stays off, as it was when the rollouts were drawn."""
     layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
     return changed((model.config, "_attn_implementation", NAME), *((layer, "training", True) for layer in layers))
 

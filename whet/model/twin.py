@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -49,17 +49,11 @@ class How(NamedTuple):
     softcap: float | None = None  # scores become c tanh(scores / c)
 
 
-class AttentionContext(Protocol):
-    """The object that the model's forward passes on to the attention of every layer, as `ctx`."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        """From query [1, H, T, d], key and value [1, K, T, d] to [1, T, H, d]; `extra`: the layer's other arguments."""
-
-
 def attention_forward(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, ctx: AttentionContext, **extra: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, ctx: Any, **extra: Any
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on."""
+    """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on.
+    `ctx` comes from the model's forward; it attends from query [1, H, T, d] to [1, T, H, d]."""
     scaling = extra.get("scaling")
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     how = How(scaling, extra.get("sliding_window"), extra.get("softcap"))

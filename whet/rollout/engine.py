@@ -166,12 +166,13 @@ class LocalEngine:
         if self.on_update == "cut":
             cut = self.scheduler.cut()
             for flight in cut:
-                self.lengths.cut(flight.trace.ids.size)
+                self.lengths.tokens += flight.trace.ids.size
                 if self.speculation is not None:
                     self.speculation.ended(flight)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
-        self.scheduler.forget()
+        # A begun group is remembered as long as it still has a rollout to start.
+        self.scheduler.begun &= {f.request.group_id for f in self.scheduler.waiting}
         self.runner.forget()
         if self.speculation is not None:
             self.speculation.updated(version)
@@ -384,7 +385,8 @@ class LocalEngine:
         flights wait again, later waves are smaller, and the next step goes on: tokens depend on a flight's key alone,
         so they are the same.
         """
-        rows, source = self.rows, [running + leader for _, leader in wave.forks]  # the row that each fork copies
+        rows, scheduler = self.rows, self.scheduler
+        source = [running + leader for _, leader in wave.forks]  # the row that each fork copies
         first, fed = rows.size, rows.fed
         for chunk in wave.chunks:
             if chunk.start == 0:
@@ -402,19 +404,13 @@ class LocalEngine:
             self._evict(row)
         rows.feed(fed)
         rows.shared[running:first] = 0  # no row forks from a half-fed row yet
-        self.scheduler.put_back(wave)
+        scheduler.put_back(wave)
         # The running rows may be a step further on the device, and a drafter may have read that: they repeat it.
         self.runner.forget()
         rows.paired[:running] = np.minimum(rows.paired[:running], rows.length[:running])
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._shrink(running, wave)
-        return None
-
-    def _shrink(self, running: int, wave: Wave) -> None:
-        """Make later waves smaller; a wave that cannot be smaller waits for a row to end."""
-        scheduler, rows = self.scheduler, self.rows
-        if not scheduler.shrink(wave):
+        if not scheduler.shrink(wave):  # a wave that cannot be smaller waits for a row to end
             if not running:
                 raise WhetError(
                     f"Not even a prompt of {wave.tokens} tokens can be fed in the memory that is left beside the model "
@@ -429,6 +425,7 @@ class LocalEngine:
                 "fewer still each time rollout/oom goes up. Rollouts are the same, but begin later.",
                 stacklevel=2,
             )
+        return None
 
     def _evict(self, row: int) -> Flight:
         """Take a flight out of its row, with its tokens."""

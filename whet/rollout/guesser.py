@@ -21,6 +21,7 @@ from whet.draft.base import Drafter, RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.model.ops import to_device
+from whet.model.packing import ranges
 from whet.model.twin import KVShape
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
@@ -53,10 +54,8 @@ class Guesser(Drafter):
         self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
 
     def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
-        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q].
-
-        The last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone.
-        """
+        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q]. The
+        last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone."""
         batch, new = ids.shape
         place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
         real = (place >= 0) & (row[:, None] >= 0)
@@ -78,7 +77,7 @@ class Guesser(Drafter):
             return
         texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
         ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
-        row, position = _ranges(np.arange(running), old, count)
+        row, position = np.repeat(np.arange(running), count), np.repeat(old, count) + ranges(count)
         starts = np.concatenate(([0], np.cumsum(count)))
         where, token, place, at, table, length, start = to_device(
             self.device, self._places(row, position), ids, position, row, self.cache.table[:running], new, starts
@@ -114,19 +113,17 @@ class Guesser(Drafter):
             buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
-        """The hidden states [cached tokens, width] of each row, the first `most`.
-
-        Several rows share one new tensor, AT_ONCE tokens or a row that has more. It is queued behind the steps under
-        way and waits for none.
-        """
+        """The hidden states [cached tokens, width] of each row, the first `most`. Several rows share one new tensor,
+        AT_ONCE tokens or a row that has more. It is queued behind the steps under way and waits for none."""
         length = np.minimum(self.rows.length, most)
         part: list[int] = []
         for i, row in enumerate(rows):
             part.append(row)
             if i + 1 < len(rows) and length[[*part, rows[i + 1]]].sum() <= AT_ONCE:
                 continue
-            (where,) = to_device(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
-            yield from self._gather(where).split(length[part].tolist())
+            count = length[part]
+            (where,) = to_device(self.device, self._places(np.repeat(part, count), ranges(count)))
+            yield from self._gather(where).split(count.tolist())
             part = []
 
     def _places(self, row: np.ndarray, position: np.ndarray) -> np.ndarray:
@@ -136,13 +133,3 @@ class Guesser(Drafter):
 
     def _gather(self, where: Tensor) -> Tensor:
         return self.states.view(-1, self.states.shape[-1]).index_select(0, where)
-
-
-def _ranges(rows: np.ndarray, first: np.ndarray | int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`count` positions of each row from `first` on, side by side: rows and positions.
-
-    >>> _ranges(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
-    (array([4, 4, 7, 7, 7]), array([0, 1, 5, 6, 7]))
-    """
-    begin = first - (np.cumsum(count) - count)
-    return np.repeat(rows, count), np.repeat(begin, count) + np.arange(count.sum())

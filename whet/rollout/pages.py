@@ -37,9 +37,8 @@ class Cache:
         """page: tokens of a page. releasable: on CUDA the memory can be lent (`arena`)."""
         dims = [(s, s.key_dim) for s in shapes] + [(s, s.value_dim) for s in shapes]
         # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
-        tensors, self.arena = allocate(
-            [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims], device, releasable
-        )
+        pieces = [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims]
+        tensors, self.arena = allocate(pieces, device, releasable)
         self.keys, self.values = tensors[: len(shapes)], tensors[len(shapes) :]
         self.page, self.device = page, device
         self.trash = pages  # the page that padding is written to
@@ -107,14 +106,7 @@ class Cache:
 
 class PagedCache(Cache):
     def __init__(
-        self,
-        shapes: Shapes,
-        slots: int,
-        context: int,
-        page: int,
-        pages: int,
-        device: torch.device,
-        releasable: bool = False,
+        self, shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
         self.owners = [0] * pages  # rows that have each page
@@ -226,9 +218,8 @@ def make_cache(
             ) from error
     full = -(-context // page)
     if 0 < pages < full:
-        raise WhetError(
-            f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
-        )
+        one = f"one rollout of rollout.context = {context}"
+        raise WhetError(f"rollout.pages = {pages} cannot hold {one}; it takes {full}.")
     pages = wanted = pages or slots * full
     while True:
         try:

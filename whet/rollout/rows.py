@@ -29,11 +29,8 @@ ANY = 2**20  # stands for "as many drafts as possible"
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One rollout in the making, from its request to its end.
-
-    While it runs its tokens are in the columns of `Rows`; while it waits (not begun, preempted, or after a weight
-    update) they are in `trace`.
-    """
+    """One rollout in the making, from its request to its end. While it runs its tokens are in the columns of `Rows`;
+    while it waits (not begun, preempted, or after a weight update) they are in `trace`."""
 
     request: Request
     index: int  # place of the rollout in its group
@@ -221,9 +218,7 @@ class Rows:
 
     def remove(self, row: int) -> list[tuple[int, int]]:
         """Take the flight out of `row`; the last row moves into the hole. Returns the moves (source, target) in order.
-
-        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it.
-        """
+        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it."""
         last = self.size - 1
         way = [row, last] if row >= self.ready - 1 or self.ready == self.size else [row, self.ready - 1, last]
         moves = [(source, target) for target, source in pairwise(way) if source != target]
@@ -263,9 +258,7 @@ class Rows:
         self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
     ) -> np.ndarray:
         """Write the first `counted` [B] tokens of token [B, W] for each ready row, up to the one that ends the row.
-
-        Returns how many tokens were written [B]. The first `running` rows have cached as many.
-        """
+        Returns how many tokens were written [B]. The first `running` rows have cached as many."""
         n = counted.size
         rows, count = self._numbers[:n], self.count[:n]
         counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)

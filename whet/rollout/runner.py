@@ -113,7 +113,13 @@ class EagerRunner(Runner):
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
         if chunks:
-            blocks.append((slice(running, running + len(chunks)), *right_aligned(chunks)))
+            # Padded on the left: every row's newest token is in the last column.
+            width = max(chunk.size for chunk in chunks)
+            ids, position = np.zeros((len(chunks), width), np.int64), np.full((len(chunks), width), -1)
+            for row, chunk in enumerate(chunks):
+                ids[row, width - chunk.size :] = chunk.ids()
+                position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
+            blocks.append((slice(running, running + len(chunks)), ids, position))
         logits = self._forward(blocks)[: rows.ready]
         if source:
             first = running + len(chunks)
@@ -172,14 +178,3 @@ def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> No
     """Give rows from `first` on the cache of the rows `source`."""
     target = range(first, first + len(source))
     cache.fork(source, target, rows.length[target].tolist())
-
-
-def right_aligned(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and positions [B, longest], padded on the left: every row's newest token is in the last column."""
-    width = max(chunk.size for chunk in chunks)
-    ids = np.zeros((len(chunks), width), np.int64)
-    position = np.full((len(chunks), width), -1)
-    for row, chunk in enumerate(chunks):
-        ids[row, width - chunk.size :] = chunk.ids()
-        position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
-    return ids, position

@@ -46,15 +46,10 @@ class Lengths:
             if len(self.prompts) > PROMPTS:
                 del self.prompts[next(iter(self.prompts))]
 
-    def cut(self, length: int) -> None:
-        self.tokens += length
-
     def mean(self, running: int) -> float:
-        """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run.
-
-        This is the maximum-likelihood mean of a geometric length when some are unfinished (OURS). The mean of the
-        finished ones alone would be too small, since short rollouts finish first. Infinite while none has ended.
-        """
+        """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run. This is the
+        maximum-likelihood mean of a geometric length when some are unfinished (OURS). The mean of the finished ones
+        alone would be too small, since short rollouts finish first. Infinite while none has ended."""
         return (self.tokens + running) / self.ended if self.ended else np.inf
 
     def expect(self, prompt_id: str, running: int) -> float:
@@ -62,10 +57,8 @@ class Lengths:
         return self.mean(running) if known is None else known
 
     def left(self, flights: Iterable[Flight], count: np.ndarray, limit: np.ndarray, running: int) -> np.ndarray:
-        """Tokens that flights with `count` tokens are expected to write still.
-
-        At least half of what they have written, since lengths have long tails (OURS); at most what the limit leaves.
-        """
+        """Tokens that flights with `count` tokens are expected to write still. At least half of what they have written,
+        since lengths have long tails (OURS); at most what the limit leaves."""
         expected = np.array([self.expect(f.request.prompt_id, running) for f in flights])
         return np.minimum(np.maximum(expected - count, count / 2), limit - count)
 
@@ -169,7 +162,7 @@ class Scheduler:
         # Pages ran short: no flight is admitted until a row has ended, since it would soon be preempted again.
         self.full = False
         # Limits per wave after a shortage of memory. They are not saved: another GPU may be larger.
-        self.most: int | None = None  # tokens
+        self.budget = PREFILL  # tokens, as `_affords` counts them
         self.forks: int | None = None  # forks, each of which needs logits of its own
         self.ooms = 0  # shortages of memory so far
         self._held = 0  # turns since a flight could have been admitted
@@ -179,11 +172,8 @@ class Scheduler:
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
     def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
-        """Choose what fits in so many free slots.
-
-        half: a flight that has a row, and how many of its tokens are fed; it comes first. running: other rows go on,
-        and every wave delays them.
-        """
+        """Choose what fits in so many free slots. half: a flight that has a row, and how many of its tokens are fed; it
+        comes first. running: other rows go on, and every wave delays them."""
         wave = Wave()
         ready = min(slots, len(self.waiting))
         if running and half is None and 0 < ready < self.batch and self._held < PATIENCE:
@@ -214,11 +204,6 @@ class Scheduler:
                 wave.opened.append(flight.request.group_id)
         return wave
 
-    @property
-    def budget(self) -> int:
-        """Tokens per wave, as `_affords` counts them."""
-        return PREFILL if self.most is None else min(PREFILL, self.most)
-
     def put_back(self, wave: Wave) -> None:
         """The wave was not fed: restore the queue. A half-fed flight has kept its row."""
         flights = [c.flight for c in wave.chunks if c.start == 0] + [flight for flight, _ in wave.forks]
@@ -234,7 +219,7 @@ class Scheduler:
             self.forks = len(wave.forks) // 2
             return bool(wave.forks)
         plain = self.packed or len(wave.chunks) == 1
-        self.most = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
+        self.budget = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
         return True
 
     def _feed(self, wave: Wave, leaders: dict[str, int], flight: Flight, fed: int = 0) -> None:
@@ -255,7 +240,3 @@ class Scheduler:
         gone = set(out)
         self.waiting = deque(f for f in self.waiting if f not in gone)
         return out
-
-    def forget(self) -> None:
-        """After an update, keep only the begun groups that still have a rollout to start."""
-        self.begun &= {f.request.group_id for f in self.waiting}
