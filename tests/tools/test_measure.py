@@ -1,6 +1,7 @@
 """whet eval and whet probe, end to end on a tiny random model."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -103,3 +104,18 @@ def test_a_judge_that_raises_is_quoted(tmp_path: Path) -> None:
     )
     sys.modules.pop("measured_judge")
     assert sum("failed with KeyError: 'nums' (prompt" in sentence for sentence in said) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["eval", "tiny", "--n", "2"], "--n goes with --data"),
+        (["probe", "tiny", "x.jsonl", "--set", "learn.rate=1"], 'There is no setting "learn.rate"'),
+    ],
+)
+def test_flags_are_checked_before_torch_is_imported(command: list[str], words: str) -> None:
+    start = f"import sys; sys.modules['torch'] = None; sys.argv = ['whet', *{command}]"
+    code = f"{start}; from whet.cli import main; main()"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and words in done.stderr, done.stderr

@@ -33,8 +33,8 @@ def examine(model: str | None = None, settings: config.Config | None = None) -> 
             findings.append((name, importlib.metadata.version(name), True))
         except importlib.metadata.PackageNotFoundError:
             findings.append((name, 'not installed: pip install "whet[train]"', False))
-    findings.append(("cores", str(os.cpu_count()), True))
-    findings.append(("free disk here", f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB", True))
+    disk = f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB"
+    findings += [("cores", str(os.cpu_count()), True), ("free disk here", disk, True)]
     if not all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
         return findings
     findings.append(_device())
@@ -87,11 +87,8 @@ def skeleton_of(settings: config.Config) -> Any:
     from whet.model.twin import refuse_unsupported
 
     model = settings.model
-    if model.name == "tiny":
-        check_model(model)
-        return tiny_skeleton(settings)
-    if Path(model.name).expanduser().is_dir():
-        return check_model(model)
+    if model.name == "tiny" or Path(model.name).expanduser().is_dir():
+        return check_model(model) or tiny_skeleton(settings)
     network = build_skeleton(_config_folder(model.name))
     refuse_unsupported(network)
     head_of(network)

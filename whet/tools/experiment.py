@@ -68,11 +68,8 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     """Trains as many arms at a time as there are cores; a failed arm ends them all with its own words."""
-    recipes = {}
-    for folder, settings in arms.items():
+    for folder in arms:
         replace_run(folder)
-        recipes[folder] = folder.with_suffix(".toml")
-        files.write_text(recipes[folder], dump_config(settings))
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
 
     def alive() -> bool:
@@ -84,7 +81,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
                     raise WhetError(f"The arm {folder.name} failed: {last_words(folder, process.returncode)}")
         while queue and len(running) < cores():
             folder = queue.pop(0)
-            running[folder] = start_run(recipes[folder], folder)
+            running[folder] = start_run(folder, arms[folder])
         return bool(running)
 
     try:
@@ -107,12 +104,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def start_run(recipe: Path, folder: Path, threads: int | None = 1) -> subprocess.Popen[bytes]:
+def start_run(folder: Path, settings: config.Config, threads: int | None = 1) -> subprocess.Popen[bytes]:
     """Starts the process of a run, or resumes it; without `threads` it takes what the environment says."""
-    resume = (folder / CONFIG).is_file()
-    words = ["--resume"] if resume else [str(recipe)]
+    recipe = folder.with_suffix(".toml")
+    files.write_text(recipe, dump_config(settings))
+    words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
-    with folder.with_suffix(".log").open("ab" if resume else "wb") as log:  # the process has its own handle
+    with folder.with_suffix(".log").open("ab") as log:  # the process has its own handle; earlier words are kept
         return subprocess.Popen(
             [sys.executable, "-m", "whet", "train", *words, "--out", str(folder)],
             env=environment,
@@ -129,12 +127,12 @@ def last_words(folder: Path, code: int) -> str:
 
 
 def replace_run(folder: Path) -> None:
-    """Removes an earlier run; anything else at its place is refused and left alone."""
-    if not folder.exists():
-        return
-    if not (folder / CONFIG).is_file():
-        raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
-    shutil.rmtree(folder)
+    """Removes an earlier run and its log; anything else at its place is refused and left alone."""
+    if folder.exists():
+        if not (folder / CONFIG).is_file():
+            raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
+        shutil.rmtree(folder)
+    folder.with_suffix(".log").unlink(missing_ok=True)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Exports a trained model as a clean Hugging Face folder with a model card, ready to serve or to share.
 
-`whet export` calls `export_model` with a run (its best checkpoint), a checkpoint, or any model folder. Files are copied
-as they are, so the export equals what was trained to the bit; only merging adapters loads weights. A drafter that was
-trained beside the model is exported as `drafter/` for the named serving engine. What a run needs to go on (state,
+Files are copied as they are, so the export equals what was trained to the bit; only merging adapters loads weights. A
+drafter that was trained beside the model is exported for the named serving engine. What a run needs to go on (state,
 manifest) and anything that could run code stays behind. In the card, everything that comes from outside (names, paths,
 the recipe) is escaped for its place, and paths of this machine are cut down to their last part.
 """
@@ -87,22 +86,19 @@ def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str =
 
 def find_source(path: Path) -> tuple[Path, Path | None]:
     """The model folder of a path, checked to be whole as far as its own files tell, and the run it came from."""
-    run: Path | None = path
-    if (path / CONFIG).is_file():
-        best = best_checkpoint(path)
-        if best is None:
-            raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
-        folder = best
-    else:
-        beside, above = path.resolve().parent, path.resolve().parent.parent
-        folder, run = path, above if beside.name == CHECKPOINTS and (above / CONFIG).is_file() else None
-        if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
-            raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
+    is_run = (path / CONFIG).is_file()
+    folder = best_checkpoint(path) if is_run else path
+    if folder is None:
+        raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
+    if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
+        raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
+    beside, above = path.resolve().parent, path.resolve().parent.parent
+    above_is_run = beside.name == CHECKPOINTS and (above / CONFIG).is_file()
+    run = path if is_run else above if above_is_run else None
     if not folder.is_dir():
         raise WhetError(f"There is no run, checkpoint or model folder at {path}.")
-    weights, settings = ("model", "config.json")
-    if is_peft_folder(folder):
-        weights, settings = ("adapter_model", "adapter_config.json")
+    adapter = "adapter_" if is_peft_folder(folder) else ""
+    settings, weights = f"{adapter}config.json", f"{adapter}model"
     if not (folder / settings).is_file() or not any(folder.glob(f"{weights}*.safetensors")):
         raise WhetError(f"{folder} is no model folder: it wants {settings} and {weights}.safetensors.")
     return folder, run
@@ -188,11 +184,10 @@ def _check_push(name: str, base: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
+    fine = False
+    with suppress(HFValidationError):
         validate_repo_id(name)
         fine = name.count("/") == 1
-    except HFValidationError:
-        fine = False
     if not fine:
         raise WhetError(f'"{name}" is no name of a hub repository; give it as org/name.')
     if base and Path(base).expanduser().is_dir():
@@ -320,18 +315,16 @@ def _front_matter(facts: CardFacts) -> str:
 
 
 def _summary(facts: CardFacts) -> str:
-    base = escape(facts.base_on_hub or short_name(facts.base))
-    if facts.settings is None:
+    base, s = escape(facts.base_on_hub or short_name(facts.base)), facts.settings
+    if s is None:
         return f"Exported by whet{f'; base model {base}' if base else ''}."
-    s = facts.settings
     what = f"LoRA adapters of rank {s.model.lora.rank}" if s.model.lora.rank else "all weights"
     curricula = dict.fromkeys(s.curriculum.override(entry.curriculum).name for entry in s.data)
     if base == "tiny":
         base = "a small model made for the run"
     lines = [
-        f"Trained by reinforcement learning with whet, starting from {base}.",
-        "",
-        f"- Data: {'; '.join(_data(entry) for entry in s.data)}",
+        f"Trained by reinforcement learning with whet, starting from {base}.\n",
+        f"- Data: {'; '.join(map(_data, s.data))}",
         f"- Curriculum: {escape(' + '.join(curricula))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} "
         "rollouts per step",
         f"- Estimator: {escape(s.learn.estimator)}, learning rate {s.learn.lr:g}",
@@ -359,15 +352,14 @@ def _evaluations(facts: CardFacts) -> str:
     def cell(point: Point | None) -> str:
         return "" if point is None else f"{point.accuracy:.3f} ({point.step})"
 
-    lines = ["## Evaluation", "", "Accuracy (at step).", "", "| set | first | best | last | this checkpoint |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    names = evaluation_names(facts.rows)
-    for name in names:
+    head = "## Evaluation\n\nAccuracy (at step).\n\n| set | first | best | last | this checkpoint |"
+    lines = [head, "|---|---:|---:|---:|---:|"]
+    for name in evaluation_names(facts.rows):
         if points := evaluations(facts.rows, name):
             best = max(points, key=lambda point: (point.accuracy, -point.step))
             here = next((point for point in points if point.step == facts.step), None)
             lines.append(f"| {escape(name)} | {' | '.join(map(cell, (points[0], best, points[-1], here)))} |")
-    return "\n".join(lines) if names else ""
+    return "\n".join(lines) if lines[2:] else ""
 
 
 def _usage(facts: CardFacts) -> str:

@@ -24,7 +24,6 @@ ROUNDS = 2000  # of the fixed point at most; it is slow only where the fit hardl
 TOLERANCE = 1e-6  # the fixed point ends when a round moves a + b by no more than this share
 LARGEST = 1e3  # a + b from which the prompts do not differ and the beta-binomial is a binomial
 MISFIT = 0.05  # a fit that misses the counted share at n by more than this, and by more than noise, is not used
-EIGHTHS = 8  # limits are tried at every eighth of the limit used
 LOST = 0.02  # share of the right responses that a suggested limit may lose
 CUT = 0.1  # share of all responses that it may cut: a response that is cut shows only that it was long
 ENOUGH = 20  # right responses that are needed to suggest a limit
@@ -64,9 +63,8 @@ class Beta(NamedTuple):
         0.6
         """
         j = np.arange(size)
-        total = np.asarray(self.a + self.b)[..., None] + j
-        right = np.prod((np.asarray(self.a)[..., None] + j) / total, axis=-1)
-        wrong = np.prod((np.asarray(self.b)[..., None] + j) / total, axis=-1)
+        a, b = np.asarray(self.a)[..., None], np.asarray(self.b)[..., None]
+        right, wrong = (np.prod((shape + j) / (a + b + j), axis=-1) for shape in (a, b))
         return 1.0 - right - wrong
 
 
@@ -99,16 +97,6 @@ def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None =
     return Beta(a, b)
 
 
-class Extrapolation(NamedTuple):
-    """Share of mixed groups at a size, and how it is known: counted, fitted by the beta-binomial, or "at least".
-
-    The last if the fit failed or misses what was counted: a larger group can only exceed the largest counted one.
-    """
-
-    share: np.ndarray  # (W,)
-    how: str
-
-
 class SignalCurve:
     """Mean over the prompts of the probability that a group is mixed, by its size, for each row of `weights`.
 
@@ -122,27 +110,27 @@ class SignalCurve:
     def counted(self, size: int) -> np.ndarray:
         return weighted_mean(mixed(self.right, self.judged, size), self.weights)
 
-    def at(self, size: int) -> Extrapolation:
+    def at(self, size: int) -> tuple[np.ndarray, str]:
+        """The shares (W,) at a size, and how they are known: counted, fitted by the beta-binomial, or "at least".
+
+        The last if the fit failed or misses what was counted: a larger group can only exceed the largest counted one.
+        """
+        counted = self.counted(min(size, self.n))
         if size <= self.n:
-            return Extrapolation(self.counted(size), "counted")
-        counted = self.counted(self.n)
-        if not self._fits:
-            return Extrapolation(counted, "at least")
-        share = self._fit.mixed(size)
-        return Extrapolation(np.where(np.isfinite(share), np.maximum(share, counted), counted), "fitted")
+            return counted, "counted"
+        if self._fit is None:
+            return counted, "at least"
+        return np.fmax(self._fit.mixed(size), counted), "fitted"  # a resample without a fit keeps what was counted
 
     @cached_property
-    def _fit(self) -> Beta:
-        return fit_beta(self.right, self.judged, self.weights)
-
-    @cached_property
-    def _fits(self) -> bool:
-        """Whether the fit reproduces the counted share; it cannot if that is zero."""
+    def _fit(self) -> Beta | None:
+        """None where the fit does not reproduce the counted share; it cannot if that is zero."""
         share = float(self.counted(self.n)[0])
         if share == 0.0:
-            return False
+            return None
+        fit = fit_beta(self.right, self.judged, self.weights)
         noise = 2.0 * math.sqrt(share * (1.0 - share) / (self.judged >= self.n).sum())
-        return abs(float(self._fit.mixed(self.n)[0]) - share) <= max(MISFIT, noise)
+        return fit if abs(float(fit.mixed(self.n)[0]) - share) <= max(MISFIT, noise) else None
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -157,8 +145,6 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class ResponseLengths:
-    """How long some responses are, in tokens."""
-
     of: str  # all, right or wrong
     count: int
     mean: float
@@ -188,9 +174,9 @@ def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
     return rows
 
 
-def limit_rows(rollouts: Sequence[Rollout], limit: int) -> list[Limit]:
+def limit_rows(rollouts: Sequence[Rollout], limit: int, parts: int = 8) -> list[Limit]:
     """Every eighth of the limit up to it; nothing is known beyond."""
-    return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / EIGHTHS) for i in range(1, EIGHTHS + 1)})]
+    return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / parts) for i in range(1, parts + 1)})]
 
 
 def limit_row(rollouts: Sequence[Rollout], limit: int) -> Limit:
@@ -213,7 +199,7 @@ def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
     """
     if sum(r.verdict == "right" for r in rollouts) < ENOUGH:
         return None
-    rows = (limit_row(rollouts, math.ceil(limit * i / 64)) for i in range(1, 65))
+    rows = limit_rows(rollouts, limit, 64)
     return next((row.limit for row in rows if (row.right_lost or 0.0) < LOST and row.cut <= CUT), limit)
 
 
@@ -276,7 +262,7 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
     """uniform, dapo, and speed for each N_init in 2 .. min(n, N - 1); `lengths` (P,): mean response length."""
     weights = curve.weights
     length = weighted_mean(lengths, weights)
-    useful = _inverse(curve.at(group).share)
+    useful = _inverse(curve.at(group)[0])
     whole, base = np.full_like(useful, group), group * useful * length
     ways = [
         ("uniform", 0, useful, group * useful, base, group * useful),

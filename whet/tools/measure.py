@@ -1,11 +1,11 @@
 """Measures a model without training it: `whet eval` calls `evaluate_model`, `whet probe` calls `probe_model`.
 
 Both need only what makes judged rollouts (`assembly.build_actor`): neither an optimiser nor a curriculum. MODEL is a
-run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name.
+run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name. Nothing here
+imports torch before flags and recipe are checked.
 
 `whet eval --draft` evaluates twice, without speculation and with it. Noise is keyed, so both passes write the same
-tokens: all of them in full precision on a CPU; in half precision on a GPU a draw may fall to the other side of
-rounding, and that response then differs. The number of such responses is counted.
+tokens, except where a draw in half precision falls to the other side of rounding; such responses are counted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ import numpy as np
 
 from whet import config, files
 from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
-from whet.draft.export import FOLDER, check_layout, read_drafter
 from whet.errors import WhetError
 from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
-from whet.rollout.engine import LocalEngine
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
 from whet.tools.probe import ProbeReport, probe_report, probe_requests
@@ -64,21 +62,30 @@ def evaluate_model(
 
     `draft`: a second time with speculation, on problems that were never trained on.
     """
-    plan = check_run(_settings(model, recipe, entries, sets), training=False)
-    for note in plan.notes:
-        say(note)
+    folder, own_recipe = weights_of(model)
+    source, changes = recipe or own_recipe, dict[str, Any]()
+    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
+        changes = {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
+        sets = ["rollout.context=0", *sets]
+    elif source is None:
+        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
+    settings = _settings(folder, source, changes, sets)
+    if not settings.eval:
+        raise WhetError(f"{source} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
+    plan = check_run(settings, training=False)
     settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
     if draft:
         own = not entries and recipe is None  # the problems are those of the run, trained ones and others
         problems = leave_out_trained(problems, None if own else model, say)
-    metrics: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
+    metrics, rows = dict[str, float](), list[dict[str, Any]]()
 
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
     with _loaded(model, replace(plan, settings=settings, problems=problems), say) as actor:
         if actor.drafter is not None:
+            from whet.draft.export import FOLDER, read_drafter
+
             read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
             at = partial(on_progress, eval_set.name)
@@ -107,12 +114,9 @@ def probe_model(
 ) -> ProbeReport:
     """Makes n rollouts for each of some training prompts, and reports what they mean for training on them."""
     folder, own_recipe = weights_of(model)
-    tree = read_toml(own_recipe) if own_recipe is not None else {}
-    tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
+    changes = {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
     limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
-    plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
-    for note in plan.notes:
-        say(note)
+    plan = check_run(_settings(folder, own_recipe, changes, [*limits, *sets]))
     table = plan.problems.train
     rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
@@ -139,25 +143,16 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     return model, beside if folder.is_dir() and beside.is_file() else None
 
 
-def _settings(
-    model: str, recipe: Path | None, entries: Sequence[Mapping[str, Any]], sets: Iterable[str]
-) -> config.Config:
-    folder, own_recipe = weights_of(model)
-    chosen = recipe or own_recipe
-    if chosen is None and not entries:
-        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
-    tree = read_toml(chosen) if chosen is not None else {}
-    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
-        tree |= {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
-        tree["rollout"] = {**tree.get("rollout", {}), "context": 0}
-    settings = load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
-    if not settings.eval:
-        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
-    return settings
+def _settings(folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]) -> config.Config:
+    """The recipe with other tables, on the weights of a folder."""
+    tree = {**(read_toml(source) if source else {}), **changes}
+    return load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
 
 
 @contextmanager
 def _loaded(model: str, plan: RunPlan, say: Say) -> Iterator[Actor]:
+    for note in plan.notes:
+        say(note)
     say(f"Loading {model}.")
     with closing(build_actor(plan)) as actor:
         actor.judge.on_message = say
@@ -167,7 +162,6 @@ def _loaded(model: str, plan: RunPlan, say: Say) -> Iterator[Actor]:
 
 
 def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    files.make_folder(out)
     files.write_text(out / name, json.dumps(result, indent=2) + "\n")
     files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -180,6 +174,8 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
 
     eagle drafts only if a trained head lies beside the weights: otherwise it is refused if wanted, else left out.
     """
+    from whet.draft.export import FOLDER, check_layout
+
     folder = Path(settings.model.name) / FOLDER
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
@@ -239,6 +235,8 @@ def evaluate_twice(
     speculates; 1 where none did), saved (tokens that needed no forward of their own), failures (of drafters),
     share_ARM (of the time in steps that fed no prompts).
     """
+    from whet.rollout.engine import LocalEngine
+
     engine = actor.engine
     assert isinstance(engine, LocalEngine)
 

@@ -68,7 +68,6 @@ def prepare_file(
         return not judged or gold_score(task, prompt) == 1.0
 
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
-    files.make_folder(out.parent)
     files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
     return [("from", task.origin), *report, ("written to", str(out))]
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich.bar import Bar as Blocks
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.styled import Styled
 from rich.table import Table
 from rich.text import Text
 
-from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.eval import mean_interval
 from whet.report import formats
@@ -36,10 +37,10 @@ NEAR = 1.05  # an N_init within so many times the lowest cost is as good
 SCARCE = 0.05  # share of prompts with signal below which every curriculum is expensive
 UNJUDGED = 0.05  # share of unjudged responses from which the judge is mentioned
 FEW = 100  # prompts below which the ranges are wide
+MEND = "mend the judge, or raise judge.timeout_s or judge.memory_mb"
 HELP = "easier prompts, a warm start on worked solutions ([[warm_start]]), or a longer limit"
 
 BAR = 40  # columns of the longest bar
-EIGHTHS = " ▏▎▍▌▋▊▉"
 SCREENS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # N_init that get a line, besides the cheapest
 HOW = {"counted": "", "fitted": "extrapolated", "at least": "at least; too little to extrapolate from"}
 
@@ -51,8 +52,6 @@ def probe_requests(prompts: Sequence[Prompt], n: int, sampling: Sampling) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of the histogram of pass rates."""
-
     label: str
     prompts: int
 
@@ -63,7 +62,7 @@ class Signal:
 
     size: int
     share: Estimate
-    how: str  # counted, fitted or at least; see `Extrapolation`
+    how: str  # counted, fitted or at least; see `SignalCurve.at`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +102,14 @@ def probe_report(
     prompts: Sequence[Prompt], rollouts: Sequence[Rollout], *, n: int, limit: int, group: int
 ) -> ProbeReport:
     """What judged rollouts (`group_id`: the place of the prompt in `prompts`) mean for training."""
-    right, judged, lengths = _counts(len(prompts), rollouts)
+    # By prompt: rollouts that are right, judged, and all of them with their tokens.
+    counted = [(r.group_id, r.verdict == "right", r.judged, 1, r.length) for r in rollouts]
+    places, *columns = np.array(counted, dtype=np.int64).reshape(-1, 5).T
+    right, judged, seen, tokens = (np.bincount(places, column, len(prompts)).astype(int) for column in columns)
+    lengths = tokens / np.maximum(seen, 1)
     known = judged >= 2
     if not known.any():
-        raise WhetError(
-            f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; "
-            "mend the judge, or raise judge.timeout_s or judge.memory_mb."
-        )
+        raise WhetError(f"Of {len(rollouts)} responses hardly one was judged, so the probe has nothing to say; {MEND}.")
     right, judged, lengths = right[known], judged[known], lengths[known]
     curve = forecast.SignalCurve(right, judged, forecast.resamples(right.size))
     # Beyond twice what was counted no fit can be trusted, except that the wanted group is always shown.
@@ -152,25 +152,14 @@ def histogram(right: np.ndarray, judged: np.ndarray, n: int) -> list[Bar]:
     return [Bar(label, int(count)) for label, count in zip(labels, counts, strict=True)]
 
 
-def _counts(prompts: int, rollouts: Sequence[Rollout]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each prompt: right and judged rollouts, and the mean length of a response."""
-    right, judged, seen, tokens = (np.zeros(prompts, dtype=np.int64) for _ in range(4))
-    for rollout in rollouts:
-        right[rollout.group_id] += rollout.verdict == "right"
-        judged[rollout.group_id] += rollout.judged
-        seen[rollout.group_id] += 1
-        tokens[rollout.group_id] += rollout.length
-    return right, judged, tokens / np.maximum(seen, 1)
-
-
 def _signal(curve: forecast.SignalCurve, size: int) -> Signal:
-    found = curve.at(size)
-    if found.how == "fitted":
-        return Signal(size, Estimate.of(found.share), found.how)
+    samples, how = curve.at(size)
+    if how == "fitted":
+        return Signal(size, Estimate.of(samples), how)
     counted = min(size, curve.n)
     values = forecast.mixed(curve.right, curve.judged, counted)
-    share = _share(values[np.isfinite(values)], curve.judged.max() / counted)  # a bootstrap of zeros has no width
-    return Signal(size, share, found.how)
+    # A bootstrap of zeros would have no width.
+    return Signal(size, _share(values[np.isfinite(values)], curve.judged.max() / counted), how)
 
 
 def _share(values: np.ndarray, draws: float = 1.0) -> Estimate:
@@ -189,7 +178,7 @@ def _finite(tree: Any) -> Any:
 
 
 def advise(report: ProbeReport) -> tuple[list[str], str]:
-    """Sentences, and TOML to paste into a recipe; dapo replaces a curriculum that this version does not list."""
+    """Sentences, and TOML to paste into a recipe."""
     signal, best = report.signal(report.group), forecast.cheapest(report.spendings)
     hopeless = signal.share.value == 0.0  # no group has both right and wrong rollouts
     # speed only if it is surely cheaper, and the share of useful groups is known, not only bounded from below.
@@ -202,18 +191,15 @@ def advise(report: ProbeReport) -> tuple[list[str], str]:
     if not hopeless or report.truncated > CUT:
         found.append(_about_limit(report))
     if report.unjudged > UNJUDGED:
-        found.append(
-            f"{report.unjudged:.0%} of the responses were not judged; mend the judge, or raise judge.timeout_s or "
-            "judge.memory_mb."
-        )
+        found.append(f"{report.unjudged:.0%} of the responses were not judged; {MEND}.")
     if report.prompts < FEW:
         found.append(f"{report.prompts} prompts are few: read the ranges, or probe with more --prompts.")
     if hopeless:
         return found, ""
-    name = "uniform" if best is None and signal.share.value >= MOST else "dapo"
+    name = "speed" if best is not None else "uniform" if signal.share.value >= MOST else "dapo"
     lines = ["[curriculum]", f'name = "{name}"', f"rollouts = {report.group}"]
-    if best is not None and "speed" in CURRICULA:
-        lines = ["[curriculum]", 'name = "speed"', lines[-1], "", "[curriculum.speed]", f"n_init = {best.screen}"]
+    if best is not None:
+        lines += ["", "[curriculum.speed]", f"n_init = {best.screen}"]
     if report.truncated <= CUT and report.enough is not None:
         lines += ["", "[rollout]", f"max_tokens = {report.enough}"]
     return found, "\n".join(lines) + "\n"
@@ -239,13 +225,10 @@ def _about_curriculum(report: ProbeReport, best: Spending | None) -> str:
     share = f"{'at least ' * (signal.how == 'at least')}{_range(signal.share, '{:.0%}'.format, ' to ')} of the prompts"
     share += f" carry signal at {report.group} rollouts"
     if best is not None:
-        sentence = (
+        return (
             f"Use speed: {share}, and screening saves part of what the others cost. Under uniform or dapo a useful "
             f"group takes {best.saving.value:.1f} times ({best.saving.low:.1f} to {best.saving.high:.1f}) the tokens."
         )
-        if "speed" not in CURRICULA:
-            sentence += ' This whet does not list "speed" yet (whet list); until it does, use dapo, at that price.'
-        return sentence
     if signal.share.value >= MOST:
         return f"Use uniform: {share}, so little is wasted."
     return (
@@ -332,7 +315,8 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     most = max(bar.prompts for bar in report.histogram)
     for bar in report.histogram:
         style = "dim" if bar.label in ("never", "always") else "green"
-        bars.add_row(bar.label, str(bar.prompts), Text(blocks(bar.prompts / most), style=style))
+        share = max(bar.prompts / most, (bar.prompts > 0) / (8 * BAR))  # one prompt is visible, if by an eighth
+        bars.add_row(bar.label, str(bar.prompts), Styled(Blocks(1.0, 0.0, share, width=BAR), style))
     yield "Prompts by rollouts that were right", bars
     signals = _table("rollouts", "<share", "<")
     for signal in report.signals:
@@ -350,10 +334,12 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
     yield "Had the limit been lower", limits
     if not math.isfinite(min(row.tokens.value for row in report.spendings)):
         return
-    prices, best = (
-        _table("<", "prompts", "rollouts", "trained", "tokens", "cheaper by"),
-        forecast.cheapest(report.spendings),
-    )
+
+    def number(value: float) -> str:
+        return formats.count(value) if math.isfinite(value) else "∞"
+
+    prices = _table("<", "prompts", "rollouts", "trained", "tokens", "cheaper by")
+    best = forecast.cheapest(report.spendings)
     for price in report.spendings:
         if not price.screen or price is best or price.screen in SCREENS:
             name = f"speed {price.screen}" if price.screen else price.curriculum
@@ -376,22 +362,3 @@ def _table(*heads: str) -> Table:
 
 def _range(found: Estimate, show: Callable[[float], str], to: str = "–") -> str:
     return f"{show(found.value)} ({show(found.low)}{to}{show(found.high)})"
-
-
-def number(value: float) -> str:
-    """A count, or the sign of infinity.
-
-    >>> number(3.127), number(17_100), number(math.inf)
-    ('3.13', '17.1k', '∞')
-    """
-    return formats.count(value) if math.isfinite(value) else "∞"
-
-
-def blocks(share: float, width: int = BAR) -> str:
-    """A bar in eighths of a column; anything above zero is visible.
-
-    >>> blocks(0.5, 4), blocks(0.001, 4), blocks(0.0, 4)
-    ('██', '▏', '')
-    """
-    eighths = max(round(8 * width * share), share > 0)
-    return "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()

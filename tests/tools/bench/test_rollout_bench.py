@@ -37,7 +37,7 @@ def test_generate_counts_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) ->
     lengths = [1 + i % 5 for i in range(64)]
     from whet.model.load import tiny_model
 
-    assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, lengths, 16) == sum(lengths)
+    assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, 16, lengths) == sum(lengths)
 
 
 def test_versions_of_what_is_installed_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from whet.errors import WhetError
 from whet.model.load import load_weights, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
-from whet.recipe import dump_config
+from whet.recipe import dump_config, parse_config
 from whet.tools.bench import train
 from whet.tools.bench.matrix import (
     MatrixCell,
@@ -34,9 +34,10 @@ from whet.tools.bench.matrix import (
     make_pool,
     make_start,
     merged,
+    on_problems,
     read_plan,
     store_adapter,
-    without,
+    write_problems,
 )
 from whet.tools.bench.train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
 from whet.tools.experiment import circumstances
@@ -324,9 +325,9 @@ def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(text)
     plan = read_plan(tmp_path / "small.toml")
     assert plan.matrix.pool is not None and plan.matrix.pool.unseen
-    pool = make_pool(plan, tmp_path / "runs")
-    settings = without(plan.base, pool, tmp_path / "runs" / "rest.jsonl")
-    rest = tmp_path / "runs" / "rest.jsonl"
+    pool, rest = make_pool(plan.cells[0].settings, plan.matrix.pool, tmp_path / "runs"), tmp_path / "runs/rest.jsonl"
+    write_problems(parse_config(plan.base), rest, [str(pool)])
+    settings = on_problems(plan.base, parse_config(plan.base), rest)
     assert settings.data[0].path == str(rest) and settings.warm_start[0].steps == 2
     asked, taught = ([json.loads(line)["prompt"] for line in path.read_text().splitlines()] for path in (pool, rest))
     assert len(asked) == 6 and len(taught) == 13, "one of the 20 is the test's"

@@ -11,9 +11,8 @@
     name = "speed"
     set = { "curriculum.name" = "speed" }
 
-What is wrong with it is said in one sentence before anything runs. `make_start` then makes what every cell begins
-from, the same bytes for all: a pool of problems, and weights (a named model, a warm-started one, or a stored LoRA
-adapter merged into its base). What is missing is made once, in the folder of the runs.
+What is wrong with it is said in one sentence before anything runs. `make_start` then makes, once, what all cells begin
+from: a pool of problems, and weights (a named model, a warm-started one, or a LoRA adapter merged into its base).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from whet import config, files
 from whet.config import Section
 from whet.errors import WhetError
-from whet.recipe import dump_config, override, parse_config, read_toml
+from whet.recipe import override, parse_config, read_toml
 from whet.report.arms import flatten
 from whet.run import CONFIG, best_checkpoint
 from whet.tools.experiment import last_words, merge, replace_run, start_run
@@ -164,10 +163,8 @@ def read_plan(path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), se
     if not cells:
         raise WhetError(f"No arm of {path} has a seed among {', '.join(map(str, seeds))}.")
     plan = MatrixPlan(name=path.stem, folder=path.parent, matrix=matrix, base=base, cells=tuple(cells))
-    check_start(plan, recipe, path)
-    data = plan.cells[0].settings.data
-    if matrix.pool is not None and not (data and data[0].path):
-        raise WhetError(f"{path}: a pool is drawn from data with a path, and the recipe's first [[data]] has none.")
+    if wrong := wrong_start(plan, recipe):
+        raise WhetError(f"{path}: {wrong}.")
     return plan
 
 
@@ -176,17 +173,19 @@ def hint(word: str, known: Iterable[str], there_are: str) -> str:
     return f'did you mean "{near[0]}"?' if near else f"{there_are} {', '.join(known)}."
 
 
-def check_start(plan: MatrixPlan, recipe: Tree, path: Path) -> None:
-    """Whether there will be one start for all: a model, an adapter, or a warm start that makes either."""
-    start, base = plan.matrix.start, parse_config(plan.base)
-    stored = start.adapter and (plan.path(start.adapter) / ADAPTER).is_file()
+def wrong_start(plan: MatrixPlan, recipe: Tree) -> str:
+    """The reason why there will not be one start for all cells: one model, one adapter or warm start, one pool."""
+    start, base, data = plan.matrix.start, parse_config(plan.base), plan.cells[0].settings.data
+    adapter = plan.path(start.adapter)
+    stored = start.adapter and (adapter / ADAPTER).is_file()
     if start.adapter and not stored and not base.model.lora.rank:
-        where = plan.path(start.adapter)
-        how = 'start.set does not say how it is made; give it "model.lora.rank"'
-        raise WhetError(f"{path}: there is no adapter in {where}, and {how}.")
+        return f'there is no adapter in {adapter}, and start.set does not say how it is made; give it "model.lora.rank"'
     tiny = recipe.get("model", {}).get("name", "tiny") == "tiny"
     if tiny and not (start.model or stored or base.warm_start):
-        raise WhetError(f'{path}: the cells would each begin from a tiny model of their own seed; say "start".')
+        return 'the cells would each begin from a tiny model of their own seed; say "start"'
+    if plan.matrix.pool is not None and not (data and data[0].path):
+        return "a pool is drawn from data with a path, and the recipe's first [[data]] has none"
+    return ""
 
 
 def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) -> dict[str, Any]:
@@ -222,9 +221,9 @@ def parse_matrix(tree: Tree, path: Path) -> Matrix:
         first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        sections: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
-        known = (sections.get(str(first["loc"][0]), Matrix) if len(first["loc"]) > 1 else Matrix).model_fields
-        near = hint(str(first["loc"][-1]), known, "known are")
+        inner: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
+        section = inner[str(first["loc"][0])] if len(first["loc"]) > 1 else Matrix
+        near = hint(str(first["loc"][-1]), section.model_fields, "known are")
         raise WhetError(f'{path}: there is no "{where}" in a matrix; {near}')
     if first["type"] == "missing":
         raise WhetError(f'{path}: a matrix needs "{where}".')
@@ -258,12 +257,11 @@ class Start:
 
 
 def make_start(plan: MatrixPlan, runs: Path, on_progress: OnLine) -> Start:
-    pool = make_pool(plan, runs) if plan.matrix.pool else None
-    folder = start_weights(plan, runs, on_progress, pool if plan.matrix.pool and plan.matrix.pool.unseen else None)
-    hashes = {"weights": hash_weights(folder)}
-    if pool is not None:
-        hashes["pool"] = hashlib.sha256(pool.read_bytes()).hexdigest()
-    return Start(folder=folder, hashes=hashes, pool=pool)
+    wanted = plan.matrix.pool
+    pool = make_pool(plan.cells[0].settings, wanted, runs) if wanted else None
+    folder = start_weights(plan, runs, on_progress, pool if wanted and wanted.unseen else None)
+    hashes = {"pool": hashlib.sha256(pool.read_bytes()).hexdigest()} if pool else {}
+    return Start(folder=folder, hashes={"weights": hash_weights(folder), **hashes}, pool=pool)
 
 
 def hash_weights(folder: Path) -> str:
@@ -279,14 +277,12 @@ def hash_weights(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def make_pool(plan: MatrixPlan, runs: Path) -> Path:
+def make_pool(settings: config.Config, pool: PoolSettings, runs: Path) -> Path:
     """A seeded sample of the first [[data]] entry, without the problems of the evaluation sets."""
-    assert plan.matrix.pool is not None
-    size, path = plan.matrix.pool.size, runs / "pool.jsonl"
-    write_problems(plan.cells[0].settings, path, size=size, seed=plan.matrix.pool.seed)
-    with path.open("rb") as file:
-        if (found := sum(1 for _ in file)) != size:
-            raise WhetError(f"{path} holds {found:,} problems, and pool.size = {size:,} are wanted.")
+    path = runs / "pool.jsonl"
+    write_problems(settings, path, size=pool.size, seed=pool.seed)
+    if (found := len(path.read_bytes().splitlines())) != pool.size:
+        raise WhetError(f"{path} holds {found:,} problems, and pool.size = {pool.size:,} are wanted.")
     return path
 
 
@@ -304,13 +300,6 @@ def on_problems(tree: Tree, settings: config.Config, path: Path) -> config.Confi
     return parse_config({**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]})
 
 
-def without(tree: Tree, pool: Path, path: Path) -> config.Config:
-    """The recipe on the problems outside of the pool, which are written to `path`."""
-    settings = parse_config(tree)
-    write_problems(settings, path, [str(pool)])
-    return on_problems(tree, settings, path)
-
-
 def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Path | None = None) -> Path:
     """The folder of the weights. unseen: problems that no warm start may see."""
     from whet.model.load import resolve_model
@@ -325,7 +314,8 @@ def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Pat
         if not settings.warm_start:
             return resolve_model(settings.model.name).resolve()
         if unseen is not None:
-            settings = without(plan.base, unseen, runs / "rest.jsonl")
+            write_problems(settings, runs / "rest.jsonl", [str(unseen)])
+            settings = on_problems(plan.base, settings, runs / "rest.jsonl")
         made = warm_start(runs / "base", settings, on_progress)
         if not (made / ADAPTER).is_file():
             return made.resolve()
@@ -339,8 +329,7 @@ def warm_start(folder: Path, settings: config.Config, on_progress: OnLine) -> Pa
     if done is None:
         on_progress(f"Warm start in {folder}, from which every cell begins.")
         replace_run(folder)
-        files.write_text(folder.with_suffix(".toml"), dump_config(settings))
-        process = start_run(folder.with_suffix(".toml"), folder)
+        process = start_run(folder, settings)
         try:
             code = process.wait()
         finally:

@@ -40,10 +40,7 @@ T = TypeVar("T")
 
 # ---- models with random weights
 
-SIZES = (
-    *("vocab_size", "hidden_size", "intermediate_size"),
-    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-)
+SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 SHAPES: dict[str, tuple[type[PretrainedConfig], tuple[int, ...]]] = {
     "135m": (LlamaConfig, (49_152, 576, 1536, 30, 9, 3)),  # SmolLM2-135M
     "1.5b": (Qwen2Config, (151_936, 1536, 8960, 28, 12, 2)),  # Qwen2.5-1.5B
@@ -56,7 +53,7 @@ def shape_config(name: str) -> PretrainedConfig:
         raise WhetError(f'There is no shape "{name}"; there are {", ".join(SHAPES)}.')
     family, sizes = SHAPES[name]
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    named = dict(zip(SIZES, sizes, strict=True))
+    named = dict(zip(SIZES.split(), sizes, strict=True))
     return family(**named, max_position_embeddings=CONTEXT, tie_word_embeddings=True, **tokens)
 
 
@@ -225,18 +222,10 @@ class VLLM(Peer):
         config = shape_config(self.shape)
         config.architectures = ["Qwen2ForCausalLM" if config.model_type == "qwen2" else "LlamaForCausalLM"]
         config.save_pretrained(self.folder.name)
-        self.llm = self.vllm.LLM(
-            model=self.folder.name,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            seed=0,
-            gpu_memory_utilization=VLLM_MEMORY,
-            max_model_len=context,
-            max_num_seqs=batch,
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-        )
+        weights = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0}
+        room = {"gpu_memory_utilization": VLLM_MEMORY, "max_model_len": context, "max_num_seqs": batch}
+        without = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "disable_log_stats": True}
+        self.llm = self.vllm.LLM(model=self.folder.name, **weights, **room, **without)
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
         options = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "logprobs": 0, "flat_logprobs": True}
@@ -273,14 +262,10 @@ class Apart:
     def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
         spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self.worker = ProcessPoolExecutor(1, mp_context=spawn)
-        self.process = 0
-        try:
-            self.process = self._ask(_serve, "make", name, shape, device)
-        except PeerFailed:
-            self.close()
-            raise
+        self.made, self.process = (name, shape, device), 0
 
     def prepare(self, batch: int, context: int) -> float:
+        self.process = self.process or self._ask(_serve, "make", *self.made)
         return self._ask(_serve, "prepare", batch, context)
 
     def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
@@ -289,7 +274,8 @@ class Apart:
     def close(self) -> None:
         """Ends the process, by force where it does not answer."""
         with contextlib.suppress(PeerFailed):
-            self._ask(_serve, "close", seconds=30)
+            if self.process:
+                self._ask(_serve, "close", seconds=30)
         self.worker.shutdown()
 
     def _ask(self, function: Callable[..., Any], *arguments: Any, seconds: float = ANSWER) -> Any:

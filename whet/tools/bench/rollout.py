@@ -1,15 +1,11 @@
 """How fast rollouts are generated: our engine beside its peers, the same work on the same model.
 
-`whet bench rollout` calls `rollout_bench` on a CPU and `decode_bench` on a GPU; both write JSON and print nothing.
-
-CPU: 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside transformers'
-`generate` in batches of 16 and of 64, each of which runs until its longest request is done. Only requested tokens
-count, and all ways must produce the same number of them.
-
-GPU: a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer warms up once
-and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine. Tokens per
-second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of the same
-prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context.
+CPU (`rollout_bench`): 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside
+transformers' `generate` in batches of 16 and of 64, each of which runs until its longest request is done.
+GPU (`decode_bench`): a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer
+warms up once and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine.
+Tokens per second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of
+the same prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,27 +71,24 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
         model, encode=lambda i: prompts[int(i)], decode=no_stop_strings, seed=seed, slots=REQUESTS, context=CONTEXT
     )
 
-    def write(lengths: Sequence[int]) -> int:
+    def write(lengths: list[int]) -> int:
         engine.submit(requests_of(lengths))
         return sum(rollout.length for rollout in engine.collect())
 
-    def rate(run: Callable[[], int], tokens: int) -> float:
+    def rate(run: Callable[[list[int]], int], lengths: list[int]) -> float:
         begun = time.perf_counter()
-        made = run()
+        made = run(lengths)
         seconds = time.perf_counter() - begun
-        assert made == tokens, "another number of tokens was made"
-        return tokens / seconds
+        assert made == sum(lengths), "another number of tokens was made"
+        return made / seconds
 
-    ways: dict[str, Callable[[], int]] = {
-        "engine": lambda: write(lengths),
-        "generate_16": lambda: _generate(model, prompts, lengths, 16),
-        "generate_64": lambda: _generate(model, prompts, lengths, 64),
-    }
+    ways: dict[str, Callable[[list[int]], int]] = {"engine": write}
+    ways |= {f"generate_{batch}": partial(_generate, model, prompts, batch) for batch in (16, 64)}
     tokens = sum(lengths)
     with one_thread(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        rounds = [{name: rate(run, tokens) for name, run in ways.items()} for _ in range(1 + repeats)]
-        full = [rate(lambda: write([FULL] * REQUESTS), FULL * REQUESTS) for _ in range(repeats)]
+        rounds = [{name: rate(run, lengths) for name, run in ways.items()} for _ in range(1 + repeats)]
+        full = [rate(write, [FULL] * REQUESTS) for _ in range(repeats)]
     # The first round warms up: it pays for lazy imports and thread pools.
     rates = {name: [found[name] for found in rounds[1:]] for name in ways}
     result = {
@@ -114,7 +108,6 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
         "seed": seed,
         **circumstances(),
     }
-    files.make_folder(out)
     files.write_text(out / "rollout.json", json.dumps(result, indent=2) + "\n")
     return result
 
@@ -126,7 +119,7 @@ def _work(seed: int) -> tuple[list[list[int]], list[int]]:
     return prompts, lengths.tolist()
 
 
-def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int], batch: int) -> int:
+def _generate(model: PreTrainedModel, prompts: list[list[int]], batch: int, lengths: list[int]) -> int:
     parts = [slice(first, first + batch) for first in range(0, len(prompts), batch)]
     return sum(generate_batch(model, prompts[part], lengths[part]) for part in parts)
 
@@ -219,7 +212,6 @@ def decode_bench(
     new = {"what": WHAT, "runs": [], "shapes": {}}
     result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else new
     result["runs"].append({"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()})
-    files.make_folder(out)
     for shape in shapes:
         found = result["shapes"].setdefault(shape, {"cells": {}, "startup_seconds": {}})
         found["skipped"] = [cell.name for cell in chosen]
@@ -259,13 +251,8 @@ class ShapeBench:
     def start(self, peers: Sequence[str]) -> None:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
-            try:
-                apart = name == "vllm"
-                made = Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
-            except PeerFailed as error:
-                self.on_progress(f"{self.shape}, {name}: {error}")
-                continue
-            self.stands[name] = made
+            apart = name == "vllm"
+            self.stands[name] = Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
             if name != "whet":  # ours is made for each group of cells, the others once, for the longest
                 self._prepare(name, self.cells)
         self.stands = {name: self.stands[name] for name in PEERS if name in self.stands}

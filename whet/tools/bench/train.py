@@ -20,12 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
-from whet.recipe import dump_config, load_config, parse_config
+from whet.recipe import load_config, parse_config
 from whet.report.arms import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
@@ -55,18 +55,16 @@ class Places:
     def read_goes(self, cell: MatrixCell) -> list[list[Any]]:
         return json.loads(self.goes(cell).read_bytes()) if self.goes(cell).is_file() else []
 
+    def metrics(self, cell: MatrixCell) -> list[dict[str, Any]]:
+        return read_metrics(self.run(cell)) if (self.run(cell) / CONFIG).is_file() else []
+
     def spent(self, cell: MatrixCell) -> float:
         """Seconds of its processes so far; for one that was killed, those in the metrics."""
         known = sum(seconds or 0.0 for _, seconds in self.read_goes(cell))
-        begun = (self.run(cell) / CONFIG).is_file()
-        recorded = sum(row.get("time/total") or 0.0 for row in read_metrics(self.run(cell))) if begun else 0.0
-        return max(known, recorded)
+        return max(known, sum(row.get("time/total") or 0.0 for row in self.metrics(cell)))
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A line of the table that is shown first."""
-
+class Planned(NamedTuple):
     cell: MatrixCell
     state: str  # done, begun or to do
     seconds: float  # that it took, or will take
@@ -91,15 +89,15 @@ def planned(places: Places) -> list[Planned]:
         if wrong := differing(cell, stored):
             raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
     share = min(1.0, max((found["wall_s"] / found["cap_s"] for found in done.values() if found["cap_s"]), default=1.0))
-    lines = []
-    for cell in places.plan.cells:
+
+    def line(cell: MatrixCell) -> Planned:
         if cell.name in done:
-            lines.append(Planned(cell, "done", done[cell.name]["wall_s"]))
-            continue
+            return Planned(cell, "done", done[cell.name]["wall_s"])
         mine = [found["wall_s"] for found in done.values() if found["arm"] == cell.arm]
         spent, whole = places.spent(cell), median(mine) if mine else cell.seconds * share
-        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, whole - spent)))
-    return lines
+        return Planned(cell, "begun" if spent else "to do", max(0.0, whole - spent))
+
+    return [line(cell) for cell in places.plan.cells]
 
 
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -133,8 +131,7 @@ class CellWork:
         """
         for path in map(self.places.result, self.places.plan.cells):
             if path.is_file() and (before := read_outcome(path)["start"]) != self.start.hashes:
-                names = {**self.start.hashes, **before}
-                other = next(name for name in names if before.get(name) != self.start.hashes.get(name))
+                other = next(name for name in ("weights", "pool") if before.get(name) != self.start.hashes.get(name))
                 raise WhetError(f"{path} began from other {other} than {self.start.folder}; choose another --out.")
         begun, left, failed = time.monotonic(), list[str](), list[str]()
 
@@ -168,10 +165,9 @@ class CellWork:
         if left <= 0 or has_collapsed(folder):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
-        files.write_text(folder.with_suffix(".toml"), dump_config(cell_settings(cell, self.start)))
         files.write_text(places.goes(cell), json.dumps([*goes, [self.beside == 1, None]]))
         threads = max(1, cores() // self.beside) if self.beside > 1 else None  # cells side by side share the cores
-        began, process = time.monotonic(), start_run(folder.with_suffix(".toml"), folder, threads)
+        began, process = time.monotonic(), start_run(folder, cell_settings(cell, self.start), threads)
         self.running[cell.name] = process
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")
         asked = wait_for(process, left)
@@ -187,27 +183,19 @@ class CellWork:
         self.end(cell, asked=asked)
 
     def end(self, cell: MatrixCell, *, asked: bool) -> None:
-        """Decides what an ended process means. asked: it was stopped when its time was up."""
-        folder = self.places.run(cell)
-        rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
+        """Writes the JSON of a cell, which is what makes it done. asked: it was stopped when its time was up."""
+        places, rows, settings = self.places, self.places.metrics(cell), cell.settings
         if not rows:
             raise WhetError(
                 f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds."
             )
-        last, settings = rows[-1], cell.settings
         budgets = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
-        spent = any(budget and (last.get(name) or 0.0) >= budget for name, budget in budgets.items())
-        complete = spent or last["step"] >= settings.steps
-        if last.get("collapsed"):
-            self.finish(cell, "collapse")
-        elif not asked and not complete:
+        spent = any(budget and (rows[-1].get(name) or 0.0) >= budget for name, budget in budgets.items())
+        ended_by = "recipe" if spent or rows[-1]["step"] >= settings.steps else "time"
+        if rows[-1].get("collapsed"):
+            ended_by = "collapse"
+        if ended_by == "time" and not asked:
             raise WhetError(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
-        else:
-            self.finish(cell, "recipe" if complete else "time")
-
-    def finish(self, cell: MatrixCell, ended_by: str) -> None:
-        """Writes its JSON, which is what makes it done."""
-        places = self.places
         goes = places.read_goes(cell)
         found = {
             **self.about,
