@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -153,3 +154,35 @@ def test_the_columns_of_the_data_are_not_left_for_the_first_update_to_collect() 
     )
     young = {id(held) for generation in (0, 1) for held in gc.get_objects(generation)}
     assert not young & {id(ids), id(characters)}
+
+
+VALUES = {"dict", "tuple", "set", "array", "Group", "Batch", "Rollout", "Visit", "Seat"}  # a value, not a state
+
+
+def names_of(state: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every name in a state and in the states inside it."""
+    for name, value in state.items() if isinstance(state, dict) and not state.keys() & VALUES else ():
+        yield (*path, name)
+        yield from names_of(value, (*path, name))
+
+
+@pytest.mark.parametrize("name", CURRICULA)
+def test_a_state_of_an_older_version_is_refused_in_one_sentence(name: str) -> None:
+    def make(ids: Sequence[str], seed: int) -> Curriculum:
+        settings = config.Curriculum(name=name, rollouts=6)
+        facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))])
+        return build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=seed)
+
+    world = World(updates=2)
+    curriculum = play(make, world, sealed=False, epochs=False).curriculum
+    text = json.dumps(curriculum.state_dict())
+    paths = list(names_of(json.loads(text)))
+    assert len(paths) > 10
+    for *path, last in paths:
+        whole = json.loads(text)
+        state = whole
+        for step in path:
+            state = state[step]
+        del state[last]
+        with pytest.raises(WhetError, match=f"^The checkpoint was written without {last}, "):
+            make(world.ids, world.seed).load_state_dict(whole)

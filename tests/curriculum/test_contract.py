@@ -74,7 +74,7 @@ def test_the_books_balance(name: str, world: World, knobs: dict[str, Any], save_
     assert m["accepted"] == m["trained"] - m["relaxed"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
     held = held_tokens(run.curriculum)  # type: ignore[arg-type]
-    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.tokens
+    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.simulator.tokens
 
 
 def test_screening_keeps_the_contract() -> None:

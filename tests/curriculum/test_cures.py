@@ -107,7 +107,7 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> N
     assert gate.book.next_id == m["accepted"] + m["unjudged_groups"] + m["probed"] + m["cut"] + m["open"]
     assert m["accepted"] == m["trained"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
-    assert m["tokens_kept"] + m["tokens_dropped"] + held_tokens(gate) == run.tokens
+    assert m["tokens_kept"] + m["tokens_dropped"] + held_tokens(gate) == run.simulator.tokens
 
 
 def test_work_does_not_grow_with_the_number_of_prompts() -> None:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from whet import config
 from whet.curriculum import des
-from whet.curriculum.scalingrl import Select
+
+SELECTS = get_args(config.ScalingRL.model_fields["select"].annotation)
 
 FIVE = np.array([1.0, 2.0, 3.0, 4.0, 5.0])  # mean 3, variance 2
 ALL = np.ones(5, bool)
@@ -193,7 +195,7 @@ floats = arrays.arrays(np.float32, 7, elements=st.floats(0, 1, width=32))
 masks = arrays.arrays(np.bool_, 7)
 
 
-@given(floats, masks, masks, masks, st.floats(0, 1), st.sampled_from(get_args(Select)), st.floats(0.01, 0.99))
+@given(floats, masks, masks, masks, st.floats(0, 1), st.sampled_from(SELECTS), st.floats(0.01, 0.99))
 def test_no_input_gives_nan_or_an_empty_choice(rates, known, flat, new, u, mode, cut) -> None:
     rates = rates * known
     parts = [

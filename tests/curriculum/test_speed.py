@@ -118,7 +118,7 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], save_share: floa
     assert m["reasked"] == m["cut"] + m["expired"]
     assert m["accepted"] <= m["qualified"] <= m["screened"] <= m["asked"]
     held = held_tokens(run.curriculum)  # type: ignore[arg-type]
-    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.tokens
+    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.simulator.tokens
 
 
 # The algorithm, call by call

@@ -29,7 +29,8 @@ def text(console: Console) -> str:
 
 def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     console = pipe()
-    progress = RunProgress("speed", console=console, every_s=HUGE)
+    progress = RunProgress("speed", console=console)
+    progress.every_s = HUGE
     for step in range(11):
         row = {"step": step, "tokens_generated": 100 * step, "curriculum/signal_share": 0.25}
         progress.update(row | ({"eval/held_out/accuracy": step / 20} if step in (0, 4, 8) else {}), step / 10)
@@ -46,7 +47,8 @@ def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
 
 def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
     console = pipe()
-    progress = RunProgress(console=console, every_s=0.0)
+    progress = RunProgress(console=console)
+    progress.every_s = 0.0
     for step in range(5):
         progress.update({"step": step}, step / 10)
     progress.close()
@@ -55,7 +57,8 @@ def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
 
 def test_long_lines_are_not_broken_in_a_pipe() -> None:
     console = pipe()
-    progress = RunProgress("n" * 70, console=console, every_s=HUGE)
+    progress = RunProgress("n" * 70, console=console)
+    progress.every_s = HUGE
     progress.message("word " * 40)
     progress.update(
         {"step": 1, "eval/held_out/accuracy": 0.5, "tokens_generated": 5, "curriculum/signal_share": 0.2}, 0.5
@@ -108,7 +111,8 @@ def test_hostile_names_and_messages_are_plain_text() -> None:
 
 def test_quiet_is_quiet() -> None:
     console = pipe()
-    progress = RunProgress(quiet=True, console=console, every_s=0.0)
+    progress = RunProgress(quiet=True, console=console)
+    progress.every_s = 0.0
     progress.message("anything")
     progress.update({"step": 1, "eval/held_out/accuracy": 0.5}, 1.0)
     progress.close()
@@ -227,7 +231,8 @@ def test_sparkline_stretches_from_lowest_to_highest() -> None:
 
 def test_a_warm_start_is_shown_in_plain_lines_and_to_its_end() -> None:
     out = io.StringIO()
-    progress = RunProgress(console=Console(file=out, width=100), every_s=1e9)
+    progress = RunProgress(console=Console(file=out, width=100))
+    progress.every_s = 1e9
     for step in range(1, 11):
         progress.warm_start("warm start 1", step, 10, 1.0 / step)
     progress.close()

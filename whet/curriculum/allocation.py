@@ -33,18 +33,14 @@ def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> 
     the largest fractions, ties to the lower index (Hamilton's method). Exact: rationals, no floats. Shares that are
     all zero count as equal.
 
-    >>> largest_remainder([1, 1, 1], 8)
-    [3, 3, 2]
     >>> largest_remainder([0.5, 0.433013, 0.433013, 0.3, 0.0], 40, minimum=2)
     [11, 10, 10, 7, 2]
     """
     if not all(math.isfinite(share) and share >= 0 for share in shares):
         raise ValueError(f"shares must be finite and not negative, got {list(shares)}")
     if total < minimum * len(shares) or (total > 0 and not shares):
-        raise WhetError(
-            f"{total} rollouts cannot be divided among {len(shares)} prompts with at least {minimum} each; "
-            "give more rollouts or take fewer prompts."
-        )
+        wanted = f"{len(shares)} prompts with at least {minimum} each; give more rollouts or take fewer prompts"
+        raise WhetError(f"{total} rollouts cannot be divided among {wanted}.")
     exact = [Fraction(float(share)) for share in shares]
     if not any(exact):
         exact = [Fraction(1)] * len(exact)
@@ -173,10 +169,8 @@ class Moments(Saved):
         return np.array([norm if right is None else right, norm if wrong is None else wrong, gap or 0.0])
 
     def _full(self, rows: np.ndarray) -> np.ndarray:
-        """What a prompt lacks is the common value, times the ratio of its known norms to the common ones.
-
-        Scores grow with the length of a response: the gap of long ones would swallow the sigma of a short one.
-        """
+        """What a prompt lacks is the common value, times the ratio of its known norms to the common ones. Scores grow
+        with the length of a response: the gap of long ones would swallow the sigma of a short one."""
         own, usual = self._own[rows].astype(np.float64), self.usual
         known = ~np.isnan(own[:, :2])
         norms, expected = np.where(known, own[:, :2], 0.0).sum(axis=1), (known * usual[:2]).sum(axis=1)

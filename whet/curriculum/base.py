@@ -78,8 +78,7 @@ class Saved:
         return {name: to_json(getattr(self, name)) for name in self.state_names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if missing := [name for name in self.state_names if name not in state]:
-            refuse_state(f"without {missing[0]}, by another curriculum or an older version")
+        expect(state, *self.state_names)
         for name in self.state_names:
             if hasattr(value := getattr(self, name), "load_state_dict"):
                 value.load_state_dict(state[name])
@@ -89,6 +88,12 @@ class Saved:
 
 def refuse_state(how: str) -> None:
     raise WhetError(f"The checkpoint was written {how}; resume with the same recipe and data, or start a new run.")
+
+
+def expect(state: Mapping[str, Any], *names: str) -> None:
+    """Refuse a state that lacks one of these names; what reads a name before `Saved` does calls this first."""
+    if missing := [name for name in names if name not in state]:
+        refuse_state(f"without {missing[0]}, by another curriculum or an older version")
 
 
 RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Batch, Group)}  # dataclasses that a state may contain
@@ -141,6 +146,7 @@ def rows_to_json(rows: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[st
 
 def rows_from_json(state: Mapping[str, str], columns: Mapping[str, np.ndarray]) -> None:
     """Write saved rows into new columns."""
+    expect(state, "rows", *columns)
     rows = unpack(state["rows"], np.int32)
     for name, column in columns.items():
         column[rows] = unpack(state[name], column.dtype).reshape(-1, *column.shape[1:])
@@ -194,11 +200,7 @@ GAIN = 0.01  # a smaller gain of the reward is no progress. OURS, like SPAN: Fas
 
 
 def smoothed(before: float | None, value: float) -> float:
-    """Exponential moving average m + 2 / (SPAN + 1) * (x - m), which starts with its first value.
-
-    >>> smoothed(None, 0.4), round(smoothed(0.4, 0.61), 6)  # 0.4 + 2/21 * 0.21
-    (0.4, 0.42)
-    """
+    """Exponential moving average m + 2 / (SPAN + 1) * (x - m), which starts with its first value."""
     return value if before is None else before + 2.0 / (SPAN + 1) * (value - before)
 
 

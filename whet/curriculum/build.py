@@ -51,13 +51,8 @@ class Facts:
 
     def indexed(self) -> Facts:
         """The same with one map of ids and with arrays as columns, so that a part is taken without a loop."""
-        return replace(
-            self,
-            ids=Ids.of(self.ids),
-            levels=numbers(self.levels),
-            characters=np.asarray(self.characters, np.int64),
-            tasks=np.asarray(self.tasks, object),
-        )
+        characters, tasks = np.asarray(self.characters, np.int64), np.asarray(self.tasks, object)
+        return replace(self, ids=Ids.of(self.ids), levels=numbers(self.levels), characters=characters, tasks=tasks)
 
     def of_entries(self, numbers: Sequence[int]) -> Facts:
         """The facts of the prompts of these data entries."""
@@ -159,10 +154,8 @@ SOURCES: Mapping[str, Callable[[config.Curriculum, Facts, int], Source]] = {
 
 
 def find_plan(name: str) -> CurriculumPlan:
-    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum.
-
-    An unknown name is refused. This is cheap, so it is called before any weight is loaded.
-    """
+    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum. An
+    unknown name is refused. This is cheap, so it is called before any weight is loaded."""
     if ":" in name:
         kind = import_curriculum(name)
         return plain(kind) if issubclass(kind, Gate) else CurriculumPlan(own=kind)
@@ -252,9 +245,9 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
     def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
         return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
 
-    built: Curriculum
     if plan.own is not None:
         return _build_own(plan.own, settings, facts, sampling, seed)
+    built: Curriculum
     if stages := stages_of(settings, sampling.max_tokens):
         columns: dict[str, Any] = {"ids": facts.ids, "characters": facts.characters, "tasks": facts.tasks}
         built = Stages(stages, make_stage, max_tokens=sampling.max_tokens, **columns)
@@ -268,10 +261,8 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
 def _build_own(kind: type, settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
     if unused := [name for name in ("source", "solved", "tokens", "stages") if getattr(settings, name)]:
-        raise WhetError(
-            f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum of its own; leave it out, "
-            "or derive the class from whet.curriculum.gate.Gate."
-        )
+        cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
+        raise WhetError(f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}.")
     built: Curriculum = kind(facts=facts, settings=settings, sampling=sampling, seed=seed)
     if not isinstance(getattr(built, "needs", None), frozenset):
         raise WhetError(f'curriculum.name = "{settings.name}": the class needs an attribute needs = frozenset().')

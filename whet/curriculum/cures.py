@@ -20,6 +20,7 @@ from whet.curriculum.base import RECORDS, Curriculum, Saved, Wrapper, named
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.groups import Visit
 from whet.curriculum.rho import CuresSource
+from whet.curriculum.speed import Allocate
 from whet.errors import WhetError
 from whet.types import Batch, Clock, Group, Phase, Report, Request
 
@@ -146,10 +147,8 @@ class Cures(Gate):
         """
         super().__init__(source, rollouts=rollouts, **knobs)
         if rollouts < minimum:
-            raise WhetError(
-                f"curriculum.rollouts = {rollouts} on average cannot give every prompt curriculum.cures.minimum = "
-                f"{minimum}; raise the one or lower the other."
-            )
+            least = f"curriculum.cures.minimum = {minimum}; raise the one or lower the other"
+            raise WhetError(f"curriculum.rollouts = {rollouts} on average cannot give every prompt {least}.")
         if probe and source.pool is not None:
             raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
         self.minimum, self.probe = minimum, probe
@@ -180,8 +179,7 @@ class Cures(Gate):
     def plan(self, clock: Clock) -> list[Request]:
         if self.source.enter(clock):  # a new subset: prompts of the last one that were drawn but not requested go
             self.drawn, self.probing, self.probe_from = [], self.probe > 0, 0
-        self._seat_probes(clock)
-        self._seat_prompts(clock)
+        self._draw_seats(clock)
         back = [Seat(prompt_id, *self.again[place], place) for place, prompt_id in self.returned]
         seats = self._fitting([*back, *self.drawn], clock)
         del self.drawn[: max(0, len(seats) - len(back))]
@@ -193,19 +191,15 @@ class Cures(Gate):
 
     # Seats
 
-    def _seat_probes(self, clock: Clock) -> None:
-        """Draw the next prompts to probe; open probes have together no more rollouts than an update."""
-        if not self.probing:
-            return
-        again = sum(phase == "probe" for _, phase in self.again.values())
-        room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
-        rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
-        self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
-        self.probe_from += len(rows)
-        self.probing = bool(self.drawn or self.probes or again)
-
-    def _seat_prompts(self, clock: Clock) -> None:
-        """Draw what the batch (under stream: the window) lacks, once nothing is left to probe."""
+    def _draw_seats(self, clock: Clock) -> None:
+        """Draw the next prompts to probe, then what the batch (under stream: the window) lacks."""
+        if self.probing:  # open probes have together no more rollouts than an update
+            again = sum(phase == "probe" for _, phase in self.again.values())
+            room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
+            rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
+            self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
+            self.probe_from += len(rows)
+            self.probing = bool(self.drawn or self.probes or again)
         if self.probing:
             return
         lacking = clock.groups + self._ahead(clock) - len(self.book)
@@ -264,9 +258,7 @@ class Cures(Gate):
         return super().metrics() | named(own)
 
 
-def neyman_continuations(
-    sigmas: Sigmas, minimum: int = 1, screened: int = 0
-) -> Callable[[Sequence[Group], int], list[int]]:
+def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) -> Allocate:
     """For SPEED over `CuresSource`: a function that divides the rollouts of all continuations among their groups.
 
     The screening is already counted in the pass rates of `sigmas`. What varies by 1 / n_i is the mean over all n_i

@@ -42,14 +42,8 @@ def moments(values: Array, known: Array) -> tuple[float, float]:
 
 
 def nearness(values: Array, known: Array, signal: Array, u: float) -> Array:
-    """D and C (eqs. 3 and 4): a bell around the target level (or length), as wide as the values' standard deviation.
-
-    A value that is not known yet counts as the average one (OURS).
-
-    >>> levels, every = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool)
-    >>> nearness(levels, every, every, u=0.0).round(4).tolist()
-    [0.3679, 0.7788, 1.0, 0.7788, 0.3679]
-    """
+    """D and C (eqs. 3 and 4): a bell around the target level (or length), as wide as the values' standard deviation. A
+    value that is not known yet counts as the average one (OURS)."""
     mean, sd = moments(values, known)
     target = target_value(values, known, signal, u)
     near = bell(values, target, sd)
@@ -63,12 +57,6 @@ def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
     OURS: the average is over prompts with `signal` (over all, while none has any), as the paper's is over candidates
     that are neither always nor never solved. The target stays within one standard deviation of that average, and
     within the values: on a scale from 7 to 9 the printed one is 10.4, beyond the hardest prompt that is ever solved.
-
-    >>> levels, every = np.array([7.0, 8.0, 9.0]), np.ones(3, bool)
-    >>> target_value(levels, every, every, u=0.0), round(target_value(levels, every, every, u=1.0), 4)
-    (8.0, 8.8165)
-    >>> target_value(levels, every, np.array([True, False, False]), u=1.0)
-    7.0
     """
     useful = known & signal
     if not useful.any():
@@ -179,13 +167,7 @@ def rank(
 
 
 def choose(keys: Array, size: int, parts: Sequence[tuple[Array, int]] = ()) -> Array:
-    """Rows of the `size` largest keys, ascending; of each part (a mask) at least so many, as far as it has them.
-
-    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3).tolist()
-    [0, 1, 2]
-    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3, [(np.array([False, False, False, True, True]), 1)]).tolist()
-    [0, 1, 4]
-    """
+    """Rows of the `size` largest keys, ascending; of each part (a mask) at least so many, as far as it has them."""
     rows = _largest(keys, size)
     parts = [(part, min(least, int(np.count_nonzero(part)))) for part, least in parts]
     if all(np.count_nonzero(part[rows]) >= least for part, least in parts):

@@ -185,10 +185,8 @@ class Gate(Saved, ABC):
         return self.patience * clock.groups - self.counts.since("asked")
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
-        """Prompts to request, and the places in line of those that are requested again.
-
-        The source gets back no more than is picked now, so those that must still wait keep their order.
-        """
+        """Prompts to request, and the places in line of those that are requested again. The source gets back no more
+        than is picked now, so those that must still wait keep their order."""
         if count == 0:
             return [], []
         back, self.returned = self.returned[:count], self.returned[count:]
@@ -274,10 +272,8 @@ class Gate(Saved, ABC):
                 self.counts.add("relaxed", len(filled) - len(ready))
                 return sorted(filled, key=lambda group: self.book.place(group.group_id))
         other = ', or set curriculum.starvation to "relax" or "partial"' if self.starvation == "raise" else ""
-        raise Starved(
-            f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
-            f"{self.counts.why_starved(self.dry, self.knob)}{other}."
-        )
+        why = self.counts.why_starved(self.dry, self.knob) + other
+        raise Starved(f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready {why}.")
 
 
 def age_metrics(ages: Sequence[int]) -> dict[str, float]:

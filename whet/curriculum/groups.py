@@ -228,10 +228,8 @@ class GroupBook(Saved):
         return visit
 
     def first_ready(self, count: int) -> list[Group]:
-        """Return up to `count` ready groups with no open group before them.
-
-        Taking groups as they complete would prefer short responses; in line, a long one only makes the others wait.
-        """
+        """Return up to `count` ready groups with no open group before them. Taking groups as they complete would prefer
+        short responses; in line, a long one only makes the others wait."""
         groups: list[Group] = []
         for _, group_id in self._line:
             if len(groups) == count or group_id not in self._ready:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whet import config
-from whet.curriculum.base import Curriculum, Saved, named, refuse_state
+from whet.curriculum.base import Curriculum, Saved, expect, named, refuse_state
 from whet.curriculum.gate import age_metrics
 from whet.curriculum.source import furthest_behind
 from whet.curriculum.stages import COUNTED
@@ -110,9 +110,6 @@ def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> l
 
     Each group goes to the part that is furthest behind its share, so no part is ever a whole group ahead, and a part
     whose share is too small for every update gets a group every so many updates.
-
-    >>> next_groups([1 / 6, 5 / 6], [0, 0], 3), next_groups([1 / 6, 5 / 6], [1, 2], 3)
-    ([1, 2], [0, 3])
     """
     counts = list(given)
     for _ in range(groups):
@@ -142,10 +139,8 @@ class Mixture(Saved):
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
-        """Give the free capacity to one part after the other, first to the one with the least running for its share.
-
-        A part with nothing running may request one group that does not fit: it queues, so no part is kept out.
-        """
+        """Give the free capacity to one part after the other, first to the one with the least running for its share. A
+        part with nothing running may request one group that does not fit: it queues, so no part is kept out."""
         requests: list[Request] = []
         free = clock.free
         for number in sorted(self._waiting(clock), key=lambda i: (self.running[i] / self.parts[i].share, i)):
@@ -223,6 +218,7 @@ class Mixture(Saved):
         if (saved := state.get("parts")) != mine:
             was, now = (", ".join(f"{name} {share:.4%}" for name, share in parts or ()) for parts in (saved, mine))
             refuse_state(f"over other portions of data ({was or 'none'}) than those given now ({now})")
+        expect(state, "inner")
         for part, inner in zip(self.parts, state["inner"], strict=True):
             part.curriculum.load_state_dict(inner)
         super().load_state_dict(state)
@@ -254,9 +250,7 @@ def renumber(rollout: Rollout, group_id: int) -> Rollout:
 
 def join(batches: Sequence[Batch]) -> Batch:
     """Join batches into one. A weight that a part gave a group is a share of the part's loss, so it is scaled.
-
-    Coefficients belong to the whole update, so the parts must agree on them (`refuse_apart`).
-    """
+    Coefficients belong to the whole update, so the parts must agree on them (`refuse_apart`)."""
     count = sum(len(batch.groups) for batch in batches)
     groups = [
         group if group.weight is None else replace(group, weight=group.weight * len(batch.groups) / count)
@@ -265,13 +259,10 @@ def join(batches: Sequence[Batch]) -> Batch:
     ]
     wanted = {(batch.kl_coef, batch.entropy_coef, batch.minibatches) for batch in batches}
     assert len(wanted) == 1, "the parts of a mixture want different coefficients"
-    kl_coef, entropy_coef, minibatches = wanted.pop()
-    return Batch(
+    return replace(
+        batches[0],
         groups=tuple(groups),
         stage=max(batch.stage for batch in batches),
-        kl_coef=kl_coef,
-        entropy_coef=entropy_coef,
-        minibatches=minibatches,
         reset_reference=any(batch.reset_reference for batch in batches),
         reset_optimizer=any(batch.reset_optimizer for batch in batches),
     )
@@ -279,9 +270,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of all parts together: counters are summed, and shares are averaged by what they are shares of.
-
-    `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start.
-    """
+    `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start."""
     decided = [sum(part.get(name, 0.0) for name in ("accepted", "rejected_easy", "rejected_hard")) for part in each]
     complete = [part.get("unjudged_groups", 0.0) + count for part, count in zip(each, decided, strict=True)]
     prompts = [part.get("prompts", 0.0) for part in each]

@@ -41,11 +41,7 @@ class VerdictCounts(Returns):
 
 
 def weight(right: float, judged: float) -> float:
-    """1 - s with s = (right + 1) / (judged + 2), the mean of a Beta(1, 1) after the evidence.
-
-    >>> weight(0, 0), weight(2, 2), weight(0, 6)
-    (0.5, 0.25, 0.875)
-    """
+    """1 - s with s = (right + 1) / (judged + 2), the mean of a Beta(1, 1) after the evidence."""
     return (judged - right + 1) / (judged + 2)
 
 
@@ -79,9 +75,8 @@ class KimiSource(VerdictCounts):
         return picked
 
     def _weigh(self, ids: Sequence[str]) -> None:
-        self._weighted.put(
-            self.ids.rows(ids), np.array([weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids])
-        )
+        weights = [weight(*self.counts.get(prompt_id, (0, 0))) for prompt_id in ids]
+        self._weighted.put(self.ids.rows(ids), np.array(weights))
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         super().observe(rollouts)

@@ -17,7 +17,7 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.allocation import sigma_of
-from whet.curriculum.base import Saved, named, refuse_state, rows_from_json, rows_to_json
+from whet.curriculum.base import Saved, expect, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.source import Ids, Returns, WeightedRows
@@ -155,9 +155,8 @@ class CuresSource(Returns):
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
-            raise WhetError(
-                f"curriculum.cures.subsets = {subsets} would split what a moving set has chosen; set it to 1."
-            )
+            why = "would split what a moving set has chosen; set it to 1"
+            raise WhetError(f"curriculum.cures.subsets = {subsets} {why}.")
         self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
         self.posterior = Posterior(self.ids, self.settings.memory, self.settings.prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
@@ -243,6 +242,7 @@ class CuresSource(Returns):
         return {"subsets": self.subsets, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        expect(state, "subsets", "pool", "probed")
         if state["subsets"] != self.subsets or (state["pool"] is None) != (self.pool is None):
             refuse_state("with other subsets or without the moving set")
         self.probed = None if state["probed"] is None else Posterior(self.ids)

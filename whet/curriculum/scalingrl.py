@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -100,8 +100,6 @@ class History:
 
 # ---- the pool
 
-Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]
-
 FLOOR = 0.4  # gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components fits it
 # Chance per epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's).
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
@@ -116,26 +114,18 @@ class ScalingRLSource(Returns):
     )
 
     def __init__(
-        self,
-        ids: Sequence[str],
-        seed: int,
-        *,
-        levels: Sequence[float | None] | np.ndarray = (),
-        **settings: Any,
+        self, ids: Sequence[str], seed: int, *, levels: Sequence[float | None] | np.ndarray = (), **settings: Any
     ):
         """`levels`: one per id, None where the data has none; `settings` are those of `config.ScalingRL`."""
         super().__init__()
         self.settings = config.ScalingRL(**settings)
         weights, select, new, old = (getattr(self.settings, name) for name in ("weights", "select", "new", "old"))
         if min(weights) < 0 or not 0 < sum(weights) < math.inf:
-            raise WhetError(
-                f"scalingrl.weights = {list(weights)} must be three numbers of 0 or more, not all 0: "
-                "difficulty, complexity and adaptability."
-            )
+            components = "difficulty, complexity and adaptability"
+            raise WhetError(f"scalingrl.weights = {list(weights)} must be 0 or more, not all 0: {components}.")
         if new + old > 1:
-            raise WhetError(
-                f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set, at most 1 together."
-            )
+            both = f"scalingrl.new = {new} and scalingrl.old = {old}"
+            raise WhetError(f"{both} are shares of one set, at most 1 together.")
         assert len(levels) in (0, len(ids)), "one level per id"
         self.all_ids, self.seed = Ids.of(ids), seed
         self.cut = FLOOR if select == "gumbel_topk" else self.settings.threshold
@@ -147,10 +137,9 @@ class ScalingRLSource(Returns):
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
         if not len(known) and not self.blind:  # the other two weights keep their proportion (OURS)
             if not sum(weights[1:]):
-                raise WhetError(
-                    f"scalingrl.weights = {list(weights)} weigh difficulty alone, but no training prompt has a number "
-                    "as its level; add a level column to the data, or weigh complexity or adaptability."
-                )
+                cure = "add a level column to the data, or weigh complexity or adaptability"
+                without = f"but no training prompt has a number as its level; {cure}"
+                raise WhetError(f"scalingrl.weights = {list(weights)} weigh difficulty alone, {without}.")
             weights = (0.0, weights[1], weights[2])
         self.base_weights = weights
         self.history = History(len(ids))
@@ -194,10 +183,6 @@ class ScalingRLSource(Returns):
 
     # The pool, for a source that draws inside it
 
-    def ids(self) -> list[str]:
-        """The active set; all prompts before the first one was chosen."""
-        return [self.all_ids[row] for row in self.active.tolist()] if self.version else list(self.all_ids)
-
     @property
     def left(self) -> int:
         """Draws before the active set is used up."""
@@ -237,10 +222,8 @@ class ScalingRLSource(Returns):
     # Choosing
 
     def _next_set(self, progress: float, least: int) -> None:
-        """Choose a set of at least `least` prompts, the number that one update requests.
-
-        OURS: an update should need no prompt twice, so prompts that it was handed already rank last.
-        """
+        """Choose a set of at least `least` prompts, the number that one update requests. OURS: an update should need no
+        prompt twice, so prompts that it was handed already rank last."""
         if self.settings.adaptive and self._components.shape[1] == len(self.active):
             visited = self._visited()
             rates = self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
@@ -274,13 +257,10 @@ class ScalingRLSource(Returns):
         and where few are, a bell around the average level would exclude just those that are solved sometimes."""
         history = self.history
         seen, mixed = history.visits > 0, history.kind == MIXED
-        return np.stack(
-            [
-                des.nearness(self._levels, self._has_level, mixed, u),
-                des.nearness(history.length, seen, mixed, u),
-                des.adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u),
-            ]
-        )
+        difficulty = des.nearness(self._levels, self._has_level, mixed, u)
+        complexity = des.nearness(history.length, seen, mixed, u)
+        adaptability = des.adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u)
+        return np.stack([difficulty, complexity, adaptability])
 
     @property
     def weights(self) -> tuple[float, ...]:

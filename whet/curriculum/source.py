@@ -15,7 +15,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from whet.curriculum.base import Saved, Source, named, refuse_state
+from whet.curriculum.base import Saved, Source, expect, named, refuse_state
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -222,6 +222,7 @@ class MixedSource(Returns):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if [tuple(entry) for entry in state.get("entries", ())] != self.entries:
             refuse_state("over data of other sizes or weights")
+        expect(state, "parts")
         super().load_state_dict(state)
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
@@ -276,10 +277,8 @@ class WeightedRows:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, points: np.ndarray) -> np.ndarray:
-        """The row at each point of [0, total), where rows lie side by side, each as wide as its weight.
-
-        A row without weight is never found, whatever the rounding.
-        """
+        """The row at each point of [0, total), where rows lie side by side, each as wide as its weight. A row without
+        weight is never found, whatever the rounding."""
         if len(points) <= FEW:
             return np.array([self._find_one(point) for point in points.tolist()], np.int64)
         nodes, points = np.ones(len(points), np.int64), points.copy()
@@ -313,10 +312,8 @@ class WeightedRows:
         return drawn
 
     def add_up(self, first: int = 0, count: int = 0) -> None:
-        """Sum the tree after a write to `weights`: all of it, or only `count` rows from row `first` on.
-
-        `count` is a power of two that divides `first`, so these rows are a tree of their own.
-        """
+        """Sum the tree after a write to `weights`: all of it, or only `count` rows from row `first` on. `count` is a
+        power of two that divides `first`, so these rows are a tree of their own."""
         width = count or self._leaves
         node = (self._leaves + first) // width  # the node that holds their sum
         while width > 1:

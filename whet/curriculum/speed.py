@@ -64,9 +64,6 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     OURS: pass rates follow the Beta distribution with these two moments, so K is Beta-binomial. From k right of m
     judged rollouts, k / m and k (k - 1) / (m (m - 1)) estimate the moments without bias. Prompts that do not differ
     (within noise) count as one pass rate; prompts that are all hopeless or all solved are never accepted.
-
-    >>> round(predicted_acceptance(1 / 2, 1 / 3, 4), 6)  # uniform pass rates: each K equally likely
-    0.6
     """
     variance = second - first**2
     if variance <= 1e-12:
@@ -75,9 +72,8 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     if strength <= 1e-12:
         return 0.0
     a, b = first * strength, (1 - first) * strength
-    return sum(
-        math.comb(n, k) * math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)
-    )
+    chances = {k: math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)}
+    return sum(math.comb(n, k) * chance for k, chance in chances.items())
 
 
 def _between(n: int, low: float, high: float) -> list[int]:
@@ -154,15 +150,13 @@ class Speed(Gate):
         if self.n_init < 2:
             raise WhetError(f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more.")
         if self.n_cont < self.least:
-            raise WhetError(
-                f"curriculum.rollouts = {self.rollouts} leaves {self.n_cont} after a screening of {self.n_init}, and "
-                f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init."
-            )
+            cure = f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init"
+            left = f"{self.n_cont} after a screening of {n_init}"
+            raise WhetError(f"curriculum.rollouts = {rollouts} leaves {left}, and {cure}.")
         if not _between(self.n_init, self.low, self.high):
-            raise WhetError(
-                f"No pass rate of {self.n_init} rollouts lies between curriculum.speed.low = {self.low} and "
-                f"high = {self.high}, so no prompt would ever train; widen them or raise curriculum.speed.n_init."
-            )
+            cure = "so no prompt would ever train; widen them or raise curriculum.speed.n_init"
+            between = f"curriculum.speed.low = {low} and high = {high}"
+            raise WhetError(f"No pass rate of {n_init} rollouts lies between {between}, {cure}.")
         if low > 0.0 or high < 1.0:
             self.knob += ", widen curriculum.speed.low and high"
 
@@ -252,10 +246,8 @@ class Speed(Gate):
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
-        """Waiting groups to continue now: those that a batch is expected to take while they are young enough.
-
-        If a screening grows too old meanwhile, it is cut, and its prompt is screened again before all others.
-        """
+        """Waiting groups to continue now: those that a batch is expected to take while they are young enough. If a
+        screening grows too old meanwhile, it is cut, and its prompt is screened again before all others."""
         if not self.book.waits:
             return []
         waiting = {group.group_id: group for group in self.book.waiting()}

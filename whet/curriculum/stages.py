@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from whet import config
 from whet.config import Stage
-from whet.curriculum.base import Curriculum, Evidence, Progress, Saved, Wrapper, from_json, named, refuse_state, to_json
+from whet.curriculum.base import Curriculum, Evidence, Progress, Saved, Wrapper, expect, from_json, named, refuse_state
 from whet.curriculum.groups import COUNTERS
 from whet.curriculum.source import Ids
 from whet.errors import Starved, WhetError
@@ -43,9 +43,6 @@ def short_by_characters(characters: np.ndarray) -> np.ndarray:
 
     This is the rule of its published files: L1 is the short part (24,976 of 40,315 problems), L3 the rest, L2 all.
     Never all False, since the shortest is at most the mean; all True where all lengths are equal.
-
-    >>> short_by_characters(np.array([10, 12, 15])).tolist()  # mean 12.33
-    [True, True, False]
     """
     lengths = np.asarray(characters, np.int64)
     return lengths <= lengths.sum() // max(1, len(lengths))
@@ -56,9 +53,6 @@ def short_by_responses(characters: np.ndarray, tokens: np.ndarray, seen: np.ndar
 
     `tokens` is the sum over the `seen` responses of each prompt. A prompt without a response goes by its characters,
     against those of all others: the two units are never compared with each other.
-
-    >>> short_by_responses(np.array([9, 9, 1, 5]), np.array([40, 20, 0, 0]), np.array([4, 1, 0, 0])).tolist()
-    [True, False, True, True]
     """
     visited = np.asarray(seen) > 0
     short = short_by_characters(characters)
@@ -124,7 +118,7 @@ class Stages(Wrapper):
 
     state_names = (
         *("ids", "next_id", "fresh", "step", "asked", "border", "late", "without_result", "_before", "_tokens"),
-        *("progress", "evidence", "lengths", "inner"),
+        *("progress", "evidence", "lengths", "inner", "rows", "first_id"),
     )
 
     def __init__(
@@ -241,10 +235,10 @@ class Stages(Wrapper):
         return metrics | named(own)
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"stage": self.number, "stages": len(self.stages), "rows": to_json(self.rows), "first_id": self.first_id}
-        return {**own, **super().state_dict()}
+        return {"stage": self.number, "stages": len(self.stages), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        expect(state, "stages", "stage", "rows", "first_id", "ids")
         if state["stages"] != len(self.stages):
             refuse_state(f"in {state['stages']} stages, not the {len(self.stages)} given now")
         self.ids.load_state_dict(state["ids"])
@@ -277,12 +271,8 @@ class Stages(Wrapper):
         """The first limit that is met ends the stage."""
         stage, truncated, epochs = self.stage, self.progress.truncated, self._epochs(self.inner.metrics())
         enough = bool(stage.truncated) and truncated is not None and truncated <= stage.truncated and epochs >= LEAST
-        return (
-            enough
-            or (stage.steps > 0 and self.step >= stage.steps)
-            or (stage.epochs > 0 and epochs >= stage.epochs)
-            or self.progress.stalled
-        )
+        spent = 0 < stage.steps <= self.step or 0 < stage.epochs <= epochs
+        return enough or spent or self.progress.stalled
 
     def _epochs(self, metrics: Mapping[str, float]) -> float:
         """Prompts requested per prompt of the stage; one that is requested again for lack of a verdict counts once."""
@@ -290,9 +280,7 @@ class Stages(Wrapper):
 
     def _leave_if_hopeless(self, batch: int) -> bool:
         """End a stage with nothing right in a batch of groups and nearly all truncated, if a wider limit is to come.
-
-        Called only where no group is held or a batch starves, so nothing is lost. It moves on one stage at a time.
-        """
+        Called only where no group is held or a batch starves, so nothing is lost. It moves on one stage at a time."""
         groups, responses, truncated = self.without_result
         limit, later = self.limits[self.number], self.limits[self.number + 1 :]
         enough = groups >= batch and responses >= FEWEST and truncated > HOPELESS * responses
@@ -309,10 +297,8 @@ class Stages(Wrapper):
         limit = self.limits[self.number]
         if not truncated or limit == math.inf:
             return ""
-        return (
-            f"{truncated} of its last {responses} responses were truncated at its limit of {limit} tokens "
-            f"(curriculum.stages.{self.number}.max_tokens)."
-        )
+        setting = f"{limit} tokens (curriculum.stages.{self.number}.max_tokens)"
+        return f"{truncated} of its last {responses} responses were truncated at its limit of {setting}."
 
     def _clock(self, clock: Clock) -> Clock:
         return replace(clock, groups=self.stage.groups) if self.stage.groups else clock
@@ -345,9 +331,8 @@ class Stages(Wrapper):
             if unknown := sorted(set(stage.tasks) - set(self._tasks)):
                 raise WhetError(f'{where} wants prompts of task "{unknown[0]}", but the data has none.')
             if len(self.ids) and not len(self._rows(number)):
-                raise WhetError(
-                    f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; take subset = "all" or more data.'
-                )
+                cure = 'take subset = "all" or more data'
+                raise WhetError(f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; {cure}.')
             if number + 1 < len(self.stages) and not (stage.steps or stage.epochs or stage.truncated or stage.plateau):
                 raise WhetError(f"{where} would never end; give it steps, epochs, truncated or plateau.")
             if number:  # a stage that cannot be built is better refused now than at its border

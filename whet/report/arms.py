@@ -51,11 +51,7 @@ def number(row: Row, key: str) -> float | None:
 
 
 def evaluation_names(rows: Sequence[Row]) -> list[str]:
-    """The names in "eval/NAME/accuracy", in the order of their first appearance.
-
-    >>> evaluation_names([{"eval/held_out/accuracy": 0.2}, {"eval/b c/accuracy": 0.1, "eval/b c/level/accuracy": 0.5}])
-    ['held_out', 'b c']
-    """
+    """The names in "eval/NAME/accuracy", in the order of their first appearance."""
     keys = (key.removeprefix("eval/") for row in rows for key in row if key.startswith("eval/"))
     names = dict.fromkeys(key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy"))
     return [name for name in names if not name.endswith("/level")]  # a level may be called "accuracy"

@@ -25,15 +25,7 @@ MISSING = "–"
 
 
 def first_crossing(points: Sequence[Point], level: float) -> Point | None:
-    """The first of two consecutive evaluations at or above the level; None when there are no such two.
-
-    >>> curve = [Point(step=s, tokens=s * 1000, seconds=s, accuracy=a)
-    ...          for s, a in ((0, 0.2), (10, 0.71), (20, 0.6), (30, 0.7), (40, 0.72))]
-    >>> first_crossing(curve, 0.7).step
-    30
-    >>> first_crossing(curve, 0.72) is None
-    True
-    """
+    """The first of two consecutive evaluations at or above the level; None when there are no such two."""
     return next((a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE), None)
 
 

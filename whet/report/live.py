@@ -42,14 +42,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Pace:
-    """Estimates the seconds left from the recent progress.
-
-    >>> pace = Pace()
-    >>> for second, progress in ((0.0, 0.0), (10.0, 0.25), (20.0, 0.5)):
-    ...     pace.add(second, progress)
-    >>> pace.left(), pace.left(waited=5.0)
-    (20.0, 15.0)
-    """
+    """Estimates the seconds left from the recent progress."""
 
     def __init__(self, window: int = PACE_WINDOW) -> None:
         self._marks: deque[tuple[float, float]] = deque(maxlen=window)
@@ -104,10 +97,8 @@ class Status:
     _seconds: float = 0.0
 
     def add(self, row: Row, progress: float | None = None, seconds: float | None = None) -> bool:
-        """Adds one row; returns whether it holds an evaluation.
-
-        Without `progress` it follows from steps and token budget, without `seconds` from the row's own time/total.
-        """
+        """Adds one row; returns whether it holds an evaluation. Without `progress` it follows from steps and token
+        budget, without `seconds` from the row's own time/total."""
 
         def latest(key: str, old: float | None) -> float | None:
             value = number(row, key)
@@ -174,14 +165,13 @@ class RunProgress:
     It draws only when it is called and has no thread of its own, because judges are forked from this process.
     """
 
-    def __init__(
-        self, name: str = "", *, quiet: bool = False, console: Console | None = None, every_s: float = EVERY_S
-    ) -> None:
+    every_s = EVERY_S
+
+    def __init__(self, name: str = "", *, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self._console = console or Console(stderr=True)
         self._redraws = redraws(self._console)
         self._status = Status(printable(name, one_line=True))
-        self._every_s = every_s
         self._warm: Status | None = None
         self._live: Live | None = None
         self._shown_at = -math.inf
@@ -230,7 +220,7 @@ class RunProgress:
             self._live = None
 
     def _is_due(self, due: bool) -> bool:
-        wait = DRAW_S if self._redraws else self._every_s
+        wait = DRAW_S if self._redraws else self.every_s
         if self.quiet or not (due or time.monotonic() >= self._shown_at + wait):
             return False
         self._shown_at = time.monotonic()
@@ -287,7 +277,7 @@ class Followed:
         self._has_recipe = False
         self._tail = FileTail(folder / "metrics.jsonl")
         self._read_at = time.monotonic()
-        self._printed: tuple[int | None, float] = (None, -math.inf)  # step and time of the last plain line
+        self.printed: tuple[int | None, float] = (None, -math.inf)  # step and time of the last plain line
 
     def read(self) -> bool:
         """Adds the new rows; returns whether one of them holds an evaluation."""
@@ -303,14 +293,6 @@ class Followed:
 
     def left(self) -> float | None:
         return self.status.pace.left(time.monotonic() - self._read_at)
-
-    def must_print(self, due: bool, every_s: float) -> bool:
-        """Whether a plain line is to be printed now: if there is news, and it is due or the last one is old."""
-        (step, at), now = self._printed, time.monotonic()
-        if self.status.step == step or not (due or now >= at + every_s):
-            return False
-        self._printed = (self.status.step, now)
-        return True
 
 
 def follow(
@@ -336,7 +318,9 @@ def follow(
                 live.update(progress_table(lines, console.width, together), refresh=True)
             else:
                 for run, due in zip(runs, evaluated, strict=True):
-                    if run.must_print(due or not going, every_s):
+                    (step, at), now = run.printed, time.monotonic()
+                    if run.status.step != step and (due or not going or now >= at + every_s):
+                        run.printed = (run.status.step, now)
                         console.print(Text(plain_line(run.status, run.left())), soft_wrap=True)
             if going:
                 time.sleep(poll_s)
@@ -375,11 +359,9 @@ def progress_table(
 def _cells(status: Status, left: float | None, wide: bool) -> list[Text | ProgressBar]:
     if status.step is None:
         return [Text(status.name), _bar(0.0), Text("waiting", style="dim")]
-    numbers = [formats.share(status.signal), formats.count(status.speed)]
-    course = []
-    if wide:
-        course = [Text(sparkline(status.accuracies, COURSE), style="cyan")]
-        numbers += [formats.count(status.tokens), str(status.step)]
+    course = [Text(sparkline(status.accuracies, COURSE), style="cyan")] if wide else []
+    more = [formats.count(status.tokens), str(status.step)] if wide else []
+    numbers = [formats.share(status.signal), formats.count(status.speed), *more]
     return [
         Text(status.name or f"step {status.step}"),
         _bar(status.progress),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -44,23 +44,14 @@ SIZE = 1000  # the coordinates of an SVG run from 0 to SIZE in both directions
 Show = Callable[[float], str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chapter:
-    """One comparison among several on a page."""
-
-    title: str
-    folders: Folders
-    note: str = ""
-
-
 def write_page(out: Path, folders: Folders, *, title: str, note: str = "") -> None:
     """Writes run folders (or names with their folders) as one HTML file, whole or not at all."""
     files.write_text(out, _document(title, _comparison(read_arms(folders), title, note)))
 
 
-def write_chapters(out: Path, chapters: Sequence[Chapter], *, title: str, note: str = "") -> None:
-    """Writes several comparisons on one page, each with the sections that its own page would have."""
-    sections = [tag("section", *_comparison(read_arms(c.folders), c.title, c.note)) for c in chapters]
+def write_chapters(out: Path, chapters: Mapping[str, tuple[Folders, str]], *, title: str, note: str = "") -> None:
+    """Writes several comparisons (title -> folders and note) on one page, each with all its sections."""
+    sections = [tag("section", *_comparison(read_arms(of), name, text)) for name, (of, text) in chapters.items()]
     files.write_text(out, _document(title, [_header(title, note), *sections]))
 
 
@@ -108,10 +99,8 @@ def _comparison(arms: Sequence[Arm], title: str, note: str) -> list[Html]:
 
 
 def _summary(arms: Sequence[Arm], result: Comparison) -> str:
-    """What is shown, in one line, with the standard error of a single evaluation.
-
-    That is sqrt(p (1 - p) / n) at the final accuracy p, where n is the largest number of prompts the recipe allows.
-    """
+    """What is shown, in one line, with the standard error of a single evaluation. That is sqrt(p (1 - p) / n) at the
+    final accuracy p, where n is the largest number of prompts the recipe allows."""
     runs, evaluation, run = sum(result.seeds), result.evaluation, arms[0].runs[0]
     words = [f"{len(arms)} arms, {runs} runs" if len(arms) > 1 else f"{runs} run" + "s" * (runs > 1)]
     if evaluation is not None:

@@ -96,10 +96,8 @@ def rollout_steps(folder: Path) -> list[int]:
 
 
 def pick_excerpts(arms: Sequence[Arm], count: int = 20) -> list[Excerpt]:
-    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first.
-
-    The choice is deterministic. Only the first run of each arm is read, and of it only the first and last steps.
-    """
+    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first. The choice is
+    deterministic. Only the first run of each arm is read, and of it only the first and last steps."""
     rng = random.Random(0)
     buckets: dict[tuple[bool, str, str], list[Excerpt]] = {}
     for arm in arms:
@@ -138,9 +136,8 @@ def view_run(
     if not steps:
         raise WhetError(f"{folder} holds no rollouts.")
     if step is not None and step not in steps:
-        raise WhetError(
-            f"{folder} holds no rollouts of step {step}; it has {len(steps)} steps from {steps[0]} to {steps[-1]}."
-        )
+        known = f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+        raise WhetError(f"{folder} holds no rollouts of step {step}; it has {known}.")
     left = limit
     for chosen in [step] if step is not None else reversed(steps):
         for group in _read_groups(folder, chosen):
@@ -182,15 +179,12 @@ def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Con
     show(first.prompt, 2, "")
     show(f"answer: {first.answer}", 2, "dim")
     for excerpt in shown:
-        console.print(Padding(_facts(excerpt), (0, 0, 0, 2)))
+        style, reward = STYLES[excerpt.verdict], "–" if excerpt.reward is None else f"{excerpt.reward:.2f}"
+        numbers = (f"reward {reward}", f"{excerpt.length} tokens", f"version {excerpt.version}")
+        words = [printable(word, one_line=True) for word in (*numbers, excerpt.finish, excerpt.phase) if word]
+        facts = Text(f"{MARKS[excerpt.verdict]} {excerpt.verdict:<9}", style=f"bold {style}")
+        console.print(Padding(facts.append("  ".join(words), style="dim"), (0, 0, 0, 2)))
         if excerpt.note:
             show(f"the judge {excerpt.note}", 4, "bold")
-        show(excerpt.response or "(nothing)", 4, STYLES[excerpt.verdict])
+        show(excerpt.response or "(nothing)", 4, style)
     console.print()
-
-
-def _facts(excerpt: Excerpt) -> Text:
-    facts = Text(f"{MARKS[excerpt.verdict]} {excerpt.verdict:<9}", style=f"bold {STYLES[excerpt.verdict]}")
-    reward = "reward " + ("–" if excerpt.reward is None else f"{excerpt.reward:.2f}")
-    words = [reward, f"{excerpt.length} tokens", f"version {excerpt.version}", excerpt.finish, excerpt.phase]
-    return facts.append("  ".join(printable(word, one_line=True) for word in words if word), style="dim")

@@ -106,9 +106,7 @@ class Simulator:
 
     def scores(self, batch: Batch) -> dict[Key, dict[str, float | np.ndarray]]:
         """The score of each trained rollout, for curricula that need it: a small vector, from the rollout's key alone.
-
-        Groups whose verdicts all agree have no gradient and no score.
-        """
+        Groups whose verdicts all agree have no gradient and no score."""
         keys = [rollout.key for group in batch.groups if group.spread for rollout in group.rollouts if rollout.judged]
         draws = (np.random.default_rng((self.world.seed, *key, 1)).normal(size=4) for key in keys)
         return {key: {"score": draw.astype(np.float32)} for key, draw in zip(keys, draws, strict=True)}

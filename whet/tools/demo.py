@@ -27,7 +27,7 @@ from whet.report import formats
 from whet.report.arms import Arm, common_evaluation, number, read_arms
 from whet.report.compare import compare_table
 from whet.report.formats import Reach, final_accuracy, median_reach, pick_levels, reach, saving
-from whet.report.page import Chapter, write_chapters
+from whet.report.page import write_chapters
 from whet.run import read_rollouts
 from whet.tools.experiment import make_base, merge, train_arms
 
@@ -61,7 +61,7 @@ def run_demo(
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
     notes = {mix: describe_mix(tree["mixes"][mix]["mix"], of_mix) for mix, of_mix in arms.items()}
     closing = conclude(arms)
-    chapters = [Chapter(title=f"Mix {mix}", folders=list(recipes[mix]), note=notes[mix]) for mix in recipes]
+    chapters = {f"Mix {mix}": (list(recipes[mix]), notes[mix]) for mix in recipes}
     write_chapters(out / "report.html", chapters, title="whet demo: chained arithmetic", note=closing)
     for mix, folders in recipes.items():
         console.print(Text(f"\nMix {mix}", style="bold"))
