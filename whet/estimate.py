@@ -1,10 +1,9 @@
 """What a run will cost, roughly: tokens per step, seconds by part, hours in all; from constants that were measured.
 
-`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_rate` for
-its share of the attainable. Everything here is arithmetic: a recipe's numbers, a model's sizes and a machine in,
-seconds out; no device is queried. Judging, saving and evaluation are left out. The estimate is right within a factor
-of two where it was measured (an H200; one CPU thread), and elsewhere as good as its scaling by memory bandwidth and
-arithmetic.
+`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_step` for
+its share of the attainable. Everything here is arithmetic, and no device is queried. Judging, saving and evaluation are
+left out. The estimate is right within a factor of two where it was measured (an H200; one CPU thread), and elsewhere as
+good as its scaling by memory bandwidth and arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,20 +64,7 @@ SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=
 QWEN25_15B = Dims(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128, vocab=151936)
 
 
-def dims_of(settings: Any) -> Dims:
-    """The sizes in a Hugging Face config of the Llama or Qwen2 family."""
-    return Dims(
-        layers=settings.num_hidden_layers,
-        hidden=settings.hidden_size,
-        intermediate=settings.intermediate_size,
-        heads=settings.num_attention_heads,
-        kv_heads=settings.num_key_value_heads,
-        head_dim=getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads,
-        vocab=settings.vocab_size,
-    )
-
-
-def dims_of_shape(shape: ModelShape) -> Dims:
+def dims_of(shape: ModelShape) -> Dims:
     """The sizes as `whet.model.memory` measures them on a network of any family."""
     size = shape.query // shape.heads
     return Dims(
@@ -94,7 +80,7 @@ def dims_of_shape(shape: ModelShape) -> Dims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as the sum above sees it, in seconds, bytes and operations per second."""
+    """A GPU in seconds, bytes per second and operations per second; the defaults are those of the sum above."""
 
     bandwidth: float = 4.8e12
     bandwidth_share: float = 0.8
@@ -123,7 +109,7 @@ MEASURED = Gpu(
 
 
 def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
-    """Seconds of one decode step of `batch` sequences at `context` tokens: the sum above."""
+    """The sum above: seconds of a decode step of `batch` sequences at `context` tokens, without a gap for the host."""
     d, h, tokens, kernels = dims.head_dim, dims.hidden, batch * context, GEMMS + SMALL + ATTENTION
     rate, operations = gpu.bandwidth * gpu.bandwidth_share, gpu.flops * gpu.flops_share
 
@@ -141,11 +127,6 @@ def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> f
     sampler = max(14 * batch * dims.vocab / rate, 3 * gpu.small)
     gaps = (dims.layers * kernels + OTHERS) * gpu.gap
     return dims.layers * layer + gemm(dims.vocab, h) + sampler + 4 * gpu.small + gaps
-
-
-def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
-    """Tokens per second, without a gap for the host."""
-    return batch / attainable_step(dims, batch, context, gpu)
 
 
 # ---- what a training step costs
@@ -209,18 +190,16 @@ class Workload:
     prompt: float
     response: float
     limit: int  # tokens of the longest response
-    slots: int
-    stream: bool
-    graphs: bool  # whether rollouts run by captured graphs
+    rollout: config.Rollout
     passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
     """Seconds of one step: to generate its rollouts, and to train on them."""
-    steps = decode_steps(work.generated, work.response, work.limit, work.slots, work.stream)
+    steps = decode_steps(work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream")
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
-    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.graphs)
+    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.rollout.graphs)
     generate += forward_seconds(dims, work.prompts * work.prompt, machine)
     return generate, work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
 
@@ -278,14 +257,10 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     >>> stage_steps(100, [30, 0, 0]), stage_steps(100, [80, 80]), stage_steps(100, [10, 10])
     ([30.0, 35.0, 35.0], [80.0, 20.0], [10.0, 90.0])
     """
-    left, out = float(total), []
-    free = sum(limit == 0 for limit in limits[:-1]) + 1
-    fixed = sum(limits[:-1])
-    for limit in limits[:-1]:
-        taken = min(left, float(limit) if limit else max(0.0, total - fixed) / free)
-        out.append(taken)
-        left -= taken
-    return [*out, left]
+    *early, _ = limits
+    even = max(0.0, total - sum(early)) / (early.count(0) + 1)
+    ends = np.minimum(np.cumsum([limit or even for limit in early]), total)
+    return np.diff([0.0, *ends, total]).tolist()
 
 
 def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
@@ -310,9 +285,7 @@ def workloads(settings: config.Config, problems: Problems, prompt: float, respon
                 prompt=prompt,
                 response=min(limit, response) if response else limit / 2,
                 limit=limit,
-                slots=r.slots,
-                stream=r.mode == "stream",
-                graphs=r.graphs,
+                rollout=r,
                 passes=passes,
             )
         )
@@ -376,6 +349,5 @@ def _time(seconds: float) -> str:
     >>> [_time(s) for s in (0.0123, 4.2, 300, 36_000)]
     ['0.012 s', '4.2 s', '5 min', '10 h']
     """
-    if seconds < 100:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+    unit, size = ("s", 1) if seconds < 100 else ("min", 60) if seconds < 5400 else ("h", 3600)
+    return f"{seconds / size:.2g} {unit}"

@@ -1,9 +1,8 @@
 """Accuracy on held-out prompts: requests to the engine, verdicts from the judge, numbers with intervals.
 
-`loop` calls `evaluate` for a row of metrics, `whet eval` for everything there is to say (`full`); reports and probes
-use the intervals. Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so
-that two evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better
-because its answers cannot be judged.
+Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so that two
+evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better because its
+answers cannot be judged.
 """
 
 from __future__ import annotations
@@ -157,7 +156,7 @@ class EvalSet:
 
 
 def eval_sets(
-    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], stop_ids: tuple[int, ...]
+    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], training: Sampling
 ) -> tuple[EvalSet, ...]:
     """The recipe's evaluation sets, then the slice of the training data that was set aside, if any."""
     entries = list(settings.eval)
@@ -165,14 +164,8 @@ def eval_sets(
         entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
     sets = []
     for entry in entries:
-        sampling = Sampling(
-            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
-            temperature=entry.temperature,
-            top_p=entry.top_p,
-            stop_ids=stop_ids,
-            stop_strings=settings.rollout.stop_strings,
-        )
-        prompts = evals[entry.name]
+        limit, prompts = entry.max_tokens or training.max_tokens, evals[entry.name]
+        sampling = replace(training, max_tokens=limit, temperature=entry.temperature, top_p=entry.top_p)
         sets.append(EvalSet(name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every))
     return tuple(sets)
 
@@ -181,9 +174,9 @@ def evaluate(
     eval_set: EvalSet,
     engine: Engine,
     judge: Judge,
-    seen: Callable[[Sequence[Rollout]], None] | None = None,
+    seen: Callable[[Sequence[Rollout]], None] = lambda judged: None,
     *,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
     full: bool = False,
 ) -> dict[str, float]:
     """`eval_metrics` of the set. To bound memory, prompts are taken in slices; `seen` gets each one once judged."""
@@ -193,22 +186,20 @@ def evaluate(
     ]
     rollouts: list[Rollout] = []
     for judged in judged_slices(requests, engine, judge, on_progress):
-        if seen is not None:
-            seen(judged)
+        seen(judged)
         rollouts += (replace(r, trace=None) for r in judged)
     return eval_metrics(eval_set, rollouts, full=full)
 
 
 def judged_slices(
-    requests: Sequence[Request], engine: Engine, judge: Judge, on_progress: OnProgress | None = None
+    requests: Sequence[Request], engine: Engine, judge: Judge, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[list[Rollout]]:
     """The requests' rollouts, generated and judged in slices, in order."""
     total, done = sum(r.n for r in requests), 0
     size = max(1, SLICE // max((r.n for r in requests), default=1))
 
     def finished(count: int) -> None:
-        if on_progress is not None:
-            on_progress(done + count, total)
+        on_progress(done + count, total)
 
     for start in range(0, len(requests), size):
         judged = judge.judge(engine.generate(requests[start : start + size], finished))
@@ -242,7 +233,12 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
         metrics |= {f"length_{name}": value for name, value in lengths.items() if name != "max"}
         if names_answers(rollouts):
             metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
-    metrics |= _levels([p.meta.get("level") for p in eval_set.prompts], rates, eval_set.n, full)
+    levels = [p.meta.get("level") for p in eval_set.prompts]
+    for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
+        mine = rates[[x == level for x in levels]]
+        metrics[f"level/{level}"] = float(mine.mean())
+        if full:  # intervals have a prefix of their own, since a level may have any name
+            metrics[f"level_low/{level}"], metrics[f"level_high/{level}"] = mean_interval(mine, eval_set.n)
     return {f"eval/{eval_set.name}/{name}": value for name, value in metrics.items()}
 
 
@@ -271,17 +267,6 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
         for k in powers_up_to(n)[1:] if full and n <= VOTES else [n]:
             won = [maj_at_k(answers, hits, k) for answers, hits in zip(finals, right, strict=True)]
             metrics |= _with_interval(f"maj@{k}", won, n / k, full)
-    return metrics
-
-
-def _levels(levels: Sequence[object], rates: np.ndarray, n: int, full: bool) -> dict[str, float]:
-    """Accuracy by level. Intervals have a prefix of their own, since a level may have any name."""
-    metrics: dict[str, float] = {}
-    for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
-        mine = rates[[x == level for x in levels]]
-        metrics[f"level/{level}"] = float(mine.mean())
-        if full:
-            metrics[f"level_low/{level}"], metrics[f"level_high/{level}"] = mean_interval(mine, n)
     return metrics
 
 
