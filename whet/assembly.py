@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
-# ---- the plan
-
 
 @dataclass(kw_only=True)
 class RunPlan:
@@ -159,10 +157,9 @@ def _with_context(
             wanted = max(wanted, longest + limits.get(kind, r.max_tokens))
         context = int(min(wanted, positions or wanted))
         if context < wanted:
-            notes.append(
-                f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response: "
-                "such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
-            )
+            few = f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response"
+            remedy = "a lower rollout.max_tokens or text.max_prompt avoids it"
+            notes.append(f"{few}: such responses are cut there; {remedy}.")
     elif positions and context > positions:
         raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out.")
     encoded.refuse_long(context)

@@ -134,10 +134,8 @@ def train(
         if not (out / "config.toml").is_file():
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
         if recipe or model or data or reward or curriculum:
-            raise WhetError(
-                f"--resume goes on with the recipe in {out / 'config.toml'}: leave the other recipe and its flags out; "
-                "--set changes a setting."
-            )
+            rest = "leave the other recipe and its flags out; --set changes a setting."
+            raise WhetError(f"--resume goes on with the recipe in {out / 'config.toml'}: {rest}")
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):

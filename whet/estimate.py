@@ -129,8 +129,6 @@ def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> f
     return dims.layers * layer + gemm(dims.vocab, h) + sampler + 4 * gpu.small + gaps
 
 
-# ---- what a training step costs
-
 # A decode step by graphs against its kernels' sum on an H200: the median over all cells of
 # benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows).
 HOST = 1.18
@@ -172,11 +170,9 @@ def gpu_of(name: str) -> Gpu | None:
     >>> gpu_of("NVIDIA A100-SXM4-80GB").bandwidth, gpu_of("Voodoo 2")
     (2000000000000.0, None)
     """
-    words = name.replace("-", " ").split()
-    for known, (bandwidth, flops) in KNOWN_GPUS.items():
-        if set(known.split()) <= set(words):
-            return replace(MEASURED, bandwidth=bandwidth, flops=flops)
-    return None
+    words = set(name.replace("-", " ").split())
+    found = next((speeds for known, speeds in KNOWN_GPUS.items() if words.issuperset(known.split())), None)
+    return replace(MEASURED, bandwidth=found[0], flops=found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +228,6 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
     sizes, shares = zip(*MFU, strict=True)
     mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))  # constant beyond the two ends
     return operations / (machine.gpu.flops * PEAK * mfu)
-
-
-# ---- what a recipe asks for
 
 
 def rollouts_asked(name: str, rollouts: int, n_init: int) -> float:
@@ -328,8 +321,7 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, know
     """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
     several, source = len(works) > 1, "as in that run" if known else "half of the limit"
     timed = machine.gpu is not None or machine.threads > 0
-    lines = []
-    seconds = 0.0
+    lines, seconds = [], 0.0
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
@@ -338,10 +330,9 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, know
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
         lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
-    if not timed:
-        return [*lines, f"no estimate of the time, since whet does not know how fast {machine.name} is"]
-    steps = sum(work.steps for work in works)
-    return [*lines, f"{steps:.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"]
+    total = f"{sum(w.steps for w in works):.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"
+    unknown = f"no estimate of the time, since whet does not know how fast {machine.name} is"
+    return [*lines, total if timed else unknown]
 
 
 def _time(seconds: float) -> str:

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from whet import config
 from whet.rollout.base import Engine
@@ -24,8 +25,6 @@ from whet.tasks.judge import Judge
 from whet.types import Prompt, Request, Rollout, Sampling
 from whet.watch import length_metrics
 
-# ---- intervals over prompts
-#
 # The prompts are the sample: rollouts of one prompt resemble each other, and count for less than as many prompts.
 
 Z95 = 1.959964  # standard deviations around the mean that hold 95% of a normal distribution
@@ -54,7 +53,7 @@ def wilson(share: float, size: float) -> Interval:
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> Interval:
+def mean_interval(values: ArrayLike, draws: float = 1.0) -> Interval:
     """The interval of the mean of one value in 0..1 per prompt, each obtained from `draws` independent rollouts.
 
     Wilson's interval at the effective number of draws, as for proportions in cluster samples (Korn and Graubard 1998):
@@ -70,9 +69,6 @@ def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> I
     share = float(widened.mean())
     worth = float(share * (1.0 - share) / widened.var(ddof=1))
     return wilson(float(values.mean()), values.size * min(max(worth, 1.0), draws))
-
-
-# ---- pass@k and maj@k, exactly, from n rollouts of one prompt
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -136,8 +132,6 @@ def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
             ways = wider
     return sum(number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items())
 
-
-# ---- evaluation
 
 SLICE = 2048  # rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
 VOTES = 64  # rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only maj@n
@@ -270,9 +264,7 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     return metrics
 
 
-def _with_interval(
-    name: str, values: Sequence[float] | np.ndarray, draws: float, wanted: bool = True
-) -> dict[str, float]:
+def _with_interval(name: str, values: ArrayLike, draws: float, wanted: bool = True) -> dict[str, float]:
     metrics = {name: float(np.mean(values))}
     if wanted:
         metrics[f"{name}_low"], metrics[f"{name}_high"] = mean_interval(values, draws)

@@ -186,8 +186,7 @@ class Log:
     def evaluate_due(self) -> dict[str, float]:
         """Evaluate before the first step, every so many steps, and after the last."""
         parts, watch = self.parts, self.watch
-        metrics: dict[str, float] = {}
-        kept: list[Rollout] = []
+        metrics, kept = dict[str, float](), list[Rollout]()
         with watch.timing("eval"):
             for eval_set in parts.evals:
                 if parts.tally.step % eval_set.every == 0 or parts.done:

@@ -107,10 +107,8 @@ class Problems:
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
     """Read the data; without [[data]] there is only something to evaluate on. `reward` judges every prompt."""
     rewards = Rewards(settings.judge.weight, settings.reward)
-    names: dict[str, config.Problems] = {}
-    judges: dict[str, Grader] = {}
-    matched: dict[str, TextTask] = {}
-    notes: list[str] = []
+    names, notes = dict[str, config.Problems](), list[str]()
+    judges, matched = dict[str, Grader](), dict[str, TextTask]()
 
     def read(entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
         """The problems of an entry; its judge gets a name of its own."""
@@ -119,10 +117,9 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         notes.extend(getattr(task, "notes", ()))
         if isinstance(task, TextTask) and not (reward or entry.reward):
             if "answer" not in task.columns:
-                raise WhetError(
-                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
-                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
-                )
+                remedy = 'name the column by columns = { answer = "..." }, or the judge by reward = "module:function".'
+                lack = "is read without an answer column, and no judge of yours decides"
+                raise WhetError(f"{task.origin} {lack}; {remedy}")
             matched[task.name] = task
         table = task.prompts(split, settings.seed)
         return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
@@ -138,10 +135,8 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         first = {keys[row]: row for row in reversed(range(len(keys))) if keys[row] in held}
         evals[HELD_OUT] = under_name(HELD_OUT, map(table.at, sorted(first.values())))
     elif wants_slice:
-        notes.append(
-            f"{len(set(keys)):,} training problems are too few to set some aside; to judge the best checkpoint, name "
-            f"an [[eval]] entry {HELD_OUT}."
-        )
+        few = f"{len(set(keys)):,} training problems are too few to set some aside"
+        notes.append(f"{few}; to judge the best checkpoint, name an [[eval]] entry {HELD_OUT}.")
     train = table.select(kept) if held else table
     by_id = {p.id: p for prompts in evals.values() for p in prompts}
     if (clash := next((i for i in by_id if i in train), None)) is not None:
@@ -193,10 +188,10 @@ def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> 
     notes = [sentence] if repeats else []
     for name, prompts in evals.items():
         if count := sum(key_of(p) in trained for p in prompts):
-            notes.append(
-                f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters; "
-                "leave them out of [[data]] by where, or take other data."
+            found = (
+                f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters"
             )
+            notes.append(f"{found}; leave them out of [[data]] by where, or take other data.")
     return notes
 
 

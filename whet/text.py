@@ -1,9 +1,8 @@
 """Text to tokens and back: prompts are rendered and encoded, responses are decoded, and text is made safe to show.
 
-A Codec wraps a Hugging Face tokenizer object. It renders prompts as the recipe's [text] says, by the model's chat
-template or plainly, finds the tokens that end a response, and decodes any response without raising an error.
-For tokenizers whose tokens are runs of bytes (GPT-2's scheme: Llama 3, Qwen, SmolLM and others) a table of bytes
-decodes in a fifteenth of the tokenizer's time. `printable` makes model output safe for a terminal, not for HTML.
+A Codec renders prompts as the recipe's [text] says, by the model's chat template or plainly, finds the tokens that end
+a response, and decodes any response without raising an error. For tokenizers whose tokens are runs of bytes (GPT-2's
+scheme: Llama 3, Qwen, SmolLM and others) a table of bytes decodes in a fifteenth of the tokenizer's time.
 """
 
 from __future__ import annotations

@@ -21,8 +21,6 @@ from whet.types import Group, Rollout, Verdict
 Metrics = Mapping[str, float]
 VERDICTS = get_args(Verdict)
 
-# ---- metrics
-
 # Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right.
 PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
 
@@ -114,8 +112,6 @@ class Stopwatch:
         return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
 
 
-# ---- advice
-
 PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
 SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     "truncated": (
@@ -171,8 +167,6 @@ class Advice:
                 self._streak[name] = -(10**9)  # never again in this run
         return due
 
-
-# ---- collapse
 
 FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
 COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
