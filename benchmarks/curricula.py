@@ -52,7 +52,7 @@ def without(term: int) -> dict[str, Any]:
 
 
 ALL_ROLLOUTS = {"rollouts": 100_000}
-"""Of a step, written down: calibration reads them."""
+"""All rollouts of a step are kept: calibration reads them."""
 MAIN = {
     "uniform_16": arm("uniform", every=4),
     "uniform_48": arm("uniform", 48, every=1, lr=2e-4),
@@ -173,7 +173,7 @@ def run_missing(wanted: Mapping[str, Mapping[str, Path]], options: argparse.Name
 
 
 def curves(folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Of each run: [step, tokens, seconds, accuracy] of its evaluations, and what every fourth update looked like."""
+    """For each run: [step, tokens, seconds, accuracy] of its evaluations, and what every fourth update looked like."""
     found = {}
     for run in (run for each in read_arms(folders) for run in each.runs):
         points = run.points("held_out")

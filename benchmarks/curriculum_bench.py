@@ -132,8 +132,8 @@ def show_likeness(result: Mapping[str, Any]) -> None:
         cells = [found[quantity] for found in result["runs"].values()]
         table.add_row(quantity.replace("_", " "), *map(likeness_cell, cells))
     out_console.print(table)
-    told = f"Measured, then simulated (times the measured). The toy was fitted to {fitted} alone."
-    for sentence in (told, *result["where_off"]):
+    first = f"Measured, then simulated (times the measured). The toy was fitted to {fitted} alone."
+    for sentence in (first, *result["where_off"]):
         tell(sentence)
 
 

@@ -61,7 +61,7 @@ def nearest(key: Key, timed: Iterable[Key]) -> Key | None:
 
 
 def timed_share(uses: Mapping[Key, int], costs: Mapping[Key, float]) -> float:
-    """Of all uses, those whose very graph was timed.
+    """The uses whose very graph was timed.
 
     >>> timed_share({(8, 4, "eagle"): 3, (4, 4, "eagle"): 1}, {(8, 4, "eagle"): 0.25})
     0.75

@@ -37,7 +37,7 @@ from whet.tools.experiment import circumstances
 app = typer.Typer()
 FILE = "draft_over_steps.json"
 KEPT = ("draft/loss", "draft/agreement", "draft/tokens_trained", "reward/mean", "length/mean", "time/draft")
-"""Of an update's metrics."""
+"""The metrics of an update that are kept."""
 
 OnLine = Callable[[str], None]
 
@@ -110,7 +110,7 @@ def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeF
 
 
 def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Of each arm, the mean accept length of its last quarter of updates, by what was drafted.
+    """For each arm, the mean accept length of its last quarter of updates, by what was drafted.
 
     >>> rows = [{"rows_drafted": 9.0, "accept_length": 1.0}] * 6
     >>> rows += [{"rows_drafted": 30.0, "accept_length": 1.5}, {"rows_drafted": 10.0, "accept_length": 2.5}]

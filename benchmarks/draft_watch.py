@@ -1,4 +1,4 @@
-"""What speculation did, step by step: choosers that write down what they are told, and the figures made of it.
+"""What speculation did, step by step: choosers that record each report, and figures of the records.
 
 `draft_bench` and `benchmarks/draft_grid.py` put them into an engine; nothing here changes a token or a choice.
 """
@@ -21,7 +21,7 @@ from whet.fast.graphs import PROMPTS
 from whet.fast.pool import Captures, Key
 
 REPLAYS = 20
-"""Of a graph that is timed."""
+"""Replays of a graph that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Step:
     most: np.ndarray | None = None
     """How many were asked for, per row and step."""
     at: float = 0.0
-    """When it was told, on the host's clock."""
+    """Time of the report, on the host's clock."""
     steps: int = 1
     """How many they were."""
 
@@ -105,13 +105,13 @@ class WatchedCaptures(Captures):
     again on the rows as they are, which leaves the same drafts, since a draft reads its rows and moves none."""
 
     def __init__(self, like: Captures) -> None:
-        """Of the same steps; none of its graphs is taken over."""
+        """Captures of the same steps; no graph of `like` is taken over."""
         super().__init__(like.device, like.step, like.at_rest)
         self.uses: Counter[Key] = Counter()
         """Since it was last cleared."""
         self.wanted: list[Key] = []
         self._spans: dict[Key, tuple[torch.cuda.Event, torch.cuda.Event] | float] = {}
-        """Of `REPLAYS` replays."""
+        """Seconds of `REPLAYS` replays."""
 
     def replay(self, key: Key) -> Tensor:
         if key[2] not in ("", PROMPTS):
@@ -154,12 +154,12 @@ def accept_length(steps: Sequence[Step]) -> float | None:
     >>> accept_length([Step(OFF, 2, 1.0), Step(DraftArm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
     2.5
     """
-    told = [step.accepted for step in steps if step.accepted is not None]
-    return 1 + float(np.concatenate(told).mean()) if told else None
+    reported = [step.accepted for step in steps if step.accepted is not None]
+    return 1 + float(np.concatenate(reported).mean()) if reported else None
 
 
 def chances(steps: Sequence[Step]) -> dict[str, list[float]]:
-    """Of each drafter, how often its first, second, ... token was right where those before it were, and it was asked
+    """For each drafter, how often its first, second, ... token was right where those before it were, and it was asked
     for: c_i = rows that accepted i or more / rows that accepted i - 1 or more and were asked for i.
 
     >>> chances([Step(DraftArm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
@@ -194,7 +194,7 @@ def by_batch(steps: Sequence[Step]) -> dict[str, dict[str, float | None]]:
 
 
 def arm_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """Of the time of all steps, each arm's."""
+    """Each arm's share of the time of all steps."""
     total = sum(step.seconds for step in steps)
     out: dict[str, float] = {}
     for step in steps:

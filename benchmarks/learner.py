@@ -9,7 +9,7 @@ the work of each: MFU = 6 N tokens/s / 790 TFLOP/s (N parameters, a tied embeddi
 matrix). A measurement is whole steps (packs, forward, backward, optimiser) of one and the same learner, whose switch
 is turned between rounds; two rounds come before. `--forms` measures these forms of compiling, whatever their trial
 would say of them; "graphed" is whole layers compiled, and forward and backward as CUDA graphs, whose memory pool is
-told apart: the peak of a step that replays them does not show it. `--long` is one response of so many tokens, with
+reported apart: the peak of a step that replays them does not show it. `--long` is one response of so many tokens, with
 activations computed again. Without a GPU only `--shape tiny` is of use, to see that it runs.
 """
 

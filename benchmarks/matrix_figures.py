@@ -120,8 +120,8 @@ def _stroke(number: int) -> str:
 def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Path]:
     written = []
     for cost in ("tokens", "seconds"):
-        told = usable(arms, baseline, cost)
-        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in told.items()]
+        shown = usable(arms, baseline, cost)
+        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in shown.items()]
         label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
         drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
         if drawn:

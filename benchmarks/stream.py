@@ -46,7 +46,7 @@ from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 ROLLOUTS = 8
 UPDATES = 40
-"""Of --train."""
+"""Updates of --train."""
 WARM_UP = 5
 """Updates before the clock runs: a size of pack is captured when it comes a second time."""
 

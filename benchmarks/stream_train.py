@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stream import Arm
 
 MIX = "most"
-"""Of the demo's two: most prompts are neither trivial nor hopeless, so that a short training gets somewhere."""
+"""The easier of the demo's two mixes: most prompts are neither trivial nor hopeless, so a short training learns."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Record:
     """All rollouts that came back, cut ones included."""
     trained: list[Rollout] = field(default_factory=list)
     ages: list[np.ndarray] = field(default_factory=list)
-    """Of every trained token, in versions."""
+    """Age of every trained token, in versions."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)

@@ -22,7 +22,7 @@ from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 SAMPLING = Sampling(max_tokens=400)
 RATE = 1.0
-"""Of the learner: in units of the logit."""
+"""Step of the learner, in units of the logit."""
 MIXES = {
     "few": ((0.40, 4.0), (0.12, 0.0), (0.48, -6.0)),
     "many": ((0.25, 3.0), (0.50, 0.0), (0.25, -4.0)),

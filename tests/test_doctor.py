@@ -265,7 +265,7 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
 
 
 def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
-    """Of experts all weights are counted, but a token passes through two of the four."""
+    """All weights of experts are counted, but a token passes through two of the four."""
     experts = {"num_experts_per_tok": 2, "pad_token_id": 0}
     mixtral = folder_of(MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral")
     attention = 2 * 32 * 32 + 2 * 32 * 16

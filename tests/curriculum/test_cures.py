@@ -300,7 +300,7 @@ def test_what_was_screened_counts_in_the_division() -> None:
 
 
 def test_sigma_is_of_the_probe_where_there_was_one() -> None:
-    """Of four, p0 was probed right twice (p = 1/2), p1 never (p = 1/6); what trains later changes the draw alone."""
+    """p0 was probed right twice (p = 1/2), p1 never (p = 1/6); what trains later changes the draw alone."""
     gate = make(IDS, 0, probe=4, rollouts=4)
     probed: dict[str, str] = {"p0": "rrww"}
     while (requests := gate.plan(at()))[0].phase == "probe":

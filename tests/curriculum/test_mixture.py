@@ -290,7 +290,7 @@ def test_totals_are_those_of_all_parts() -> None:
     assert m["trained"] == 24 and m["prompts"] == 24
     assert m["screened"] == m["speed/screened"] + m["speed_2/screened"] > 0
     assert min(m[f"{p}/signal_share"] for p in names) <= m["signal_share"] <= max(m[f"{p}/signal_share"] for p in names)
-    assert "stage" not in m and "qualified_share" not in m  # of one part only
+    assert "stage" not in m and "qualified_share" not in m  # these belong to one part only
 
 
 def test_equal_wishes_share_a_curriculum() -> None:

@@ -132,7 +132,7 @@ def test_a_prompt_without_a_level_is_of_average_difficulty_however_often_it_is_s
 
 
 def test_where_few_are_solved_the_set_is_of_those_that_are() -> None:
-    """Of 1,000 prompts a tenth is solved every second time, the others never: after all were seen, most of a set of a
+    """A tenth of 1,000 prompts is solved every second time, the others never: after all were seen, most of a set of a
     tenth has signal; those tried again, 90 a set, compete with them."""
     ids = [f"p{i}" for i in range(1000)]
     source = ScalingRLSource(ids, seed=0, share=0.1, new=0.0, old=0.0)
@@ -224,7 +224,7 @@ LEVELS = {
 
 
 def mixed_share(source: Any, rates: np.ndarray, levels: np.ndarray, seed: int) -> float:
-    """Of 40 updates of 16 groups of 8 rollouts, those with right and wrong answers; hard prompts take more tokens."""
+    """Counts the mixed groups in 40 updates of 16 groups of 8 rollouts; hard prompts take more tokens."""
     rng, mixed, updates = np.random.default_rng(seed), 0, 40
     for step in range(updates):
         for number, prompt_id in enumerate(source.pick(16, clock(step / updates, groups=16, step=step))):

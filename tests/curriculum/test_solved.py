@@ -58,7 +58,7 @@ def test_a_prompt_that_gets_worse_comes_back() -> None:
     source = Unsolved(Listed("AB"), prompts=2)
     seen(source, "A", "rrrr")
     assert source.pick(1, at()) == ["B"]
-    seen(source, "A", "w")  # of a group that was still on its way
+    seen(source, "A", "w")  # from a group that was still on its way
     assert source.pick(1, at()) == ["A"]
 
 

@@ -504,7 +504,7 @@ def test_a_bf16_step_on_a_gpu_follows_fp32_on_the_cpu(model_of, batch_of, encode
 
 
 def scores_of(model, encoder, batch):
-    """Of every judged rollout, one by one: the gradient of its log-prob in a bias added to the last hidden states."""
+    """For every judged rollout, one by one: the gradient of its log-prob in a bias added to the last hidden states."""
     found = {}
     for rollout in (r for group in batch.groups for r in group.judged):
         ids = torch.tensor([[*encoder(rollout.prompt_id), *rollout.trace.ids.tolist()]])

@@ -48,7 +48,7 @@ def test_mixed_says_nothing_of_more_than_was_judged() -> None:
 
 @pytest.mark.parametrize(("often", "a", "b"), [((1, 1, 1, 1, 1), 1.0, 1.0), ((1, 2, 3, 4, 5), 2.0, 1.0)])
 def test_fit_finds_what_the_counts_follow_exactly(often: tuple[int, ...], a: float, b: float) -> None:
-    """Of 4 rollouts, Beta(1, 1) gives every count alike, Beta(2, 1) in proportion to 1 + c."""
+    """With 4 rollouts Beta(1, 1) gives every count alike, Beta(2, 1) in proportion to 1 + c."""
     fit = fit_beta(np.arange(5), np.full(5, 4), np.array([often], dtype=float))
     assert (fit.a[0], fit.b[0]) == (pytest.approx(a, abs=1e-4), pytest.approx(b, abs=1e-4))
 
