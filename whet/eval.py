@@ -17,7 +17,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from whet import config
 from whet.rollout.base import Engine
@@ -27,6 +26,7 @@ from whet.watch import length_metrics
 
 # The prompts are the sample: rollouts of one prompt resemble each other, and count for less than as many prompts.
 
+Values = Sequence[float] | np.ndarray
 Z95 = 1.959964  # standard deviations around the mean that hold 95% of a normal distribution
 
 
@@ -53,7 +53,7 @@ def wilson(share: float, size: float) -> Interval:
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: ArrayLike, draws: float = 1.0) -> Interval:
+def mean_interval(values: Values, draws: float = 1.0) -> Interval:
     """The interval of the mean of one value in 0..1 per prompt, each obtained from `draws` independent rollouts.
 
     Wilson's interval at the effective number of draws, as for proportions in cluster samples (Korn and Graubard 1998):
@@ -264,7 +264,7 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     return metrics
 
 
-def _with_interval(name: str, values: ArrayLike, draws: float, wanted: bool = True) -> dict[str, float]:
+def _with_interval(name: str, values: Values, draws: float, wanted: bool = True) -> dict[str, float]:
     metrics = {name: float(np.mean(values))}
     if wanted:
         metrics[f"{name}_low"], metrics[f"{name}_high"] = mean_interval(values, draws)

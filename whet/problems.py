@@ -188,10 +188,8 @@ def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> 
     notes = [sentence] if repeats else []
     for name, prompts in evals.items():
         if count := sum(key_of(p) in trained for p in prompts):
-            found = (
-                f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters"
-            )
-            notes.append(f"{found}; leave them out of [[data]] by where, or take other data.")
+            many = f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters"
+            notes.append(f"{many}; leave them out of [[data]] by where, or take other data.")
     return notes
 
 
