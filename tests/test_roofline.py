@@ -1,7 +1,8 @@
 """The limits of a decode step against a table worked out beforehand, and by hand for one cell."""
 
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from whet.estimate import (
     MEASURED,
@@ -9,10 +10,11 @@ from whet.estimate import (
     QWEN25_15B,
     SMOLLM2_135M,
     Dims,
-    attainable_rate,
+    Gpu,
     attainable_step,
     dims_of,
 )
+from whet.model.memory import measure
 
 QWEN25_05B = Dims(layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64, vocab=151936)
 QWEN25_7B = Dims(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
@@ -47,6 +49,10 @@ TABLE = [
     (QWEN25_7B, 512, "14.2 339 245", "14.4 2.67k 1.95k", "16.0 19.2k 14.1k", "21.7 49k 31.7k"),
     (QWEN25_7B, 4096, "14.4 334 244", "16.0 2.40k 1.77k", "29.2 10.5k 8.0k", "74.3 15.8k 11.8k"),
 ]
+
+
+def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
+    return batch / attainable_step(dims, batch, context, gpu)
 
 
 def as_printed(value: float, shown: str) -> str:
@@ -85,13 +91,8 @@ def test_what_was_measured_is_slower_where_launches_rule_and_faster_where_memory
         assert attainable_rate(dims, 256, 16384, MEASURED) > attainable_rate(dims, 256, 16384)
 
 
-def test_dims_of_a_config() -> None:
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-    )
-    assert dims_of(config) == SMOLLM2_135M
+def test_dims_of_a_network() -> None:
+    sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    with torch.device("meta"):
+        network = LlamaForCausalLM(LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, **sizes))
+    assert dims_of(measure(network)) == SMOLLM2_135M

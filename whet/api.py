@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -71,11 +71,8 @@ def train(
     chosen = load_config(Path(source) if source else None, [*flags, *sets])
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
-    watcher = RunProgress(quiet=quiet)
-    try:
+    with closing(RunProgress(quiet=quiet)) as watcher:
         run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher)
-    finally:
-        watcher.close()
     return Result(folder=folder, metrics=read_metrics(folder))
 
 

@@ -1,10 +1,9 @@
 """A run, checked once and then used: the one file that depends on every component.
 
-`check_run` reads the recipe and its data, tokenises every prompt and builds all that needs no weights; what can be
-wrong is said in one sentence here, before a run folder is made or a weight is loaded. `whet train --dry-run` and `whet
-doctor` print its `RunPlan`. `build_actor` and `build_parts` turn that plan into running parts, which `loop.py` moves;
-`save_parts` and `restore_parts` carry them over a checkpoint. The fast path (`whet.fast`) is handed in here and nowhere
-else; functions that need torch import it, so that a wrong path is found without waiting for it.
+`check_run` builds all that needs no weights, and refuses what is wrong before a run folder is made or a weight is
+loaded. `build_actor` and `build_parts` turn its `RunPlan` into running parts, which `loop.py` moves; `save_parts` and
+`restore_parts` carry them over a checkpoint. The fast path (`whet.fast`) is handed in here and nowhere else; functions
+that need torch import it, so that a wrong path is found without waiting for it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
 from whet.errors import WhetError
-from whet.estimate import Machine, budget_lines, dims_of_shape, estimate_lines, gpu_of, workloads
+from whet.estimate import Machine, budget_lines, dims_of, estimate_lines, gpu_of, workloads
 from whet.eval import EvalSet, eval_sets
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
-# ---- the plan
-
 
 @dataclass(kw_only=True)
 class RunPlan:
@@ -51,7 +48,6 @@ class RunPlan:
 
     settings: config.Config  # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
     problems: Problems
-    tokenizer: Any
     codec: Codec
     encoded: EncodedPrompts
     network: PreTrainedModel  # without weights
@@ -71,14 +67,11 @@ class RunPlan:
         return self.footprint.room(free_memory(device) or 0) if device.type == "cuda" else None
 
     def findings(self, response: float | None = None) -> list[Finding]:
-        """Model, decoding path, memory and time on this machine: what the dry run and `whet doctor` both show.
-
-        response: tokens of a mean response, where an earlier run was measured; else half of the limit is assumed.
-        """
+        """Model, path, memory and time on this machine; `response`: its mean tokens, where a run has measured them."""
         prompt = float(self.encoded.train_lengths.mean())
         works = workloads(self.footprint.settings, self.problems, prompt, response)
         machine = machine_of(self.footprint.device)
-        lines = estimate_lines(works, dims_of_shape(self.footprint.shape), machine, known=response is not None)
+        lines = estimate_lines(works, dims_of(self.footprint.shape), machine, known=response is not None)
         return [*model_findings(self.network, self.footprint), *(("time", line, True) for line in lines)]
 
     def describe(self, response: float | None = None) -> list[str]:
@@ -101,10 +94,7 @@ class RunPlan:
 
 
 def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True) -> RunPlan:
-    """Check a recipe and its data, and fill in what the recipe left to be derived.
-
-    `reward` is a Python callable that judges every prompt. Without `training` no training data is needed.
-    """
+    """Check a recipe and its data, and fill in what the recipe left to be derived. `reward` judges every prompt."""
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
     for curriculum in _curricula(settings):
@@ -120,8 +110,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
         from whet.draft.eagle import refuse_undraftable
 
         refuse_undraftable(network)
-    tokenizer = load_tokenizer(settings.model, problems.alphabet)
-    codec = Codec(tokenizer, eos_of(settings.model), settings.text)
+    codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
     notes = [*problems.notes, *check_answers(settings, problems), *left_out]
@@ -138,7 +127,6 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     return RunPlan(
         settings=settings,
         problems=problems,
-        tokenizer=tokenizer,
         codec=codec,
         encoded=encoded,
         network=network or tiny_skeleton(settings),
@@ -169,10 +157,9 @@ def _with_context(
             wanted = max(wanted, longest + limits.get(kind, r.max_tokens))
         context = int(min(wanted, positions or wanted))
         if context < wanted:
-            notes.append(
-                f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response: "
-                "such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
-            )
+            few = f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response"
+            remedy = "a lower rollout.max_tokens or text.max_prompt avoids it"
+            notes.append(f"{few}: such responses are cut there; {remedy}.")
     elif positions and context > positions:
         raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out.")
     encoded.refuse_long(context)
@@ -340,11 +327,8 @@ class Parts(Actor):
     def progress(self) -> float:
         settings, tally = self.plan.settings, self.tally
         shares = [tally.step / settings.steps if settings.steps else 1.0]  # steps = 0 only evaluates
-        if settings.token_budget:
-            shares.append(tally.tokens_generated / settings.token_budget)
-        if settings.time_budget:
-            shares.append(tally.time_s / settings.time_budget)
-        return min(1.0, max(shares))
+        budgets = ((tally.tokens_generated, settings.token_budget), (tally.time_s, settings.time_budget))
+        return min(1.0, max(shares + [spent / budget for spent, budget in budgets if budget]))
 
     @property
     def done(self) -> bool:
@@ -367,12 +351,10 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
     """`weights`: a checkpoint folder in place of the recipe's model. `room`: how a GPU is shared with a learner."""
     from whet.model.load import load_model
 
-    settings, problems, model_settings = plan.settings, plan.problems, plan.settings.model
-    if weights is not None:
-        model_settings = model_settings.model_copy(update={"name": str(weights)})
+    settings, problems = plan.settings, plan.problems
     model = load_model(
-        model_settings,
-        vocab_size=len(plan.tokenizer),
+        settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)}),
+        vocab_size=len(plan.codec.tokenizer),
         context=settings.rollout.context,
         seed=settings.seed,
         checked=plan.network if weights is None else None,
@@ -406,7 +388,7 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         model=model,
         engine=engine,
         judge=judge,
-        evals=eval_sets(settings, problems.evals, plan.codec.stop_ids),
+        evals=eval_sets(settings, problems.evals, training_sampling(settings, plan.codec)),
         drafter=drafter,
         notes=(*(f"Memory: {line}." for line in memory), *engine.notes()),
     )
@@ -503,7 +485,7 @@ def save_parts(parts: Parts, folder: Path) -> None:
     save_checkpoint(
         folder,
         model=parts.model,
-        tokenizer=parts.plan.tokenizer,
+        tokenizer=parts.plan.codec.tokenizer,
         tensors=parts.learner.tensors() | ({"drafter": drafter.tensors()} if drafter else {}),
         arrays={
             "traces": parts.store.arrays(),

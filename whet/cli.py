@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from whet.tools.bench.commands import bench_app
 TRAIN = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
 DataName = Annotated[str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")]
 ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")]
+Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
@@ -66,10 +68,8 @@ def data_prepare(
     """Write the problems worth training on: no repeats, broken answers, evaluation problems or hopeless ones."""
     from whet.tools.prepare import prepare_file
 
-    folder = str(data_folder or "")
-    lines = prepare_file(
-        config.Data(path=path), out, folder=folder, against=against or (), pass_rates=pass_rates, size=size, seed=seed
-    )
+    data, folder = config.Data(path=path), str(data_folder or "")
+    lines = prepare_file(data, out, folder=folder, against=against or (), pass_rates=pass_rates, size=size, seed=seed)
     print_table(("what", "problems"), lines)
 
 
@@ -134,10 +134,8 @@ def train(
         if not (out / "config.toml").is_file():
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
         if recipe or model or data or reward or curriculum:
-            raise WhetError(
-                f"--resume goes on with the recipe in {out / 'config.toml'}: leave the other recipe and its flags out; "
-                "--set changes a setting."
-            )
+            rest = "leave the other recipe and its flags out; --set changes a setting."
+            raise WhetError(f"--resume goes on with the recipe in {out / 'config.toml'}: {rest}")
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
@@ -156,14 +154,12 @@ def train(
     folder = out or api.new_folder()
     from whet.report.live import RunProgress
 
-    watcher = RunProgress()
     try:
-        stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+        with closing(RunProgress()) as watcher:
+            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None
-    finally:
-        watcher.close()
     show(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
     if stopped:
         from whet.report.arms import read_run
@@ -184,7 +180,7 @@ def eval_command(
     draft: Annotated[bool, typer.Option("--draft", help="Repeat with speculation, and compare.")] = False,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/eval-DATE-TIME.")] = None,
+    out: Results = None,
 ) -> None:
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
     from whet.api import new_folder
@@ -215,7 +211,7 @@ def probe(
     temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the rollouts.")] = 1.0,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the results; default runs/probe-DATE-TIME.")] = None,
+    out: Results = None,
 ) -> None:
     """Forecast whether a curriculum pays on a model: pass rates, signal, lengths, the cost of each curriculum."""
     from whet.api import new_folder

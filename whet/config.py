@@ -439,8 +439,6 @@ class Config(Section):
         if len({e.name for e in self.eval}) < len(self.eval):
             raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
         if self.rollout.mode == "stream" and self.on_update != "cut" and self.curriculum.max_age == 0:
-            raise ValueError(
-                f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
-                "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
-            )
+            remedy = "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
+            raise ValueError(f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, {remedy}')
         return self

@@ -1,10 +1,9 @@
 """What a run will cost, roughly: tokens per step, seconds by part, hours in all; from constants that were measured.
 
-`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_rate` for
-its share of the attainable. Everything here is arithmetic: a recipe's numbers, a model's sizes and a machine in,
-seconds out; no device is queried. Judging, saving and evaluation are left out. The estimate is right within a factor
-of two where it was measured (an H200; one CPU thread), and elsewhere as good as its scaling by memory bandwidth and
-arithmetic.
+`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_step` for
+its share of the attainable. Everything here is arithmetic, and no device is queried. Judging, saving and evaluation are
+left out. The estimate is right within a factor of two where it was measured (an H200; one CPU thread), and elsewhere as
+good as its scaling by memory bandwidth and arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,20 +64,7 @@ SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=
 QWEN25_15B = Dims(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128, vocab=151936)
 
 
-def dims_of(settings: Any) -> Dims:
-    """The sizes in a Hugging Face config of the Llama or Qwen2 family."""
-    return Dims(
-        layers=settings.num_hidden_layers,
-        hidden=settings.hidden_size,
-        intermediate=settings.intermediate_size,
-        heads=settings.num_attention_heads,
-        kv_heads=settings.num_key_value_heads,
-        head_dim=getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads,
-        vocab=settings.vocab_size,
-    )
-
-
-def dims_of_shape(shape: ModelShape) -> Dims:
+def dims_of(shape: ModelShape) -> Dims:
     """The sizes as `whet.model.memory` measures them on a network of any family."""
     size = shape.query // shape.heads
     return Dims(
@@ -94,7 +80,7 @@ def dims_of_shape(shape: ModelShape) -> Dims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as the sum above sees it, in seconds, bytes and operations per second."""
+    """A GPU in seconds, bytes per second and operations per second; the defaults are those of the sum above."""
 
     bandwidth: float = 4.8e12
     bandwidth_share: float = 0.8
@@ -123,7 +109,7 @@ MEASURED = Gpu(
 
 
 def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
-    """Seconds of one decode step of `batch` sequences at `context` tokens: the sum above."""
+    """The sum above: seconds of a decode step of `batch` sequences at `context` tokens, without a gap for the host."""
     d, h, tokens, kernels = dims.head_dim, dims.hidden, batch * context, GEMMS + SMALL + ATTENTION
     rate, operations = gpu.bandwidth * gpu.bandwidth_share, gpu.flops * gpu.flops_share
 
@@ -142,13 +128,6 @@ def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> f
     gaps = (dims.layers * kernels + OTHERS) * gpu.gap
     return dims.layers * layer + gemm(dims.vocab, h) + sampler + 4 * gpu.small + gaps
 
-
-def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
-    """Tokens per second, without a gap for the host."""
-    return batch / attainable_step(dims, batch, context, gpu)
-
-
-# ---- what a training step costs
 
 # A decode step by graphs against its kernels' sum on an H200: the median over all cells of
 # benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows).
@@ -191,11 +170,9 @@ def gpu_of(name: str) -> Gpu | None:
     >>> gpu_of("NVIDIA A100-SXM4-80GB").bandwidth, gpu_of("Voodoo 2")
     (2000000000000.0, None)
     """
-    words = name.replace("-", " ").split()
-    for known, (bandwidth, flops) in KNOWN_GPUS.items():
-        if set(known.split()) <= set(words):
-            return replace(MEASURED, bandwidth=bandwidth, flops=flops)
-    return None
+    words = set(name.replace("-", " ").split())
+    found = next((speeds for known, speeds in KNOWN_GPUS.items() if words.issuperset(known.split())), None)
+    return replace(MEASURED, bandwidth=found[0], flops=found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,18 +186,16 @@ class Workload:
     prompt: float
     response: float
     limit: int  # tokens of the longest response
-    slots: int
-    stream: bool
-    graphs: bool  # whether rollouts run by captured graphs
+    rollout: config.Rollout
     passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
     """Seconds of one step: to generate its rollouts, and to train on them."""
-    steps = decode_steps(work.generated, work.response, work.limit, work.slots, work.stream)
+    steps = decode_steps(work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream")
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
-    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.graphs)
+    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.rollout.graphs)
     generate += forward_seconds(dims, work.prompts * work.prompt, machine)
     return generate, work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
 
@@ -255,9 +230,6 @@ def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
     return operations / (machine.gpu.flops * PEAK * mfu)
 
 
-# ---- what a recipe asks for
-
-
 def rollouts_asked(name: str, rollouts: int, n_init: int) -> float:
     """Rollouts generated for each group that is trained, if `SIGNAL` of the prompts have signal.
 
@@ -278,14 +250,10 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     >>> stage_steps(100, [30, 0, 0]), stage_steps(100, [80, 80]), stage_steps(100, [10, 10])
     ([30.0, 35.0, 35.0], [80.0, 20.0], [10.0, 90.0])
     """
-    left, out = float(total), []
-    free = sum(limit == 0 for limit in limits[:-1]) + 1
-    fixed = sum(limits[:-1])
-    for limit in limits[:-1]:
-        taken = min(left, float(limit) if limit else max(0.0, total - fixed) / free)
-        out.append(taken)
-        left -= taken
-    return [*out, left]
+    *early, _ = limits
+    even = max(0.0, total - sum(early)) / (early.count(0) + 1)
+    ends = np.minimum(np.cumsum([limit or even for limit in early]), total)
+    return np.diff([0.0, *ends, total]).tolist()
 
 
 def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
@@ -310,9 +278,7 @@ def workloads(settings: config.Config, problems: Problems, prompt: float, respon
                 prompt=prompt,
                 response=min(limit, response) if response else limit / 2,
                 limit=limit,
-                slots=r.slots,
-                stream=r.mode == "stream",
-                graphs=r.graphs,
+                rollout=r,
                 passes=passes,
             )
         )
@@ -355,8 +321,7 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, know
     """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
     several, source = len(works) > 1, "as in that run" if known else "half of the limit"
     timed = machine.gpu is not None or machine.threads > 0
-    lines = []
-    seconds = 0.0
+    lines, seconds = [], 0.0
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
@@ -365,10 +330,9 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, know
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
         lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
-    if not timed:
-        return [*lines, f"no estimate of the time, since whet does not know how fast {machine.name} is"]
-    steps = sum(work.steps for work in works)
-    return [*lines, f"{steps:.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"]
+    total = f"{sum(w.steps for w in works):.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"
+    unknown = f"no estimate of the time, since whet does not know how fast {machine.name} is"
+    return [*lines, total if timed else unknown]
 
 
 def _time(seconds: float) -> str:
@@ -376,6 +340,5 @@ def _time(seconds: float) -> str:
     >>> [_time(s) for s in (0.0123, 4.2, 300, 36_000)]
     ['0.012 s', '4.2 s', '5 min', '10 h']
     """
-    if seconds < 100:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+    unit, size = ("s", 1) if seconds < 100 else ("min", 60) if seconds < 5400 else ("h", 3600)
+    return f"{seconds / size:.2g} {unit}"

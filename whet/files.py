@@ -1,35 +1,28 @@
 """Atomic writes: a file of a run changes whole or not at all, even if the process is killed at any instant.
 
-Data is written to a temporary neighbour, synced to the disk and renamed. A name that starts with TMP is rubbish after a
-kill, and one that starts with OLD is a folder that was about to be replaced; `recover` removes the first and restores
-the second. Callers hold the run's lock. A full disk or a missing permission becomes a WhetError of one sentence.
+Data is written to a temporary neighbour (TMP), synced to the disk and renamed; a folder that is replaced is OLD until
+then. Callers hold the run's lock. A full disk or a missing permission becomes a WhetError of one sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from errno import EACCES, EDQUOT, EEXIST, EINVAL, EIO, ENOSPC, ENOSYS, ENOTDIR, ENOTSUP, EPERM, EROFS
 from pathlib import Path
 
 from whet.errors import WhetError
 
-TMP = ".whet-tmp-"
-OLD = ".whet-old-"
-
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+TMP, OLD = ".whet-tmp-", ".whet-old-"
 _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _REASONS = {
-    (errno.ENOSPC, errno.EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
-    (
-        errno.EACCES,
-        errno.EPERM,
-    ): "There is no permission to write {path}: choose another folder or change its owner or mode",
-    (errno.EROFS,): "{path} cannot be written, it lies on a read-only file system: choose another folder",
-    (errno.ENOTDIR, errno.EEXIST): "{path} cannot be made, a part of that path is a file: choose another folder",
+    (ENOSPC, EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
+    (EACCES, EPERM): "There is no permission to write {path}: choose another folder or change its owner or mode",
+    (EROFS,): "{path} cannot be written, it lies on a read-only file system: choose another folder",
+    (ENOTDIR, EEXIST): "{path} cannot be made, a part of that path is a file: choose another folder",
 }
 
 
@@ -47,7 +40,7 @@ def one_sentence(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         rust = _RUST_OS_ERROR.search(str(error))  # safetensors writes from Rust and gives the code in words only
-        code = (error.errno or errno.EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
+        code = (error.errno or EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
         if code is None:
             raise
         reason = next((words for codes, words in _REASONS.items() if code in codes), None)
@@ -75,13 +68,13 @@ def write_with(path: Path, writer: Callable[[Path], object]) -> None:
     with one_sentence(path):
         try:
             writer(tmp)
-            _sync(tmp)
+            sync(tmp)
             os.replace(tmp, path)
         except Exception:
             with contextlib.suppress(OSError):
                 os.unlink(tmp)  # a full disk needs the space back
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def write_into(folder: Path, writer: Callable[[Path], object]) -> None:
@@ -113,11 +106,6 @@ def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
         write_bytes(path, after)
 
 
-def sync(path: Path) -> None:
-    with one_sentence(path):
-        _sync(path)
-
-
 def publish(tmp: Path, final: Path) -> None:
     """Rename the folder `tmp` to `final` once all of it is on the disk; replace an earlier `final`."""
     old = final.with_name(OLD + final.name)
@@ -127,13 +115,13 @@ def publish(tmp: Path, final: Path) -> None:
         for path in sorted(tmp.rglob("*"), reverse=True):
             if path.is_file():
                 os.chmod(path, mode)
-            _sync(path)
-        _sync(tmp)
+            sync(path)
+        sync(tmp)
         if final.exists():
             remove_tree(old)
             os.rename(final, old)
         os.rename(tmp, final)
-        _sync(final.parent)
+        sync(final.parent)
     remove_tree(old)
 
 
@@ -159,18 +147,15 @@ def remove_file(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder if it exists; its name goes first, so that a kill leaves no half folder under it."""
     with one_sentence(path):
-        if not path.exists():
-            return
-        doomed = path if path.name.startswith(TMP) else temporary(path)
-        if doomed != path:
-            if doomed.exists():
-                shutil.rmtree(doomed)
-            os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        if path.exists() and not path.name.startswith(TMP):
+            remove_tree(temporary(path))
+            path = path.rename(temporary(path))
+        if path.exists():
+            shutil.rmtree(path)
 
 
 def recover(folder: Path) -> None:
-    """Finish or undo the writes that a killed process left half done directly in `folder`."""
+    """After a kill, restore the folders that were about to be replaced and remove what was half written."""
     with one_sentence(folder):
         for old in sorted(folder.glob(OLD + "*")):
             final = folder / old.name.removeprefix(OLD)
@@ -195,12 +180,12 @@ def _write(path: Path, data: bytes, flag: int) -> None:
         os.close(handle)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:  # some network file systems cannot sync
+        if error.errno not in (EINVAL, ENOSYS, ENOTSUP):  # some network file systems cannot sync
             raise
     finally:
         os.close(handle)

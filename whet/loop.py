@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -143,20 +144,15 @@ class Log:
         if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
-            raise Collapsed(
-                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. Begin again with a lower "
-                "learn.lr or a larger batch; --resume would go on from here."
-            )
+            remedy = "Begin again with a lower learn.lr or a larger batch; --resume would go on from here."
+            raise Collapsed(f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}")
 
     def train_drafter(self) -> dict[str, float]:
-        """Train the drafter while nothing is decoded. No token depends on it, so a failure ends only its lessons.
-
-        On a GPU, where steps are short and a drafter's updates wait for the host, it gets a small share of the steps'
-        time; where that is not enough for an update in each step, it trains in some of them.
-        """
+        """Train the drafter while nothing is decoded. No token depends on it, so a failure ends only its lessons."""
         parts = self.parts
         if parts.drafter is None:
             return {}
+        # On a GPU, where steps are short and the drafter's updates wait for the host, it may not train in every step.
         granted = DRAFTER_SHARE * self.watch.without("save") if parts.model.device.type == "cuda" else math.inf
         with self.watch.timing("draft"), parts.meter.span():
             try:
@@ -188,14 +184,9 @@ class Log:
         }
 
     def evaluate_due(self) -> dict[str, float]:
-        """Evaluate before the first step, every so many steps, and after the last.
-
-        Under stream, training rollouts are decoded in the same batches: their share of the tokens is their share of
-        the time.
-        """
+        """Evaluate before the first step, every so many steps, and after the last."""
         parts, watch = self.parts, self.watch
-        metrics: dict[str, float] = {}
-        kept: list[Rollout] = []
+        metrics, kept = dict[str, float](), list[Rollout]()
         with watch.timing("eval"):
             for eval_set in parts.evals:
                 if parts.tally.step % eval_set.every == 0 or parts.done:
@@ -206,7 +197,7 @@ class Log:
         decoded = parts.engine.stats().get("rollout/tokens", 0.0)
         parts.judge.stats()  # evaluation is no part of the next step's counters
         others = max(0.0, decoded - sum(r.length for r in kept))
-        if others:
+        if others:  # stream decodes training rollouts in the same batches: their share of tokens is that of the time
             beside = watch.seconds["eval"] * others / decoded
             watch.move("eval", "generate", beside)
             parts.tally.time_s += beside
@@ -225,15 +216,10 @@ class Log:
         parts = self.parts
         score = metrics.get(f"eval/{config.HELD_OUT}/accuracy")
         with self.watch.timing("save"):
-            self.run.save(
-                parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=self.settings.save.keep
-            )
+            self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=self.settings.save.keep)
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
         self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.settings.save.rollouts]), kind=kind)
-
-
-# ---- before the first step
 
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
@@ -245,8 +231,8 @@ def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float],
     for number, entry in enumerate(parts.plan.settings.warm_start):
         rng = np.random.default_rng((parts.plan.settings.seed, 7919, number))
 
-        def on_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
-            on_progress(f"warm start {number + 1}", step + 1, entry.steps, loss)
+        def on_step(step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps) -> None:
+            on_progress(name, step + 1, steps, loss)
 
         warm_start(
             parts.model,

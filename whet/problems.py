@@ -1,9 +1,8 @@
 """The prompts and judges of a run, read from the recipe's [[data]] and [[eval]] entries.
 
 `assembly` and the tools call `load_problems`; it calls the tasks. A slice of the training problems is set aside to
-choose the best checkpoint by, unless the recipe brings its own. What the user should know of the data (rows left out,
-repeats, training problems in an evaluation set) is collected as sentences in `notes`. Nothing here imports torch, so
-that a wrong path or a missing judge is found before any weight is loaded.
+choose the best checkpoint by, unless the recipe brings its own. Nothing here imports torch, so that a wrong path or a
+missing judge is found before any weight is loaded.
 """
 
 from __future__ import annotations
@@ -51,8 +50,6 @@ class Problems:
     tasks: tuple[Task, ...]  # one per [[data]] entry
     shares: tuple[tuple[int, float], ...]  # (training prompts, weight) of each [[data]] entry, in the order of `train`
     curricula: tuple[Mapping[str, Any], ...]  # settings of each [[data]] entry that differ from [curriculum]
-    repeats: int  # training rows whose problem and answer occur earlier
-    overlap: Mapping[str, int]  # prompts of each evaluation set whose problem is also trained on
     notes: tuple[str, ...]  # sentences for the user, each shown once
     held_out: frozenset[int]  # keys of the problems set aside, whose worked solutions are not imitated either
 
@@ -108,15 +105,10 @@ class Problems:
 
 
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
-    """Read the data. Without [[data]] there is nothing to train on, only to evaluate.
-
-    `reward` is a Python callable that judges every prompt, training and evaluation.
-    """
+    """Read the data; without [[data]] there is only something to evaluate on. `reward` judges every prompt."""
     rewards = Rewards(settings.judge.weight, settings.reward)
-    names: dict[str, config.Problems] = {}
-    judges: dict[str, Grader] = {}
-    matched: dict[str, TextTask] = {}
-    notes: list[str] = []
+    names, notes = dict[str, config.Problems](), list[str]()
+    judges, matched = dict[str, Grader](), dict[str, TextTask]()
 
     def read(entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
         """The problems of an entry; its judge gets a name of its own."""
@@ -125,10 +117,9 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         notes.extend(getattr(task, "notes", ()))
         if isinstance(task, TextTask) and not (reward or entry.reward):
             if "answer" not in task.columns:
-                raise WhetError(
-                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
-                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
-                )
+                remedy = 'name the column by columns = { answer = "..." }, or the judge by reward = "module:function".'
+                lack = "is read without an answer column, and no judge of yours decides"
+                raise WhetError(f"{task.origin} {lack}; {remedy}")
             matched[task.name] = task
         table = task.prompts(split, settings.seed)
         return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
@@ -144,17 +135,13 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         first = {keys[row]: row for row in reversed(range(len(keys))) if keys[row] in held}
         evals[HELD_OUT] = under_name(HELD_OUT, map(table.at, sorted(first.values())))
     elif wants_slice:
-        notes.append(
-            f"{len(set(keys)):,} training problems are too few to set some aside; to judge the best checkpoint, name "
-            f"an [[eval]] entry {HELD_OUT}."
-        )
+        few = f"{len(set(keys)):,} training problems are too few to set some aside"
+        notes.append(f"{few}; to judge the best checkpoint, name an [[eval]] entry {HELD_OUT}.")
     train = table.select(kept) if held else table
     by_id = {p.id: p for prompts in evals.values() for p in prompts}
     if (clash := next((i for i in by_id if i in train), None)) is not None:
         raise WhetError(f'The training id "{clash}" is reserved for evaluation; rename it.')
-    trained = {keys[row] for row in kept}
-    overlap = {name: sum(key_of(p) in trained for p in prompts) for name, prompts in evals.items()}
-    repeats = len(kept) - len({(keys[row], table.answers[row]) for row in kept})
+    notes += overlap_notes([(keys[row], table.answers[row]) for row in kept], evals, any(e.path for e in settings.data))
     sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0)
     return Problems(
         train=train,
@@ -166,9 +153,7 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         tasks=tuple(task for task, _ in parts),
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
         curricula=tuple(entry.curriculum for entry in settings.data),
-        repeats=repeats,
-        overlap=overlap,
-        notes=(*notes, *data_notes(settings, len(kept), repeats, overlap, evals)),
+        notes=tuple(notes),
         held_out=held,
     )
 
@@ -195,16 +180,16 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
 
 
-def data_notes(settings: config.Config, rows: int, repeats: int, overlap: Mapping[str, int], evals: Evals) -> list[str]:
-    notes = []
-    if repeats and any(entry.path for entry in settings.data):  # generated problems repeat by design
-        notes.append(f"{repeats:,} of the {rows:,} training rows repeat a problem; each counts as a prompt of its own.")
-    notes += [
-        f"{count:,} of the {len(evals[name]):,} problems of {name} are also trained on, so its accuracy flatters; "
-        "leave them out of [[data]] by where, or take other data."
-        for name, count in overlap.items()
-        if count
-    ]
+def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> list[str]:
+    """Sentences on training rows (key, answer) that repeat others or are evaluated on; `read`: they come from files."""
+    trained, total = {key for key, _ in rows}, len(rows)
+    repeats = total - len(set(rows)) if read else 0  # generated problems repeat by design
+    sentence = f"{repeats:,} of the {total:,} training rows repeat a problem; each counts as a prompt of its own."
+    notes = [sentence] if repeats else []
+    for name, prompts in evals.items():
+        if count := sum(key_of(p) in trained for p in prompts):
+            many = f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters"
+            notes.append(f"{many}; leave them out of [[data]] by where, or take other data.")
     return notes
 
 
@@ -226,15 +211,9 @@ def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     for origin, task_name, rows, prompt_at in sets:
         if task_name not in problems.matched or not rows:
             continue
-        found = golds.check_golds(
-            problems.matched[task_name],
-            rows,
-            prompt_at,
-            sample=golds.SAMPLE,
-            seed=settings.seed,
-            seconds=until - time.monotonic(),
-            memory_mb=settings.judge.memory_mb,
-        )
+        limits = {"seed": settings.seed, "memory_mb": settings.judge.memory_mb, "sample": golds.SAMPLE}
+        left = until - time.monotonic()
+        found = golds.check_golds(problems.matched[task_name], rows, prompt_at, **limits, seconds=left)
         said = [f"{origin}: {sentence}" for sentence in found.sentences()]
         if found.mostly_wrong:
             raise WhetError(said[0])
@@ -262,12 +241,10 @@ def anchor_paths(settings: config.Config) -> config.Config:
 
 
 class EncodedPrompts:
-    """The tokens of every prompt of a run, each encoded once, when the run is checked.
-
-    They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
-    """
+    """The tokens of every prompt of a run, each encoded once, when the run is checked."""
 
     def __init__(self, problems: Problems, codec: Codec) -> None:
+        # They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
         tokens, ends = array("i"), array("q")
         waiting = chain(problems.train, problems.eval_by_id.values())
         while batch := list(islice(waiting, BATCH)):
@@ -310,8 +287,6 @@ class EncodedPrompts:
         """Refuse the first prompt that leaves no room for a token of the response in `context` tokens."""
         if self.lengths.size and self.lengths.max() >= context:
             row = int(np.argmax(self.lengths >= context))
-            raise WhetError(
-                f'The prompt "{[*self.table.ids, *self.eval_rows][row]}" has {self.lengths[row]} tokens, which with 1 '
-                f"for the response is more than rollout.context = {context}; raise rollout.context, or leave this "
-                "prompt out."
-            )
+            size = f'The prompt "{[*self.table.ids, *self.eval_rows][row]}" has {self.lengths[row]} tokens'
+            limit = f"which with 1 for the response is more than rollout.context = {context}"
+            raise WhetError(f"{size}, {limit}; raise rollout.context, or leave this prompt out.")

@@ -67,15 +67,11 @@ def find_recipe(path: Path) -> Path:
     if path.exists():
         return path
     known = recipes()
-    if path.as_posix() in known:
-        return known[path.as_posix()]
-    if not path.suffix and len(path.parts) == 1:
-        near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
-        raise WhetError(
-            f'There is no recipe "{path}", as a file or by name; '
-            + (f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}.")
-        )
-    return path
+    if path.as_posix() in known or path.suffix or len(path.parts) > 1:
+        return known.get(path.as_posix(), path)
+    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
+    advice = f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}."
+    raise WhetError(f'There is no recipe "{path}", as a file or by name; {advice}')
 
 
 def recipes() -> dict[str, Path]:
@@ -88,17 +84,15 @@ def recipes() -> dict[str, Path]:
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
-    settings = _validated(tree)
-    for number, entry in enumerate(settings.data):
-        if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
-            whole = settings.model_dump() | {"curriculum": merged(settings.curriculum.model_dump(), entry.curriculum)}
-            _validated(whole, f"In data.{number}: ")
-    return settings
-
-
-def _validated(tree: Mapping[str, Any], where: str = "") -> Config:
+    where = ""
     try:
-        return Config.model_validate(tree)
+        settings = Config.model_validate(tree)
+        for number, entry in enumerate(settings.data):
+            where = f"In data.{number}: "
+            if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
+                own = merged(settings.curriculum.model_dump(), entry.curriculum)
+                Config.model_validate(settings.model_dump() | {"curriculum": own})
+        return settings
     except ValidationError as error:
         raise WhetError(where + _one_sentence(error)) from None
 
@@ -146,17 +140,16 @@ def _nearest(parents: list[str], last: str) -> str:
     return f"; known are {', '.join(sorted(siblings))}."
 
 
-def describe() -> list[tuple[str, str, str]]:
+def describe(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return (dotted name, default, meaning) of every setting; list sections have no number in their names."""
-
-    def walk(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
-        for name, info in section.model_fields.items():
-            kinds = (info.annotation, *getattr(info.annotation, "__args__", ()))
-            inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
-            if inner is not None:
-                yield from walk(inner, f"{prefix}{name}.")
-            else:
-                default = "required" if info.is_required() else repr(info.default)
-                yield prefix + name, default, info.description or ""
-
-    return list(walk(Config, ""))
+    rows = []
+    for name, info in section.model_fields.items():
+        kinds = (info.annotation, *getattr(info.annotation, "__args__", ()))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        if inner is not None:
+            rows += describe(inner, f"{prefix}{name}.")
+        else:
+            rows.append(
+                (prefix + name, "required" if info.is_required() else repr(info.default), info.description or "")
+            )
+    return rows

@@ -4,8 +4,7 @@
     RUN/checkpoints/step_00000012/   scores.json (of all kept)   best.json (the best of them, for other tools)
 
 The loop records and saves through a Run; reports and viewers use the readers at the end. Every change goes through
-`whet.files`, so a process may be killed at any instant and the folder can be resumed. This file does not depend on what
-a checkpoint holds, only on whether it is whole, and never imports torch.
+`whet.files`, so a process may be killed at any instant and the folder can be resumed. This file never imports torch.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.j
 SCORES, BEST = "scores.json", "best.json"
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
 _ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
+_HELD: set[int] = set()  # handles of the locks of this process
 
 
 class Run(contextlib.AbstractContextManager["Run"]):
@@ -41,7 +41,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
-        self._lock = Lock(folder / LOCK)
+        self._lock = _lock(folder / LOCK)
 
     @classmethod
     def create(cls, folder: Path, config_toml: str) -> Self:
@@ -77,7 +77,9 @@ class Run(contextlib.AbstractContextManager["Run"]):
         return self.signal != 0
 
     def close(self, *_: object) -> None:
-        self._lock.release()
+        if self._lock in _HELD:
+            _HELD.remove(self._lock)
+            os.close(self._lock)
 
     __exit__ = close
 
@@ -88,13 +90,8 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
         """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
-
-        def write(path: Path) -> None:
-            with path.open("w") as file:
-                for row in rows:
-                    file.write(json.dumps(_plain({"step": step, **row})) + "\n")
-
-        files.write_with(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", write)
+        lines = [json.dumps(_plain({"step": step, **row})) + "\n" for row in rows]
+        files.write_text(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", "".join(lines))
 
     def cut_back(self, step: int) -> None:
         """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
@@ -110,15 +107,15 @@ class Run(contextlib.AbstractContextManager["Run"]):
             files.keep_lines(self.folder / METRICS, is_kept)
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
-        """Write a checkpoint through `write`, which makes its argument appear whole; then remove old ones.
+        """Write a checkpoint through `write`, which makes its argument appear whole; keep the newest and the best.
 
-        The `keep` newest and the one with the highest score are kept. Checkpoints of later steps belong to a future
-        that was abandoned when the run went on from an older checkpoint.
+        Checkpoints of later steps belong to a future that was abandoned when the run went on from an older one.
         """
         final = checkpoint_path(self.folder, step)
         files.make_folder(final.parent)
-        if (self.folder / METRICS).exists():
-            files.sync(self.folder / METRICS)  # no checkpoint may be newer than its log
+        if (log := self.folder / METRICS).exists():
+            with files.one_sentence(log):
+                files.sync(log)  # no checkpoint may be newer than its log
         there = checkpoint_steps(self.folder)
         scores = {s: v for s, v in read_scores(self.folder).items() if s in there and s <= step}
         if score is not None and math.isfinite(score):
@@ -153,10 +150,8 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 return path
             warn(f"The checkpoint {path.name} is skipped: {wrong}.")
         if steps:  # starting again would delete all logs
-            raise WhetError(
-                f"No checkpoint in {self.folder / CHECKPOINTS} is whole: bring one back from a backup, "
-                "or start again in another folder."
-            )
+            remedy = "bring one back from a backup, or start again in another folder"
+            raise WhetError(f"No checkpoint in {self.folder / CHECKPOINTS} is whole: {remedy}.")
         return None
 
     @contextlib.contextmanager
@@ -180,41 +175,32 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-class Lock:
-    """Lets one process work on a run. The system frees it when the process ends, however it ends."""
-
-    held: set[int] = set()  # noqa: RUF012 (handles of this process, which its forks must close)
-
-    def __init__(self, path: Path) -> None:
-        with files.one_sentence(path):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(self._handle, 0)
-                os.write(self._handle, f"{os.getpid()}\n".encode())
-            except BlockingIOError:
-                holder = os.read(self._handle, 32).decode(errors="replace").strip()
-                os.close(self._handle)
-                by = f"process {holder}" if holder else "another process"
-                raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
-            except BaseException:
-                os.close(self._handle)
+def _lock(path: Path) -> int:
+    """Let one process work on a run; return the handle. The system frees it when the process ends, however it ends."""
+    with files.one_sentence(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        except BaseException as error:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            if not isinstance(error, BlockingIOError):
                 raise
-        self.held.add(self._handle)
-
-    def release(self) -> None:
-        if self._handle in self.held:
-            self.held.remove(self._handle)
-            os.close(self._handle)
-
-    @classmethod
-    def forget_inherited(cls) -> None:
-        """Close the handles in a forked worker, which may outlive the run and must not hold its lock."""
-        while cls.held:
-            os.close(cls.held.pop())
+            by = f"process {holder}" if holder else "another process"
+            raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
+    _HELD.add(handle)
+    return handle
 
 
-os.register_at_fork(after_in_child=Lock.forget_inherited)
+def _close_inherited() -> None:
+    """Close the locks in a forked worker, which may outlive the run and must not hold them."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -238,10 +224,9 @@ def best_checkpoint(folder: Path) -> Path | None:
 def read_scores(folder: Path) -> dict[int, float]:
     """Scores by step, also of checkpoints that were removed."""
     path = folder / CHECKPOINTS / SCORES
-    if not path.exists():
-        return {}
     try:
-        return {int(step): float(score) for step, score in json.loads(path.read_bytes()).items()}
+        text = path.read_bytes() if path.exists() else "{}"
+        return {int(step): float(score) for step, score in json.loads(text).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         raise WhetError(f"{path} is damaged: delete it, and the next checkpoint counts as the best.") from None
 
@@ -249,12 +234,12 @@ def read_scores(folder: Path) -> dict[int, float]:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, which a run may be writing at the same time."""
     _check_run(folder)
-    return list(_read_rows(folder / METRICS)) if (folder / METRICS).exists() else []
+    return list(_read_rows(folder / METRICS))
 
 
 def has_collapsed(folder: Path) -> bool:
     """Whether a run was stopped by the guard against collapse (`whet.watch`), which is a result, not a failure."""
-    rows = read_metrics(folder) if (folder / METRICS).is_file() else []
+    rows = list(_read_rows(folder / METRICS))
     return bool(rows) and bool(rows[-1].get("collapsed"))
 
 
@@ -275,9 +260,8 @@ def is_in_use(folder: Path) -> bool:
 
 def mean_response(folder: Path) -> float | None:
     """Mean tokens per response in the last step of a run; None where there is no run, or no step."""
-    if not (folder / METRICS).is_file():
-        return None
-    return next((row["length/mean"] for row in reversed(read_metrics(folder)) if row.get("length/mean")), None)
+    rows = reversed(list(_read_rows(folder / METRICS)))
+    return next((row["length/mean"] for row in rows if row.get("length/mean")), None)
 
 
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
@@ -300,7 +284,9 @@ def _rollout_files(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a file; a last line without its end, torn by a kill or being written now, is left out."""
+    """Rows of a file, if it exists; a last line without its end, torn by a kill or being written now, is left out."""
+    if not path.exists():
+        return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, 1):
             row = _parse(line)

@@ -1,9 +1,8 @@
 """Text to tokens and back: prompts are rendered and encoded, responses are decoded, and text is made safe to show.
 
-A Codec wraps a Hugging Face tokenizer object. It renders prompts as the recipe's [text] says, by the model's chat
-template or plainly, finds the tokens that end a response, and decodes any response without raising an error.
-For tokenizers whose tokens are runs of bytes (GPT-2's scheme: Llama 3, Qwen, SmolLM and others) a table of bytes
-decodes in a fifteenth of the tokenizer's time. `printable` makes model output safe for a terminal, not for HTML.
+A Codec renders prompts as the recipe's [text] says, by the model's chat template or plainly, finds the tokens that end
+a response, and decodes any response without raising an error. For tokenizers whose tokens are runs of bytes (GPT-2's
+scheme: Llama 3, Qwen, SmolLM and others) a table of bytes decodes in a fifteenth of the tokenizer's time.
 """
 
 from __future__ import annotations
@@ -24,23 +23,13 @@ _QUESTION = Prompt(id="?", text="?", answer="", task="")
 _SAID = "xyzzy"  # a word that no template writes by itself
 
 
-def byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: visible bytes stand for themselves, other bytes for the characters from 256 on.
-
-    >>> found = byte_of_character()
-    >>> found["a"], found[chr(0x120)], len(found)  # 0x120 is the space
-    (97, 32, 256)
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(visible))
-    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
 def byte_table(backend: Any) -> dict[int, bytes] | None:
     """Return the bytes of every token of a `tokenizers.Tokenizer`, or None if it does not decode by them."""
     if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
         return None
-    known = byte_of_character()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # GPT-2's alphabet: byte -> character
+
+    known = {character: byte for byte, character in bytes_to_unicode().items()}
     table = {}
     for token, number in backend.get_vocab(with_added_tokens=True).items():
         try:
@@ -59,12 +48,9 @@ def spell(table: dict[int, bytes], ids: Sequence[int]) -> str:
 class Codec:
     """Renders, encodes and decodes what a model reads and writes."""
 
-    def __init__(
-        self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT
-    ) -> None:
+    def __init__(self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT):
         """`eos` is the generation config's eos_token_id: one, several or none."""
-        self.tokenizer = tokenizer
-        self._settings = settings
+        self.tokenizer, self._settings = tokenizer, settings
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
         self._switches: dict[str, bool] = {}  # arguments of the template beside the messages
         self._refuse_the_impossible()
@@ -74,7 +60,9 @@ class Codec:
         bos, first = tokenizer.bos_token_id, tokenizer("")["input_ids"][:1]
         self._prefix = [bos] if bos is not None and list(first) == [bos] else []
         self._read_specials(eos)
-        self._opening = ""  # what `judged` puts in front: the opening mark if prompts end with it
+        # Templates of reasoning models end prompts with the opening mark. `judged` puts it back in front: without it a
+        # thought that was cut short would read like an answer.
+        self._opening = ""
         with suppress(WhetError):  # the real prompts may have another form; if not, they raise it again
             self._opening = f"{THINK}\n" if self._text(_QUESTION).rstrip().endswith(THINK) else ""
 
@@ -87,9 +75,9 @@ class Codec:
         rows: list[list[int]] = self._tokens([self._text(prompt) for prompt in prompts])
         if self._prefix and not self._chat:
             rows = [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
-        for prompt, row in zip(prompts, rows, strict=True):
-            if not row:
-                raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
+        if [] in rows:
+            empty = prompts[rows.index([])].id
+            raise WhetError(f'The prompt "{empty}" has no tokens; a model needs at least one to start from.')
         return rows
 
     def render(self, prompt: Prompt) -> str:
@@ -113,14 +101,8 @@ class Codec:
         return self._decode(ids, self._special)
 
     def judged(self, ids: Sequence[int] | Any) -> str:
-        """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens.
-
-        If the prompt ends with the opening mark, as templates of reasoning models do, the mark is put back in front;
-        without it a thought that was cut short would read like an answer.
-        """
+        """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens."""
         return self._opening + self._decode(ids, self._silent)
-
-    # ---- from prompt to tokens
 
     def _text(self, prompt: Prompt) -> str:
         """Return the tokenizer's input. Under chat the template writes the bos token, if the model wants one."""
@@ -156,8 +138,6 @@ class Codec:
         """Tokenise a text or a list of texts, without warnings: `check_run` reports what is too long."""
         return self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
-    # ---- from tokens to text
-
     @cached_property
     def _tables(self) -> dict[frozenset[int], dict[int, bytes]]:
         """Silent tokens -> the bytes of every token, none for a silent one; {} if the tokenizer has no such bytes."""
@@ -187,8 +167,6 @@ class Codec:
             return str(backend.decode(ids, skip_special_tokens=False))
         return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    # ---- facts about the tokenizer and its template
-
     def _refuse_the_impossible(self) -> None:
         settings = self._settings
         if not self._chat:
@@ -205,10 +183,8 @@ class Codec:
             except Exception as error:
                 raise WhetError(f"The chat template refuses a plain question: {error}") from error
             if on == off:
-                raise WhetError(
-                    f'text.thinking = "{settings.thinking}", but the chat template of the model has no such switch '
-                    "(enable_thinking makes no difference to it); leave it out."
-                )
+                why = "the chat template of the model has no such switch (enable_thinking makes no difference to it)"
+                raise WhetError(f'text.thinking = "{settings.thinking}", but {why}; leave it out.')
 
     def _read_specials(self, eos: int | Sequence[int] | None) -> None:
         listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -226,7 +226,7 @@ def leave_out_trained(problems: Problems, model: str | None, say: Say) -> Proble
 
 
 def evaluate_twice(
-    eval_set: EvalSet, actor: Actor, seen: Seen, *, on_progress: OnProgress | None = None
+    eval_set: EvalSet, actor: Actor, seen: Seen, *, on_progress: OnProgress = lambda done, total: None
 ) -> dict[str, float]:
     """`eval_metrics` of the plain pass, whose responses go to `seen`, and eval/NAME/draft/MEASURE:
 

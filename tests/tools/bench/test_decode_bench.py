@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.errors import WhetError
-from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_rate, dims_of
+from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_step, dims_of
+from whet.model.memory import measure
 from whet.tools.bench import commands as cli_bench
 from whet.tools.bench import rollout as decode
-from whet.tools.bench.peers import PEERS, Apart, PeerFailed, Whet, _serve, missing, shape_config
+from whet.tools.bench.peers import PEERS, Apart, PeerFailed, Whet, _serve, missing, shape_model
 from whet.tools.bench.rollout import CELLS, DecodeCell, ShapeBench, decode_bench, log_prob_gap, ratios
 
 SMALL = {
@@ -134,7 +135,7 @@ def test_figures_follow_from_the_seconds() -> None:
     assert found["tokens_per_second"]["all"] == pytest.approx([8192.0, 8192 / 1.2])
     assert found["ms_a_step"]["median"] == pytest.approx(5.0)
     assert found["decode_tokens_per_second"]["median"] == pytest.approx(12_800)
-    assert found["share_of_attainable"]["paper"] == pytest.approx(12_800 / attainable_rate(QWEN25_15B, 64, 512))
+    assert found["share_of_attainable"]["paper"] == pytest.approx(200 * attainable_step(QWEN25_15B, 64, 512))
     assert found["warmup_seconds"] == 9.0
 
 
@@ -188,7 +189,8 @@ def test_the_grid_is_the_one_asked_for() -> None:
     assert 200 < sorted(lengths)[128] < 320
     again, same = CELLS["tail"].work(1000, 0, 2)
     assert same == lengths and again != prompts, "new prompts, so that no peer can have them cached"
-    assert dims_of(shape_config("135m")) == SMOLLM2_135M and dims_of(shape_config("1.5b")) == QWEN25_15B
+    shapes = {"135m": SMOLLM2_135M, "1.5b": QWEN25_15B}
+    assert all(dims_of(measure(shape_model(name, "meta"))) == dims for name, dims in shapes.items())
     assert [name for name in PEERS if not CELLS["b64_p128"].new_of(name)] == ["generate"]
 
 

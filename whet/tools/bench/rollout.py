@@ -27,8 +27,9 @@ from transformers import PreTrainedModel
 
 from whet import files
 from whet.errors import WhetError
-from whet.estimate import MEASURED, PAPER, attainable_rate, dims_of
+from whet.estimate import MEASURED, PAPER, attainable_step, dims_of
 from whet.model.load import tiny_model
+from whet.model.memory import measure
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import (
     PEERS,
@@ -42,6 +43,7 @@ from whet.tools.bench.peers import (
     no_stop_strings,
     requests_of,
     shape_config,
+    shape_model,
 )
 from whet.tools.experiment import circumstances, one_thread
 from whet.types import Rollout
@@ -246,7 +248,7 @@ class ShapeBench:
     startup: dict[str, list[float]] = field(default_factory=dict)  # seconds until ready, once per group it is made for
 
     def __post_init__(self) -> None:
-        self.dims = dims_of(shape_config(self.shape))
+        self.dims = dims_of(measure(shape_model(self.shape, "meta")))
 
     def start(self, peers: Sequence[str]) -> None:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
@@ -332,7 +334,7 @@ class ShapeBench:
             figures["ms_a_step"] = spread([1000 * step for step in steps])
             figures["decode_tokens_per_second"] = spread([cell.batch / step for step in steps])
             figures["share_of_attainable"] = {
-                name: cell.batch / statistics.median(steps) / attainable_rate(self.dims, cell.batch, cell.context, gpu)
+                name: attainable_step(self.dims, cell.batch, cell.context, gpu) / statistics.median(steps)
                 for name, gpu in {"paper": PAPER, "measured": MEASURED}.items()
             }
         return figures
