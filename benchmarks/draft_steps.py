@@ -23,8 +23,8 @@ from draft_watch import Fixed, Watch, accept_length
 from rich.table import Table
 
 from whet import config, files, loop
-from whet.api import start
-from whet.assembly import Parts, check_run
+from whet.api import prepare_parts
+from whet.assembly import Parts, build_parts, check_run
 from whet.draft.base import DraftArm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
@@ -103,8 +103,9 @@ def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeF
     plan = check_run(settings, reward)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(plan.settings)))
-        parts = start(run, plan, follower)
+        parts = build_parts(plan)
         stack.callback(parts.close)
+        prepare_parts(parts, run, None, follower)
         follower.attach(parts, depth)
         loop.train(parts, loop.Log(run, parts, follower))
 

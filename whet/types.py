@@ -172,9 +172,8 @@ class Report:
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     """Return all fields except the trace, for a state_dict."""
-    data = dataclasses.asdict(dataclasses.replace(rollout, trace=None, terms=dict(rollout.terms)))
-    del data["trace"]
-    return data
+    data = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "trace"}
+    return {**data, "sampling": dataclasses.asdict(rollout.sampling), "terms": dict(rollout.terms)}
 
 
 def rollout_from_json(data: Mapping[str, Any]) -> Rollout:

@@ -85,9 +85,9 @@ def test_tokens_depend_on_the_key_alone(
     form: dict[str, Any] = {"page": page or 4 * graphs, "graphs": graphs}
     if form["page"]:
         form["pages"] = -(-64 // form["page"]) + spare
-    engine = make_engine(MODEL, slots=slots, on_update="recompute", **form)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "PREFILL", size)
+        engine = make_engine(MODEL, slots=slots, on_update="recompute", **form)
         engine.submit(requests)
         for version, steps in enumerate(updates, 1):
             step(engine, steps)

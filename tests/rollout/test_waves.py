@@ -47,7 +47,7 @@ class Short:
     """A network on a GPU without room for the tensors of so many prompt tokens."""
 
     def __init__(self, network: Any, most: int) -> None:
-        self.network, self.most, self.logits = network, most, network.logits
+        self.network, self.most, self.head = network, most, network.head
 
     def forward(self, fed: Feed) -> torch.Tensor:
         real = int((fed.row >= 0).sum())  # the others are padding
