@@ -91,7 +91,11 @@ def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
 
 
 @pytest.mark.parametrize(
-    "error", [ZeroDivisionError("of a lesson\nand more"), torch.OutOfMemoryError("no memory left")]
+    "error",
+    [
+        ZeroDivisionError("of a lesson\nand more"),
+        pytest.param(torch.OutOfMemoryError("no memory left"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_lesson_that_fails_is_the_last_and_the_run_goes_on(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch

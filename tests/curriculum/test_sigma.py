@@ -62,6 +62,7 @@ def one_update(curriculum: Curriculum, large: str) -> dict[str, int]:
 # The contract
 
 
+@pytest.mark.slow
 def test_the_contract() -> None:
     check_contract(lambda ids, seed: build(ids, seed), epochs=False, rollouts=6, max_age=0)
     for world in ALL_WORLDS[1:4]:

@@ -42,12 +42,12 @@ def by_variance(groups: Sequence[Group], total: int) -> list[int]:
 # The contract
 
 
-@pytest.mark.parametrize("max_age", [0, 1, 3])
+@pytest.mark.parametrize("max_age", [0, *(pytest.param(age, marks=pytest.mark.slow) for age in (1, 3))])
 def test_the_contract(max_age: int) -> None:
     check_contract(lambda ids, seed: make(ids, seed, max_age=max_age), rollouts=6, max_age=max_age)
 
 
-@pytest.mark.parametrize("max_age", [0, 2])
+@pytest.mark.parametrize("max_age", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_contract_where_the_screening_does_not_train(max_age: int) -> None:
     def gate_only(ids: Sequence[str], seed: int) -> Speed:
         return make(ids, seed, max_age=max_age, use_screening=False)

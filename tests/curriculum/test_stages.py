@@ -282,7 +282,7 @@ def world_stages(list_of: Sequence[Stage], gate: Any, **knobs: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", TABLE)
-@pytest.mark.parametrize("max_age", [0, 2])
+@pytest.mark.parametrize("max_age", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_contract(name: str, max_age: int) -> None:
     make = world_stages(THREE, TABLE[name], max_age=max_age, rollouts=4)
     budget = None if name == "screening" else 4  # a fixed one is exact in every stage
