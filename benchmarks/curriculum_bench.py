@@ -52,7 +52,7 @@ def curriculum_bench(out: Path, *, mix: str = "few", seeds: int = 5, budget: int
 
 
 def _played(name: str, toy: Toy, budget: int) -> dict[str, Any]:
-    settings = config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
+    settings = config.CurriculumSettings(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
     rows, spent = play(settings, toy, lambda: toy.rollouts / budget)
     signal = [row["learn/signal_share"] for row in rows[1:]]
     return {

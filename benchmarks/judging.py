@@ -200,7 +200,7 @@ class Killer(threading.Thread):
 def pool(judge: Callable[[Prompt, str], float], cases: Iterable[Case], workers: int) -> Judge:
     by_id = {str(i): case.prompt for i, case in enumerate(cases)}
     judges = {prompt.task: judge for prompt in by_id.values()}
-    settings = config.Judge(workers=workers)
+    settings = config.JudgeSettings(workers=workers)
     return Judge(by_id.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids)))
 
 

@@ -28,8 +28,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch._dynamo.utils import counters
 
-from whet.config import Config, Learn
-from whet.config import Rollout as RolloutSettings
+from whet.config import Config, Learn, RolloutSettings
 from whet.fast.compiled import FORMS
 from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner

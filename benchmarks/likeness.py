@@ -403,7 +403,7 @@ def likeness_bench(out: Path, folders: Sequence[Path], name: str = "") -> dict[s
     return result
 
 
-def _plain(curriculum: config.Curriculum) -> bool:
+def _plain(curriculum: config.CurriculumSettings) -> bool:
     """Every prompt alike, every group trained on, from the first update to the last."""
     return curriculum.name == "uniform" and not (curriculum.source or curriculum.stages or curriculum.solved)
 

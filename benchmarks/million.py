@@ -154,7 +154,7 @@ def visit_all(curriculum: Any, step: int) -> None:
 
 
 def measure(arm: str, settings: Mapping[str, Any], known: Facts, updates: int, repeats: int) -> dict[str, Any]:
-    section = config.Curriculum.model_validate(settings)
+    section = config.CurriculumSettings.model_validate(settings)
 
     def build() -> Curriculum:
         mine = replace(known, settings=OF_ENTRIES.get(arm, ()))

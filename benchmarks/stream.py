@@ -118,7 +118,7 @@ class Trainer:
             on_update=arm.on_update,
             runners=GraphRunners() if model.device.type == "cuda" else None,
         )
-        settings = config.Curriculum(
+        settings = config.CurriculumSettings(
             name="uniform", groups=work.groups, rollouts=ROLLOUTS, max_age=arm.max_age, look_ahead=arm.look_ahead
         )
         prompts = [str(i) for i in range(work.groups * (work.updates + 8))]

@@ -60,7 +60,7 @@ def play(name: str, on_update: Literal["cut", "keep"], seed: int, updates: int) 
         on_update=on_update,
     )
     curriculum = build_curriculum(
-        config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, max_age=1),
+        config.CurriculumSettings(name=name, groups=GROUPS, rollouts=ROLLOUTS, max_age=1),
         facts=Facts(ids=[str(i) for i in range(200)]),
         sampling=Sampling(max_tokens=LIMIT, stop_ids=STOP),
         seed=seed,

@@ -115,7 +115,7 @@ class Toy:
 
 
 def play(
-    settings: config.Curriculum, toy: Toy, progress: Callable[[], float], sampling: Sampling = SAMPLING
+    settings: config.CurriculumSettings, toy: Toy, progress: Callable[[], float], sampling: Sampling = SAMPLING
 ) -> tuple[list[dict[str, float]], float]:
     """One run until its progress is 1 or the curriculum starves: a row before the first update and one after each,
     named as in metrics.jsonl, the last with the curriculum's own metrics; and the seconds the curriculum took."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet import estimate as budget
-from whet.config import Rollout
+from whet.config import RolloutSettings
 from whet.estimate import (
     MEASURED,
     QWEN25_15B,
@@ -34,7 +34,7 @@ WORK = Workload(
     prompt=100,
     response=128,
     limit=256,
-    rollout=Rollout(slots=512),
+    rollout=RolloutSettings(slots=512),
     passes=3,
 )
 
@@ -78,7 +78,7 @@ def test_cost_of_a_step_by_hand_on_a_cpu() -> None:
 
 def test_longer_responses_and_a_slower_gpu_take_longer() -> None:
     generate, train = cost(WORK, QWEN25_15B, H200)
-    assert cost(replace(WORK, rollout=Rollout(slots=512, mode="stream")), QWEN25_15B, H200)[0] < generate
+    assert cost(replace(WORK, rollout=RolloutSettings(slots=512, mode="stream")), QWEN25_15B, H200)[0] < generate
     assert cost(replace(WORK, limit=1024), QWEN25_15B, H200)[0] > generate
     assert cost(replace(WORK, passes=4), QWEN25_15B, H200)[1] == pytest.approx(train * 4 / 3)
     a100 = gpu_of("NVIDIA A100-SXM4-80GB")

@@ -135,7 +135,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     )
 
 
-def _curricula(settings: config.Config) -> list[config.Curriculum]:
+def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:
     """[curriculum], and what it becomes for the data entries that override it."""
     own = [entry.curriculum for entry in settings.data if entry.curriculum]
     return [settings.curriculum, *map(settings.curriculum.override, own)]

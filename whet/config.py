@@ -71,7 +71,7 @@ class Text(Section):
     """Training problems with more tokens are left out and counted; 0 keeps all."""
 
 
-class Problems(Section):
+class ProblemSettings(Section):
     """The settings that [[data]] and [[eval]] share."""
 
     task: str = ""
@@ -98,14 +98,14 @@ class Problems(Section):
         return self.task or ("text" if self.path else "chain")
 
 
-class Data(Problems):
+class Data(ProblemSettings):
     weight: float = Field(1.0, gt=0)
     """Prompts of this entry come up this many times as often as those of an entry with weight 1."""
     curriculum: dict[str, Any] = {}
     """These [curriculum] settings differ for the entry's prompts: { name = "speed", speed = { n_init = 8 } }."""
 
 
-class Eval(Problems):
+class Eval(ProblemSettings):
     name: str = ""
     """The metrics carry this name; empty means the name of the data, or "held_out" without a path."""
     n: int = Field(1, ge=1)
@@ -161,7 +161,7 @@ class WarmStart(Section):
     """These keyword arguments go to the task's worked solutions."""
 
 
-class Rollout(Section):
+class RolloutSettings(Section):
     mode: Literal["barrier", "stream"] = "barrier"
     """A "barrier" finishes all requests before judging; a "stream" returns what finished and keeps the batch full."""
     slots: int = Field(64, ge=1)
@@ -197,7 +197,7 @@ class Draft(Section):
     """After a step the eagle drafter trains on this share of the step's tokens."""
 
 
-class Speed(Section):
+class SpeedSettings(Section):
     n_init: int = Field(4, ge=2)
     """This many rollouts screen a prompt before the rest of its group is generated."""
     low: float = Field(0.0, ge=0, lt=1)
@@ -208,7 +208,7 @@ class Speed(Section):
     """Screening rollouts are trained on as well; false only gates by them, which leaves the gradient unbiased."""
 
 
-class Cures(Section):
+class CuresSettings(Section):
     tau: float = Field(0.1, gt=0)
     """The temperature of the choice of prompts: large is uniform, small takes those nearest to half solved."""
     minimum: int = Field(2, ge=2)
@@ -279,7 +279,7 @@ class Stage(Section):
     """The optimiser's moments are reset when the stage begins."""
 
 
-class Curriculum(Section):
+class CurriculumSettings(Section):
     name: str = "uniform"
     """The curriculum is uniform, dapo, speed, cures, scalingrl, stages, all, or your own as "module:Class"."""
     source: Literal["", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl"] = ""
@@ -302,18 +302,18 @@ class Curriculum(Section):
     """If no batch can be filled, the run stops, trains on groups without signal, or trains on fewer groups."""
     patience: int = Field(20, ge=1)
     """A batch starves after this many times its groups were requested without success."""
-    speed: Speed = Speed()
-    cures: Cures = Cures()
+    speed: SpeedSettings = SpeedSettings()
+    cures: CuresSettings = CuresSettings()
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
     """The stages wrap the named curriculum; an empty list is one stage with everything."""
 
-    def override(self, own: Mapping[str, Any]) -> Curriculum:
+    def override(self, own: Mapping[str, Any]) -> CurriculumSettings:
         """Return a validated copy in which the settings of `own` replace these."""
-        return Curriculum.model_validate(merged(self.model_dump(), own))
+        return CurriculumSettings.model_validate(merged(self.model_dump(), own))
 
     @model_validator(mode="after")
-    def _in_order(self) -> Curriculum:
+    def _in_order(self) -> CurriculumSettings:
         if self.speed.low >= self.speed.high:
             raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
         if self.name in ("speed", "all") and self.speed.n_init >= self.rollouts:
@@ -364,7 +364,7 @@ class Learn(Section):
     """On a GPU in bfloat16 the layers and the head are compiled once, before the first batch."""
 
 
-class Judge(Section):
+class JudgeSettings(Section):
     workers: int = Field(0, ge=0)
     """This many processes judge responses; 0 means one less than the cores, at least 1 and at most 8."""
     timeout_s: float = Field(5.0, gt=0)
@@ -406,11 +406,11 @@ class Config(Section):
     held_out: HeldOut = HeldOut()
     reward: tuple[Reward, ...] = ()
     warm_start: tuple[WarmStart, ...] = ()
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = RolloutSettings()
     draft: Draft = Draft()
-    curriculum: Curriculum = Curriculum()
+    curriculum: CurriculumSettings = CurriculumSettings()
     learn: Learn = Learn()
-    judge: Judge = Judge()
+    judge: JudgeSettings = JudgeSettings()
     save: Save = Save()
 
     @field_validator("data", "eval", "reward", "warm_start", mode="before")

@@ -186,7 +186,7 @@ class Workload:
     prompt: float
     response: float
     limit: int  # tokens of the longest response
-    rollout: config.Rollout
+    rollout: config.RolloutSettings
     passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
@@ -308,7 +308,7 @@ def budget_lines(settings: config.Config, problems: Problems) -> list[str]:
     return lines
 
 
-def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> list[str]:
+def _stage_lines(settings: config.Config, c: config.CurriculumSettings, groups: str) -> list[str]:
     r = settings.rollout
     return [
         f"stage {number}: {stage.subset} prompts, {f'{stage.groups} x ' if stage.groups else groups}"

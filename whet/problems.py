@@ -107,10 +107,10 @@ class Problems:
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
     """Read the data; without [[data]] there is only something to evaluate on. `reward` judges every prompt."""
     rewards = Rewards(settings.judge.weight, settings.reward)
-    names, notes = dict[str, config.Problems](), list[str]()
+    names, notes = dict[str, config.ProblemSettings](), list[str]()
     judges, matched = dict[str, Grader](), dict[str, TextTask]()
 
-    def read(entry: config.Problems, split: str) -> tuple[Task, PromptTable]:
+    def read(entry: config.ProblemSettings, split: str) -> tuple[Task, PromptTable]:
         """The problems of an entry; its judge gets a name of its own."""
         task = build_task(entry, name_task(entry, names), settings.data_folder)
         judges[task.name] = rewards.grader(reward or load_judge(task, entry), task.final)
@@ -235,7 +235,7 @@ def anchor_paths(settings: config.Config) -> config.Config:
         "data_folder": whole(folder),
     }
     for name in ("data", "eval"):
-        entries: tuple[config.Problems, ...] = getattr(settings, name)
+        entries: tuple[config.ProblemSettings, ...] = getattr(settings, name)
         update[name] = tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in entries)
     return settings.model_copy(update=update)
 

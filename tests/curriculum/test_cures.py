@@ -317,8 +317,8 @@ def test_sigma_is_of_the_probe_where_there_was_one() -> None:
 
 
 def test_a_subset_begins_with_a_new_reference_and_optimiser() -> None:
-    settings = config.Curriculum(
-        name="cures", groups=2, rollouts=2, cures=config.Cures(subsets=2, subset_steps=3, probe=0)
+    settings = config.CurriculumSettings(
+        name="cures", groups=2, rollouts=2, cures=config.CuresSettings(subsets=2, subset_steps=3, probe=0)
     )
 
     def build() -> Any:

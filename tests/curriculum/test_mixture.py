@@ -55,7 +55,7 @@ def built(ids: Sequence[str], seed: int, own: Sequence[Mapping[str, Any]], **com
         levels=[i % 5 for i in range(len(ids))],
         tasks=["t"] * len(ids),
     )
-    base = config.Curriculum.model_validate({"rollouts": 6, "groups": 4, **common})
+    base = config.CurriculumSettings.model_validate({"rollouts": 6, "groups": 4, **common})
     return build_curriculum(base, facts=facts, sampling=SAMPLING, seed=seed)
 
 
@@ -309,7 +309,7 @@ def test_equal_wishes_share_a_curriculum() -> None:
 
 def test_a_weight_means_the_same_with_a_curriculum_of_its_own() -> None:
     facts = Facts(ids=list("ABCDEF"), entries=[(4, 1.0), (2, 3.0)], settings=[{}, {"name": "dapo"}])
-    mixed = build_curriculum(config.Curriculum(), facts=facts, sampling=SAMPLING, seed=0)
+    mixed = build_curriculum(config.CurriculumSettings(), facts=facts, sampling=SAMPLING, seed=0)
     assert isinstance(mixed, Mixture) and [m.share for m in mixed.parts] == [0.4, 0.6]
     assert mixed.parts[0].curriculum.source.seed != mixed.parts[1].curriculum.source.seed  # type: ignore[attr-defined]
 
@@ -331,7 +331,7 @@ def test_what_an_update_has_once_is_refused() -> None:
         built(ids, 0, [{}, {"name": "dapo"}], tokens=100)
     facts = Facts(ids=ids, entries=[(8, 1.0), (0, 1.0)], settings=[{}, {"name": "dapo"}])
     with pytest.raises(WhetError, match=r"data\.1 has a curriculum of its own, but none of its prompts is left"):
-        build_curriculum(config.Curriculum(), facts=facts, sampling=SAMPLING, seed=0)
+        build_curriculum(config.CurriculumSettings(), facts=facts, sampling=SAMPLING, seed=0)
 
 
 def test_requests_keep_what_they_ask() -> None:

@@ -55,7 +55,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(name: str, facts: Facts | None = None, **settings: Any) -> Any:
-    table = config.Curriculum.model_validate({"name": name, "rollouts": 4, "max_age": 1, **settings})
+    table = config.CurriculumSettings.model_validate({"name": name, "rollouts": 4, "max_age": 1, **settings})
     facts = facts or Facts(ids=[f"p{i}" for i in range(20)], characters=range(20))
     return build_curriculum(table, facts=facts, sampling=SAMPLING, seed=3)
 

@@ -493,7 +493,7 @@ def test_the_first_set_of_a_curriculum_is_chosen_before_its_first_update() -> No
     ids = [f"p{i}" for i in range(100)]
     facts = Facts(ids=ids, characters=[50 + i for i in range(100)])
     for name in ("scalingrl", "all"):
-        wanted = config.Curriculum(name=name, groups=4, rollouts=8)
+        wanted = config.CurriculumSettings(name=name, groups=4, rollouts=8)
         made = build_curriculum(wanted, facts=facts, sampling=SAMPLING, seed=0)
         stage = made.inner if isinstance(made, Stages) else made
         pool = getattr(stage.source, "pool", stage.source)

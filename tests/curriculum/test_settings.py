@@ -96,7 +96,7 @@ def built(ids: Sequence[str], seed: int, **chosen: Any) -> Curriculum:
         levels=[i % 5 if i % 3 else None for i in range(len(ids))],
         tasks=["t"] * len(ids),
     )
-    section = config.Curriculum.model_validate(chosen)
+    section = config.CurriculumSettings.model_validate(chosen)
     return build_curriculum(section, facts=facts, sampling=SAMPLING, seed=seed)
 
 
@@ -216,7 +216,7 @@ def test_rewards_outside_0_to_1_change_no_plan(name: str) -> None:
 )
 def test_settings_out_of_bounds(chosen: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
-        config.Curriculum.model_validate(chosen)
+        config.CurriculumSettings.model_validate(chosen)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ IDS = [f"p{i}" for i in range(4)]
 def build(ids: Sequence[str], seed: int = 0, sigma: str = "gradient", cures: Any = (), **sets: Any) -> Curriculum:
     chosen = {"name": "cures", "rollouts": 6, "cures": {"sigma": sigma, **dict(cures)}, **sets}
     facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))], tasks=["t"] * len(ids))
-    return build_curriculum(config.Curriculum.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed)
+    return build_curriculum(config.CurriculumSettings.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed)
 
 
 def cures(ids: Sequence[str] = IDS, source: dict[str, Any] | None = None, **knobs: Any) -> Scored:

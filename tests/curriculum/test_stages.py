@@ -249,7 +249,7 @@ def test_other_data_or_stages_are_refused_at_resume() -> None:
 
 
 def test_settings_of_a_stage() -> None:
-    settings_ = config.Curriculum(name="speed", rollouts=24, groups=16)
+    settings_ = config.CurriculumSettings(name="speed", rollouts=24, groups=16)
     assert stage_settings(Stage(), settings_) == settings_
     assert stage_settings(Stage(groups=3, rollouts=8), settings_).groups == 3
     with pytest.raises(WhetError, match="n_init = 4 leaves none to continue: rollouts = 4"):
@@ -295,7 +295,7 @@ def test_a_border_looks_at_no_prompt_by_itself(name: str) -> None:
 
     def make(ids: Sequence[str], seed: int) -> Any:
         list_of = [{"subset": "short", "steps": 1}, {"tasks": ["odd"], "steps": 1}, {"subset": "long", "steps": 1}, {}]
-        chosen = config.Curriculum.model_validate({"name": name, "rollouts": 6, "stages": list_of})
+        chosen = config.CurriculumSettings.model_validate({"name": name, "rollouts": 6, "stages": list_of})
         facts = Facts(
             ids=ids,
             characters=[1 + i % 5 for i in range(len(ids))],
@@ -391,7 +391,7 @@ def hopeless(**settings: Any) -> Stages:
     """`all` by its name: SPEED inside a first stage of half the limit."""
     facts = Facts(ids=[f"p{i}" for i in range(40)], characters=[10] * 20 + [40] * 20)
     built = build_curriculum(
-        config.Curriculum(name="all", groups=2, rollouts=4, speed=config.Speed(n_init=2), **settings),
+        config.CurriculumSettings(name="all", groups=2, rollouts=4, speed=config.SpeedSettings(n_init=2), **settings),
         facts=facts,
         sampling=SAMPLING,
         seed=0,
@@ -443,7 +443,9 @@ def test_a_starving_stage_names_its_limit() -> None:
 
 def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:
     facts = Facts(ids=[f"p{i}" for i in range(9)], characters=[10] * 9)
-    settings = config.Curriculum(name="all", groups=4, rollouts=4, speed=config.Speed(n_init=2), stages=(Stage(),))
+    settings = config.CurriculumSettings(
+        name="all", groups=4, rollouts=4, speed=config.SpeedSettings(n_init=2), stages=(Stage(),)
+    )
     curriculum = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
     for number in range(6):
         while (batch := curriculum.emit(at(step=number, groups=4))) is None:

@@ -92,9 +92,9 @@ def test_adapters_alone_are_trained() -> None:
 
 
 def test_pages_and_a_pool() -> None:
-    assert pool_of(config.Rollout(slots=3, context=33, page=16)) == (3 * 3, 16)
-    assert pool_of(config.Rollout(slots=3, context=33, page=16, pages=5)) == (5, 16)
-    assert pool_of(config.Rollout(slots=3, context=33, page=0, pages=5, graphs=False)) == (3, 33)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=16)) == (3 * 3, 16)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=16, pages=5)) == (5, 16)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=0, pages=5, graphs=False)) == (3, 33)
 
 
 def test_long_sequences_and_checkpoints() -> None:
@@ -322,7 +322,7 @@ def test_documented_bytes_per_parameter() -> None:
 
 def test_graphs_keep_small_pages() -> None:
     """32 pages of 64 tokens for each of 4 slots."""
-    rollout = config.Rollout(slots=4, context=2048, graphs=True)
+    rollout = config.RolloutSettings(slots=4, context=2048, graphs=True)
     assert pool_of(rollout) == (4 * 32, 64)
     assert pool_of(rollout.model_copy(update={"pages": 40})) == (40, 64)
 

@@ -286,7 +286,7 @@ def first_word(response: str) -> str:
 
 def pool(rewards: Rewards, judge=says_right) -> Judge:
     grader = rewards.grader(judge, first_word)
-    return Judge(lookup, {TASK: grader}, config.Judge(workers=1), decode=decode, total=rewards.total)
+    return Judge(lookup, {TASK: grader}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total)
 
 
 def test_no_terms_is_the_score() -> None:
@@ -369,6 +369,8 @@ def test_a_term_left_out_or_endless_is_no_reward() -> None:
         rewards.total(rollout("x"), Judgement(score=1.0))
     with pytest.raises(WhetError, match="add up to inf"):
         rewards.total(rollout("x"), Judgement(score=1.0, terms={"boxed": 1e300}))
-    with Judge(lookup, {TASK: says_right}, config.Judge(workers=1), decode=decode, total=rewards.total) as judge:
+    with Judge(
+        lookup, {TASK: says_right}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total
+    ) as judge:
         assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
         assert judge.stats()["judge/errors"] == 1

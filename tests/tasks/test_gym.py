@@ -147,7 +147,7 @@ def test_judged_in_a_worker() -> None:
         return Rollout(prompt_id=table.ids[0], sampling=how, length=ids.size, trace=trace, **fields)
 
     judges = {task.name: task.judge}
-    settings = config.Judge(workers=1, timeout_s=60)
+    settings = config.JudgeSettings(workers=1, timeout_s=60)
     with Judge(table.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids))) as judge:
         judged = judge.judge([rollout(table.answers[0]), rollout("1 + 1"), rollout("exit()")])
     assert [r.verdict for r in judged] == ["right", "wrong", "wrong"]

@@ -159,7 +159,7 @@ def pool() -> Iterator[Judge]:
 
 
 def make(judge=hostile, ordered: bool = True, **settings) -> Judge:
-    chosen = config.Judge(**{"workers": 1, "timeout_s": 0.3, "memory_mb": 512, **settings})
+    chosen = config.JudgeSettings(**{"workers": 1, "timeout_s": 0.3, "memory_mb": 512, **settings})
     return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered)
 
 
@@ -605,7 +605,7 @@ def test_a_prompt_that_cannot_travel() -> None:
         return Prompt(id=prompt_id, text="?", answer="yes", task=TASK, meta=MappingProxyType({}))
 
     with (
-        Judge(odd, {TASK: hostile}, config.Judge(workers=1), decode=decode) as judge,
+        Judge(odd, {TASK: hostile}, config.JudgeSettings(workers=1), decode=decode) as judge,
         pytest.raises(WhetError, match="cannot be sent to a judge process"),
     ):
         judge.judge(rollouts("right"))
@@ -719,7 +719,7 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     matcher = Matcher()
     prompt = Prompt(id="p", text="?", answer=answer, task=TASK)
-    settings = config.Judge(workers=1, timeout_s=20.0)
+    settings = config.JudgeSettings(workers=1, timeout_s=20.0)
     with Judge(lambda _: prompt, {TASK: matcher.judge}, settings, decode=decode) as judge:
         before = judge.pids
         got = judge.judge(rollouts(*HOSTILE, f"\\boxed{{{answer}}}"))

@@ -81,13 +81,13 @@ class Facts:
 class CurriculumPlan:
     """What a name stands for: a gate over a source, or a class that is a whole curriculum of its own (`own`)."""
 
-    gate: Callable[[config.Curriculum, Source, Sampling, Sigmas | None], Gate] | None = None
+    gate: Callable[[config.CurriculumSettings, Source, Sampling, Sigmas | None], Gate] | None = None
     source: str = "uniform"
     staged: bool = False  # in default stages, where the recipe names none
     own: type | None = None
 
 
-def common(settings: config.Curriculum, sampling: Sampling) -> dict[str, Any]:
+def common(settings: config.CurriculumSettings, sampling: Sampling) -> dict[str, Any]:
     """The settings that every gate takes."""
     names = ("rollouts", "max_age", "look_ahead", "starvation", "patience")
     return {"sampling": sampling, **{name: getattr(settings, name) for name in names}}
@@ -98,14 +98,14 @@ def plain(gate: type[Gate], **plan: Any) -> CurriculumPlan:
     return CurriculumPlan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)), **plan)
 
 
-def _speed(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
+def _speed(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
     screened = settings.speed.n_init if settings.speed.use_screening else 0
     allocate = neyman_continuations(sigmas, least, screened) if sigmas is not None else None
     return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
 
 
-def _cures(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
+def _cures(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     if not isinstance(source, CuresSource):
         raise WhetError(f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".')
     own = settings.cures.model_dump(include={"minimum", "probe"})
@@ -119,12 +119,12 @@ def _without_weights(facts: Facts, source: str) -> Facts:
     return facts
 
 
-def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
+def _cures_source(settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
     about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool}
     return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 
-def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> ScalingRLSource:
+def _scalingrl_source(settings: config.CurriculumSettings, facts: Facts, seed: int) -> ScalingRLSource:
     facts = _without_weights(facts, "scalingrl")
     return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
 
@@ -139,7 +139,7 @@ CURRICULA: dict[str, CurriculumPlan] = {
     "all": CurriculumPlan(_speed, source="cures over scalingrl", staged=True),
 }
 
-SOURCES: Mapping[str, Callable[[config.Curriculum, Facts, int], Source]] = {
+SOURCES: Mapping[str, Callable[[config.CurriculumSettings, Facts, int], Source]] = {
     "uniform": lambda settings, facts, seed: build_source(facts.ids, seed, facts.entries),
     "kimi": lambda settings, facts, seed: KimiSource(_without_weights(facts, "kimi").ids, seed),
     "cures": _cures_source,
@@ -189,7 +189,11 @@ def import_curriculum(name: str) -> type:
     if lacking := [*lacking, *sorted(getattr(kind, "__abstractmethods__", ()))]:
         raise WhetError(f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum.")
     args = (None,) if issubclass(kind, Gate) else ()
-    names = common(config.Curriculum(), Sampling(max_tokens=1)) if args else ("facts", "settings", "sampling", "seed")
+    names = (
+        common(config.CurriculumSettings(), Sampling(max_tokens=1))
+        if args
+        else ("facts", "settings", "sampling", "seed")
+    )
     try:
         inspect.signature(kind).bind(*args, **dict.fromkeys(names))
     except TypeError as error:
@@ -201,7 +205,7 @@ def import_curriculum(name: str) -> type:
 # ---- building
 
 
-def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def build_curriculum(settings: config.CurriculumSettings, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """One curriculum, or a mixture where data entries want different ones; with resets, if the recipe wants them."""
     find_plan(settings.name)
     portions, facts = portions_of(settings, facts.entries, facts.settings), facts.indexed()
@@ -215,12 +219,12 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
     return Reset(whole, every=settings.reset_every) if settings.reset_every else whole
 
 
-def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def build_one(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """The curriculum of one portion of the data: gate and source with their wrappers, once or for every stage."""
     plan = find_plan(settings.name)
     latest: Any = None  # the source of the stage before
 
-    def make(settings: config.Curriculum, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
+    def make(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
         nonlocal latest
         assert plan.gate is not None
         source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
@@ -258,7 +262,9 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
     return built
 
 
-def _build_own(kind: type, settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def _build_own(
+    kind: type, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
+) -> Curriculum:
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
     if unused := [name for name in ("source", "solved", "tokens", "stages") if getattr(settings, name)]:
         cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
@@ -269,14 +275,14 @@ def _build_own(kind: type, settings: config.Curriculum, facts: Facts, sampling: 
     return built
 
 
-def stages_of(settings: config.Curriculum, max_tokens: int) -> tuple[config.Stage, ...]:
+def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[config.Stage, ...]:
     """The stages of the recipe, else the default ones of a curriculum that has stages."""
     if settings.stages or not find_plan(settings.name).staged:
         return settings.stages
     return default_stages(max_tokens)
 
 
-def notes_of(settings: config.Curriculum, facts: Facts) -> list[str]:
+def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:
     """What the user should know about a curriculum over these prompts before it starts."""
     facts = facts.indexed()
     for portion in portions_of(settings, facts.entries, facts.settings):

@@ -47,7 +47,7 @@ class Gate(Saved, ABC):
         starvation: Starvation = "raise",
         patience: int = 20,
     ):
-        """`rollouts` is the first size of a group; the other settings are those of `config.Curriculum`."""
+        """`rollouts` is the first size of a group; the other settings are those of `config.CurriculumSettings`."""
         self.source, self.sampling, self.rollouts = source, sampling, rollouts
         self.max_age, self.look_ahead = max_age, look_ahead
         self.starvation, self.patience = starvation, patience

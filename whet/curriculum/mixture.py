@@ -33,13 +33,13 @@ SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 @dataclass(frozen=True, kw_only=True)
 class Portion:
     name: str  # that of its curriculum, with a number where another portion has the same
-    settings: config.Curriculum
+    settings: config.CurriculumSettings
     entries: tuple[int, ...]  # numbers of its [[data]] entries
     share: float  # its part of the groups of the run
 
 
 def portions_of(
-    settings: config.Curriculum, entries: Sequence[tuple[int, float]], own: Sequence[Mapping[str, Any]]
+    settings: config.CurriculumSettings, entries: Sequence[tuple[int, float]], own: Sequence[Mapping[str, Any]]
 ) -> list[Portion]:
     """Join the data entries with equal settings into portions.
 
@@ -47,11 +47,12 @@ def portions_of(
     portion is that of its prompts, each counted by its weight: a weight means the same with a curriculum of its own
     and without.
 
-    >>> portions = portions_of(config.Curriculum(), [(60, 1.0), (10, 2.0), (20, 1.0)], [{}, {"name": "dapo"}, {}])
+    >>> own = [{}, {"name": "dapo"}, {}]
+    >>> portions = portions_of(config.CurriculumSettings(), [(60, 1.0), (10, 2.0), (20, 1.0)], own)
     >>> [(p.name, p.entries, p.share) for p in portions]
     [('uniform', (0, 2), 0.8), ('dapo', (1,), 0.2)]
     """
-    wishes: list[tuple[config.Curriculum, list[int]]] = []
+    wishes: list[tuple[config.CurriculumSettings, list[int]]] = []
     for number, ours in enumerate(own):
         wanted = settings.override(ours)
         for name in RUN_WIDE:
@@ -84,7 +85,7 @@ def portions_of(
     return portions
 
 
-def refuse_apart(settings: config.Curriculum, entry: int) -> None:
+def refuse_apart(settings: config.CurriculumSettings, entry: int) -> None:
     """Refuse settings of a whole update, which a portion cannot have for itself."""
     where = f"Where [[data]] entries have curricula of their own (here data.{entry})"
     if settings.tokens:

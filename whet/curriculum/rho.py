@@ -131,7 +131,7 @@ TURN = 1 << 16
 class CuresSource(Returns):
     """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), where p is the mean of its posterior.
 
-    The settings are those of `config.Cures`; between subsets, which are split at random, the counts are forgotten.
+    See `config.CuresSettings`; between subsets, which are split at random, the counts are forgotten.
     rest: further steps for which a drawn prompt is not drawn again, for gates that request ahead. entries: (prompts,
     weight) of each data entry, in the order of `ids`; the weight multiplies rho*. pool: draw only from its moving set
     of prompts; the counts stay.
@@ -150,7 +150,7 @@ class CuresSource(Returns):
         **settings: Any,
     ):
         super().__init__()
-        self.settings = config.Cures(**settings)
+        self.settings = config.CuresSettings(**settings)
         subsets = self.settings.subsets
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")

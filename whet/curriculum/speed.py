@@ -137,7 +137,7 @@ class Speed(Gate):
         allocate: Allocate | None = None,
         **knobs: Any,
     ):
-        """As in `config.Speed`. `allocate` divides rollouts - n_init per group; None gives each group the same."""
+        """See `config.SpeedSettings`. `allocate` divides rollouts - n_init per group; None divides evenly."""
         super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
         self.n_init, self.low, self.high = n_init, low, high
         self.n_cont = rollouts - n_init

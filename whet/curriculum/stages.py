@@ -96,11 +96,11 @@ def stage_sampling(stage: Stage, sampling: Sampling) -> Sampling:
     return replace(sampling, max_tokens=limit, temperature=temperature)
 
 
-def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curriculum:
+def stage_settings(stage: Stage, settings: config.CurriculumSettings) -> config.CurriculumSettings:
     """The settings of the curriculum inside a stage, validated like those of a recipe."""
     own = {"groups": stage.groups or settings.groups, "rollouts": stage.rollouts or settings.rollouts, "stages": ()}
     try:
-        return config.Curriculum.model_validate({**settings.model_dump(), **own})
+        return config.CurriculumSettings.model_validate({**settings.model_dump(), **own})
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise WhetError(f"A stage of curriculum.stages does not fit: {message}.") from None

@@ -154,7 +154,7 @@ def host_bound(parameters: int, layers: int, tokens: int) -> bool:
     return 6 * parameters * tokens / 3e14 < 4e-3 * layers
 
 
-def pool_of(rollout: config.Rollout) -> tuple[int, int]:
+def pool_of(rollout: config.RolloutSettings) -> tuple[int, int]:
     """(pages of the pool, without the one that padding is written to; tokens per page)."""
     page = rollout.page or (PAGE if rollout.graphs else rollout.context)
     small = rollout.page or rollout.graphs

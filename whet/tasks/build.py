@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from whet import config
-from whet.config import Problems
+from whet.config import ProblemSettings
 from whet.errors import WhetError
 from whet.tasks.base import Judgement, Task, check_options, did_you_mean
 from whet.tasks.chain import ChainTask
@@ -40,7 +40,7 @@ READS_DATA = {"text"}  # tasks that take the whole entry; the others make their 
 MOST_WORDS = 100_000  # words of a response that are searched for repetition
 
 
-def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
+def build_task(data: ProblemSettings, name: str = "", folder: str = "") -> Task:
     """The task of a [[data]] or [[eval]] entry. name: from `name_task`. folder: where short names are found."""
     if data.kind not in TASKS:
         raise WhetError(f'There is no task "{data.kind}"{did_you_mean(data.kind, TASKS)}')
@@ -58,7 +58,7 @@ def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
     return TASKS[data.kind](name=name, **data.options)
 
 
-def name_task(data: Problems, taken: dict[str, Problems]) -> str:
+def name_task(data: ProblemSettings, taken: dict[str, ProblemSettings]) -> str:
     """One name for each judge of a run, which a prompt carries as the name of its task; `taken` is added to."""
     base = f"{data.kind}:{data.reward}" if data.reward else data.kind
     names = itertools.chain([base], (f"{base}:{number}" for number in itertools.count(2)))
@@ -68,7 +68,7 @@ def name_task(data: Problems, taken: dict[str, Problems]) -> str:
 # ---- judges
 
 
-def load_judge(task: Task, data: Problems) -> JudgeFunction:
+def load_judge(task: Task, data: ProblemSettings) -> JudgeFunction:
     """The user's judge, else the task's own."""
     return import_judge(data.reward) if data.reward else task.judge
 

@@ -96,7 +96,7 @@ def check_golds(
     with Judge(
         prompts.__getitem__,
         {task.name: lambda prompt, _: gold_score(task, prompt)},
-        config.Judge(workers=workers, timeout_s=_TIMEOUT_S, memory_mb=memory_mb),
+        config.JudgeSettings(workers=workers, timeout_s=_TIMEOUT_S, memory_mb=memory_mb),
         decode=lambda ids: "",
         ordered=False,
     ) as judge:
@@ -130,7 +130,7 @@ def gold_score(task: TextTask, prompt: Prompt) -> float:
 # ---- the summary of a data entry
 
 
-def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[str, str]]:
+def describe_problems(entry: config.ProblemSettings, folder: str = "") -> list[tuple[str, str]]:
     """(what, value) pairs. folder: where short names are looked for first."""
     task = build_task(entry, folder=folder)
     table = task.prompts("eval" if isinstance(entry, config.Eval) else "train", 0)

@@ -40,7 +40,7 @@ class Judge(AbstractContextManager):
     """
 
     def __init__(
-        self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.Judge, *,
+        self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
         decode: Callable[[Sequence[int]], str], ordered: bool = True,
         total: Total = lambda rollout, said: (said.score, dict(said.terms)),
     ) -> None:  # fmt: skip

@@ -73,7 +73,7 @@ NAMES: dict[str, Known] = {
 }
 
 
-def open_data(entry: config.Problems, folder: str = "") -> tuple[Sheet, dict[str, str]]:
+def open_data(entry: config.ProblemSettings, folder: str = "") -> tuple[Sheet, dict[str, str]]:
     """The rows of an entry, and the roles whose column is not to be found by name."""
     if not entry.path:
         raise WhetError("Task text needs data.path: a file, a short name (gsm8k, ...) or a name for `datasets`.")
@@ -99,7 +99,7 @@ def split_words(split: str, evaluation: bool) -> tuple[str, ...]:
     return {"test": ("test", "eval"), "eval": ("eval", "test")}.get(split, (split,))
 
 
-def _open_known(entry: config.Problems, folder: str) -> tuple[Sheet, dict[str, str]]:
+def _open_known(entry: config.ProblemSettings, folder: str) -> tuple[Sheet, dict[str, str]]:
     known, evaluation = NAMES[entry.path], isinstance(entry, config.Eval)
     split = {"eval": "test"}.get(entry.split, entry.split) or ("test" if evaluation else "train")
     if not entry.split and split not in known.splits:

@@ -44,7 +44,7 @@ _LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 class TextTask:
     alphabet = ""
 
-    def __init__(self, entry: config.Problems, name: str = "text", folder: str = "") -> None:
+    def __init__(self, entry: config.ProblemSettings, name: str = "text", folder: str = "") -> None:
         """folder: where short names are looked for first."""
         check_options(OPTIONS, entry.options, "Task text")
         self._matcher = Matcher(**OPTIONS | entry.options)

@@ -35,7 +35,7 @@ BINS = 5  # bins of pass rates, where the data has no levels
 
 
 def prepare_file(
-    entry: config.Problems,
+    entry: config.ProblemSettings,
     out: Path,
     *,
     folder: str = "",
@@ -164,7 +164,7 @@ def read_pass_rates(path: Path) -> dict[str, float]:
     return {prompt_id: right / judged for prompt_id, (right, judged) in counts.items() if judged}
 
 
-def _read(entry: config.Problems, folder: str) -> TextTask:
+def _read(entry: config.ProblemSettings, folder: str) -> TextTask:
     """Build the task without math-verify: no formula is compared here."""
     if entry.kind in TASKS.keys() - READS_DATA:
         raise WhetError(f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data.")
