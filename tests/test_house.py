@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import whet
@@ -166,8 +167,11 @@ def test_files_and_functions_fit() -> None:
     assert not long
 
 
-def test_no_file_without_a_noun() -> None:
+def test_names_have_one_meaning() -> None:
+    """No file without a noun, and no class name that stands for two things."""
     assert not [p for p in FILES if p.stem in {"utils", "util", "common", "helpers", "misc"}]
+    classes = Counter(n.name for path in FILES for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef))
+    assert not [name for name, count in classes.items() if count > 1]
 
 
 def test_every_setting_is_meant() -> None:
