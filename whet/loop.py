@@ -1,9 +1,9 @@
 """The loop, for every curriculum and every engine.
 
-`api` calls `warm_start_parts` at the beginning of a run and then `train`, which moves the parts: plan, generate, judge,
-observe, until the curriculum emits a batch; then one update. Under barrier `collect` drains the engine; under stream
-it returns as soon as a rollout finished, and `plan` is called again with the capacity that became free. `Log` holds
-what is no part of the algorithm: metrics, evaluation, advice and checkpoints.
+`api` calls `warm_start_parts` at the beginning of a run and then `train`, which repeats plan, generate, judge and
+observe until the curriculum emits a batch, and then makes one update. Under barrier `collect` drains the engine; under
+stream it returns as soon as a rollout finished, and `plan` is called again with the capacity that became free. `Log`
+holds what is no part of the algorithm: metrics, evaluation, advice and checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafte
 
 
 class Watcher(Protocol):
-    """What shows a run while it goes on: the terminal, or a silent one."""
+    """Shows a run while it goes on: a terminal display, or one that shows nothing."""
 
     def update(self, metrics: dict[str, float], progress: float) -> None: ...
 
@@ -40,7 +40,7 @@ class Watcher(Protocol):
 
 
 def train(parts: Parts, log: Log) -> None:
-    """Train from where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
+    """Train from where `parts` stands to the end of the recipe, or to the step in which an interrupt asked to stop."""
     curriculum, engine, judge, learner, store = parts.curriculum, parts.engine, parts.judge, parts.learner, parts.store
     log.begin()
     while not parts.done and not log.stopping:
@@ -51,9 +51,9 @@ def train(parts: Parts, log: Log) -> None:
                     engine.submit(asked)
                     finished = engine.collect(judge.send)  # the judges work while the engine decodes
                 with watch.timing("judge"):
-                    judged = judge.receive(wait=engine.idle)
+                    judged = judge.receive(wait=engine.idle)  # wait only if nothing is left to decode
                 parts.tally.generated(asked, finished)
-                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped rollouts count, too
+                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped groups teach, too
                 log.observe(asked, judged)  # raises Starved if nothing was asked, runs or was judged
             log.emitted(batch)
             with watch.timing("sync"):
@@ -70,7 +70,7 @@ def train(parts: Parts, log: Log) -> None:
 
 
 class Log:
-    """The books of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
+    """The records of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
         self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
@@ -148,7 +148,7 @@ class Log:
             raise Collapsed(f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}")
 
     def train_drafter(self) -> dict[str, float]:
-        """Train the drafter while nothing is decoded. No token depends on it, so a failure ends only its lessons."""
+        """Train the drafter while nothing is decoded. No token depends on it, so a failure only stops its training."""
         parts = self.parts
         if parts.drafter is None:
             return {}
@@ -197,7 +197,7 @@ class Log:
         decoded = parts.engine.stats().get("rollout/tokens", 0.0)
         parts.judge.stats()  # evaluation is no part of the next step's counters
         others = max(0.0, decoded - sum(r.length for r in kept))
-        if others:  # stream decodes training rollouts in the same batches: their share of tokens is that of the time
+        if others:  # under stream, training rollouts decode in the same batches, so the time is divided by tokens
             beside = watch.seconds["eval"] * others / decoded
             watch.move("eval", "generate", beside)
             parts.tally.time_s += beside

@@ -45,7 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A wish for n rollouts of a prompt: rollouts first_index .. first_index + n - 1 of a group."""
+    """A request for n rollouts of a prompt: rollouts first_index .. first_index + n - 1 of a group."""
 
     prompt_id: str
     group_id: int  # new at each visit of a prompt; the requests of one visit share it
@@ -98,7 +98,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rollouts of one prompt that share a baseline. One right and one wrong rollout: pass rate 0.5, spread 0.5."""
+    """Rollouts of one prompt that share a baseline. With one right and one wrong one, pass rate and spread are 0.5."""
 
     prompt_id: str
     group_id: int
@@ -155,8 +155,8 @@ class Clock:
     free: int | None
     tokens: int  # tokens generated so far
     progress: float  # 0..1 of the run
-    # An update cuts running rollouts. Long ones would be cut more often, so no group that began before the update may
-    # train or count after it, finished or not: it is dropped and requested again.
+    # True under stream with rollout.on_update = "cut": each update then ends the running rollouts. Long rollouts would
+    # be ended more often, so every group begun before the update is dropped, finished or not, and requested again.
     cut: bool = False
 
 

@@ -1,10 +1,11 @@
-"""A gate stands over a source and decides which groups train: the base class, plain groups, and DAPO's filter.
+"""A gate takes prompts from a source and decides which groups train: the base class, plain groups, and DAPO's filter.
 
 A group is open (rollouts are still to come), waiting (its admission was "more", so it is open, too), ready (it will
 train) or spare (rejected, but kept for starvation = "relax"). Without cuts it is decided as soon as it is complete.
 With cuts (`Clock.cut`) short groups complete first, so deciding in that order would favour short responses. Then
-nothing is requested ahead, only the first `inside` groups in the order of request are decided and shown to the source,
-and each update drops all the others, finished or not, and requests them again.
+nothing is requested ahead, and only the first `decidable` groups in line, as many as the batch needs, may be decided
+and shown to the source: whether one is decided cannot depend on its length. When one is rejected the next in line moves
+up. Each update drops all other groups, finished or not, and requests their prompts again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Starvation = Literal["raise", "relax", "partial"]
 
 
 class Gate(Saved, ABC):
-    """Requests prompts of the source, keeps the book of groups, and emits a batch once enough groups were admitted.
+    """Requests prompts from the source, keeps the book of groups, and emits a batch once enough groups were admitted.
 
     A subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`, and adds to `state_names`
     what it must remember. `curriculum.name = "module:Class"` may name it: `build.py` gives it the arguments below.
     """
 
-    state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "inside")
+    state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "decidable")
     needs: frozenset[str] = frozenset()
     phase: Phase = "train"  # phase of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
@@ -54,7 +55,7 @@ class Gate(Saved, ABC):
         self.book, self.counts = GroupBook(), Counts()
         self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
         self.version = 0  # at the last emit
-        self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
+        self.decidable: int | None = None  # number of groups, first in line, that may be decided; None: all
         self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self.dry = False  # the source had nothing more, and no group is open
 
@@ -98,12 +99,12 @@ class Gate(Saved, ABC):
             elif rollout.finish == "cut":
                 self.counts.add("tokens_dropped", rollout.length)
                 self._give_back(self.book.remove(rollout.group_id), "cut")
-            elif (visit := self.book.add(rollout)) is not None and self.inside is None:
+            elif (visit := self.book.add(rollout)) is not None and self.decidable is None:
                 self._decide(visit)
-        if self.inside is None:
+        if self.decidable is None:
             self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
         else:
-            self.settle(self.inside)
+            self.settle(self.decidable)
 
     def emit(self, clock: Clock) -> Batch | None:
         self._turn(clock)
@@ -130,22 +131,22 @@ class Gate(Saved, ABC):
     # Deciding in line, where an update cuts what runs
 
     def _turn(self, clock: Clock) -> None:
-        """Let go every group that was begun before an update, finished or not, and note the size of the batch."""
+        """Drop every group that was begun before an update, finished or not, and note the size of the batch."""
         if clock.cut and clock.version > self.version:
             for visit in list(self.book.in_line()):
                 why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
                 self._give_back(self.book.remove(visit.group_id), why)
         self.version = clock.version
-        self.inside = clock.groups if clock.cut else None
+        self.decidable = clock.groups if clock.cut else None
 
     def settle(self, groups: int) -> bool:
         """Decide the complete ones of the first groups; True if there were any. None of them can be cut, since the
         batch needs each of them. `groups` is the size of the batch, which `TokenBudget` may change."""
-        if self.inside is None:
+        if self.decidable is None:
             return False
-        self.inside, before, any_decided = groups, 0, False
+        self.decidable, before, any_decided = groups, 0, False
         for visit in list(self.book.in_line()) if groups else ():
-            if before == self.inside:
+            if before == self.decidable:
                 break
             if visit.complete and visit.settled < visit.asked:
                 new = [rollout for index, rollout in sorted(visit.came.items()) if index >= visit.settled]
@@ -158,7 +159,8 @@ class Gate(Saved, ABC):
     # Requesting
 
     def _ahead(self, clock: Clock) -> int:
-        """Groups to request beyond the batch under stream: no more than can train before they are too old."""
+        """Groups to request beyond the batch under stream. One batch trains per version, so groups more than `max_age`
+        batches ahead would be too old."""
         if clock.free is None or clock.cut:
             return 0
         return int(min(self.look_ahead, self.max_age) * clock.groups)
@@ -166,8 +168,8 @@ class Gate(Saved, ABC):
     def _room(self, clock: Clock, taken: int) -> int:
         """New groups to request now, within the look-ahead window, the free capacity and the patience.
 
-        Under stream the window is filled. Without a window, as with max_age = 0, only what the batch lacks is
-        requested, which may be more than its groups if some will be dropped; `look_ahead` limits that, too.
+        Under stream the window is filled. If `_ahead` is 0, only the groups that the batch lacks are requested; a gate
+        that expects rejections may ask for more, up to `look_ahead`.
         """
         want = self.groups_to_ask(clock)
         if clock.free is not None:
@@ -196,7 +198,7 @@ class Gate(Saved, ABC):
         return ids, places + [None] * (len(ids) - len(places))
 
     def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
-        """Note that a prompt got no verdict: it is requested again before any other, as a new group in its place."""
+        """Note that a group will not train: its prompt is requested again first, as a new group in its place."""
         insort(self.returned, (visit.place, visit.prompt_id))
         self.counts.add(why)
         self.counts.add("reasked")
@@ -255,7 +257,7 @@ class Gate(Saved, ABC):
         self.counts.batch()
         self.ages = [clock.version - group.oldest_version for group in groups]
         self.dry = False
-        self.inside = 0 if clock.cut else None  # nothing more is decided before the update, which lets it all go
+        self.decidable = 0 if clock.cut else None  # nothing more is decided before the update, which drops the rest
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:
@@ -285,7 +287,7 @@ class Uniform(Gate):
     """Plain groups: every prompt is requested once and trained on, whatever its pass rate.
 
     This is the baseline for all other curricula. Prompts that are always or never solved take part, cost their
-    rollouts and, under a group baseline, move nothing.
+    rollouts and, under a group baseline, have no gradient.
     """
 
     def admit(self, group: Group) -> Admission:

@@ -1,9 +1,10 @@
 """The group book and the counters, which all gates share (`gate.py` is the only caller).
 
-The book records which groups are open, waiting, ready or spare, in the order of their first request, and decides
-nothing. A group may be asked for more rollouts under the same id (a screened prompt that is continued), and is complete
-when all requested rollouts came. A prompt that is requested again, because an update cut its group or the group grew
-too old, gets a new group in its old place in the order.
+The book records the groups in the order of their first request, and decides nothing. A group is open, ready or spare;
+an open group whose rollouts have all come, and that will be asked for more, is waiting. A group may be asked for more
+rollouts under the same id (a screened prompt that is continued), and is complete when all requested rollouts came. A
+prompt that is requested again, because an update cut its group or the group grew too old, gets a new group in its old
+place in the order.
 """
 
 from __future__ import annotations
@@ -103,8 +104,8 @@ class Visit:
     place: int  # in the order of first request: the id of the prompt's first group, kept when it is requested again
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
-    untrained: int = 0  # so many first rollouts only help to decide (a screening that does not train)
-    settled: int = 0  # so many first rollouts were already decided on (`Gate.settle`)
+    untrained: int = 0  # the number of first rollouts that only help to decide (a screening that does not train)
+    settled: int = 0  # the number of first rollouts that were already decided on (`Gate.settle`)
 
     @property
     def complete(self) -> bool:
@@ -137,7 +138,7 @@ class GroupBook(Saved):
         self.continued: set[int] = set()  # those among them that were asked for more
         self._ready: dict[int, int] = {}  # those among them that are ready, with their oldest version
         self._spare: dict[int, Visit] = {}  # rejected groups, kept for a batch that starves
-        self._oldest = 0  # no ready group is older; saves a look at all of them at every emit
+        self._oldest = 0  # no ready group is older; avoids a scan of all of them at every emit
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._visits
@@ -152,7 +153,7 @@ class GroupBook(Saved):
 
     @property
     def open(self) -> int:
-        """The number of groups of which rollouts are still to come, or to be requested."""
+        """The number of groups with rollouts still to come, or to be requested."""
         return len(self._visits) - len(self._ready)
 
     @property
@@ -164,7 +165,7 @@ class GroupBook(Saved):
         return self._visits.keys() | self._spare.keys()
 
     def ask(self, prompt_id: str, n: int, sampling: Sampling, phase: Phase, place: int | None = None) -> Request:
-        """Open a new group: last in line, or at the `place` of an earlier group that got no verdict."""
+        """Open a new group: last in line, or at the `place` of an earlier group that will not train."""
         visit = Visit(prompt_id, self.next_id, self.next_id if place is None else place)
         self._visits[visit.group_id] = visit
         insort(self._line, (visit.place, visit.group_id))

@@ -1,10 +1,10 @@
-"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts, and pay for the rest only if it pays.
+"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts; generate more only if it has signal.
 
 A group is first asked for `n_init` rollouts. If low < pass rate < high among them, it is continued up to `rollouts` and
-trains whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both share
-a plan: this is the authors' pre-fetch, one engine call per update. OURS, where the paper's code requests a fixed number
-of prompts per call and continues all survivors at once: as many prompts are screened as should fill the batch and the
-`look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`).
+trained on, whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both
+share a plan: this is the authors' pre-fetch, one engine call per update. OURS, where the paper's code requests a fixed
+number of prompts per call and continues all survivors at once: as many prompts are screened as should fill the batch
+and the `look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: 
 
 
 def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
-    """The share that a screening of n rollouts would accept of prompts with E[p] = first and E[p^2] = second.
+    """The share of prompts with E[p] = first and E[p^2] = second that a screening of n rollouts would accept.
 
     OURS: pass rates follow the Beta distribution with these two moments, so K is Beta-binomial. From k right of m
     judged rollouts, k / m and k (k - 1) / (m (m - 1)) estimate the moments without bias. Prompts that do not differ
@@ -215,7 +215,8 @@ class Speed(Gate):
 
     @property
     def acceptance(self) -> float:
-        """The recent share of accepted screenings, E[a]. Its inverse acts like a factor on the step size."""
+        """The recent share of accepted screenings, E[a]. Dropped prompts do not dilute the batch, so the expected
+        gradient is 1 / E[a] times that of uniform sampling."""
         return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
 
     @property
@@ -224,7 +225,8 @@ class Speed(Gate):
         return self.book.waits + len(self.book.continued)
 
     def _ahead(self, clock: Clock) -> int:
-        """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call.
+        """Survivors wanted beyond the batch. Under barrier only if a continuation runs in the same engine call: else
+        the call would hold screenings that this batch does not need.
 
         With `max_age` = 0 there are none, except under barrier with `use_screening` = false: a screening that only
         decides may be older than what trains, and the age bound then applies to the continuation alone.

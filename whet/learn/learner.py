@@ -5,7 +5,8 @@ packs (`model/packing.py`), each pack is one forward and backward pass, and all 
 (or several, by `learn.updates` and `learn.minibatches`). A batch without any signal takes no optimiser step: weights
 and moments stay, and the version still advances, since the loop counts batches. A checkpoint holds `tensors` and
 `state_dict`; training resumed by `load` equals the uninterrupted one bit for bit on a CPU. With LoRA only the adapters
-require a gradient, so only they are optimised, saved and copied. `warm_start` is the supervised training before it.
+require a gradient, so only they are optimised, saved and copied. `warm_start` is the supervised
+training before reinforcement learning.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs t
 
 
 class Passes:
-    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them. All
-    of them are called inside `packed_attention(model)` and `layers(model)`."""
+    """The passes of a model over packs, without compilation. `whet.fast.graphed.FastPasses` compiles and captures them.
+    All of them are called inside `packed_attention(model)` and `layers(model)`."""
 
     def __init__(self, model: Any, config: Learn) -> None:
         self.model = model
@@ -94,7 +95,7 @@ class Learner:
     def __init__(
         self, model: Any, config: Learn, *, encode: Encode, passes: Callable[[Any, Learn], Passes] = Passes
     ) -> None:
-        """`passes` makes the form in which the model is run."""
+        """`passes` makes the object that runs the model."""
         self.model = model.eval()
         self.config = config
         self.version = self.skipped = self.skipped_in_row = self.ooms = 0
@@ -125,7 +126,7 @@ class Learner:
         if batch.reset_optimizer:
             self.optimizer.reset()
         # The reference is made when KL is first used, from the weights of that time.
-        if kl if self._reference is None else batch.reset_reference:
+        if (kl and self._reference is None) or (self._reference is not None and batch.reset_reference):
             self._set_reference(self.optimizer.live)
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
@@ -340,7 +341,7 @@ def warm_start(
     pack_tokens: int = 4096,
     on_step: Callable[[int, float], None] | None = None,
 ) -> float:
-    """Supervised fine-tuning on worked solutions, so that the base is right now and then; returns the last loss.
+    """Supervised fine-tuning on worked solutions, so that the base is sometimes right; returns the last loss.
 
     `steps` updates, one per batch of (prompt ids, response ids with the end token), by `warm_start_rate`. The loss is
     the mean cross-entropy over the response tokens, at temperature 1. Nothing is drawn at random, so the same batches

@@ -2,8 +2,8 @@
 
 The learner adds up  sum over tokens of weight * (importance * surrogate + kl_coef * k3 - entropy_coef * entropy).
 The weights are known before the first forward pass, so cutting a batch into micro-batches cannot change its gradient.
-A surrogate returns the loss of each token, and whether clipping stopped its gradient. A new estimator is one function
-and one line in ESTIMATORS.
+A surrogate returns the loss of each token, and whether clipping stopped its gradient. A new estimator is one function,
+one line in ESTIMATORS, and its name in `config.Learn.estimator`.
 """
 
 from __future__ import annotations

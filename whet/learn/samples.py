@@ -28,13 +28,14 @@ class Sample:
     """One rollout to train on."""
 
     key: Key
-    prompt: np.ndarray  # [P] ids; one and the same object for the samples of a group
+    prompt: np.ndarray  # [P] ids; the same object for all samples of a group
     response: np.ndarray  # [R] ids
     behaviour: np.ndarray  # [R] log-probs recorded when the tokens were drawn
     temperature: float
     advantage: float
-    weight: float  # what each of its tokens weighs in the loss of the batch
-    old: Tensor | None = None  # [R] log-probs under the policy before the first update; None: those of this pass
+    weight: float  # weight of each of its tokens in the loss of the batch
+    old: Tensor | None = None  # [R] log-probs under the policy before the first update; None if the batch takes one
+    # optimiser step: the current pass gives them
     reference: Tensor | None = None  # [R] log-probs under the reference
 
 

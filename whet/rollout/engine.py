@@ -1,9 +1,10 @@
-"""The local rollout engine: continuous batching over the rollout twin, exact for a given key.
+"""The local rollout engine: continuous batching over a second view of the model that shares its weights
+(`model/twin.py`). The same key always gives the same tokens.
 
 It implements `whet.rollout.base.Engine` for the loop and the evaluation. `submit` queues requests; `step` schedules
-(`scheduler.py`), runs (`runner.py`), records (`rows.py`) and retires; `collect` and `generate` step until they have
-what they promise. The engine sees prompts as token ids, text only for stop strings, and training only as a version
-number: the weights change in place under it.
+(`scheduler.py`), runs (`runner.py`), records (`rows.py`) and retires; `collect` and `generate` step until the rollouts
+that they return are finished. The engine sees prompts as token ids, text only for stop strings, and training only as a
+version number: the weights change in place under it.
 """
 
 from __future__ import annotations
@@ -41,9 +42,10 @@ class LocalEngine:
     """Decodes rollouts of one model on one device.
 
     A flight is a rollout under way; while it decodes it has one of `slots` rows. A wave is what is prefilled in one
-    step: chunks of prompts, and forks, which share the prompt of another flight. An arm is one way to speculate. The
-    tokens of a rollout depend on the weights, the prompt and its key (seed, train or eval, group, index) alone, not on
-    the batch: exactly in float64 on a CPU, up to rounding elsewhere.
+    step: chunks of prompts, and forks, which share the prompt of another flight. An arm is one way to speculate: a
+    drafter and a depth. Rows 0..ready-1 draw a token at each step; the last row may hold a prompt of which only
+    `rows.fed` tokens are fed. The tokens of a rollout depend on the weights, the prompt and its key (seed, train or
+    eval, group, index) alone, not on the batch: exactly in float64 on a CPU, up to rounding elsewhere.
     """
 
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
@@ -68,8 +70,8 @@ class LocalEngine:
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used where
-        it lacks nothing that the model needs. releasable: on a GPU, the memory of keys and values is lent to the
+        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if
+        it supports the model. releasable: on a GPU, the memory of keys and values is lent to the
         learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
         rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
@@ -273,7 +275,9 @@ class LocalEngine:
             accepted, most = self._record(drawn, running)
             if self.speculation is not None:
                 steps, seconds = len(drawn.counted), time.perf_counter() - begin
-                typical = steps > 1 or not self.runner.ahead  # a step before a burst was waited for at once
+                typical = (
+                    steps > 1 or not self.runner.ahead
+                )  # a step before a burst was waited for in full: its time is not typical
                 kv_bytes = self.speculation.kv_bytes(rows, running)
                 report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical)
                 self.speculation.chooser.record(report)
@@ -368,7 +372,7 @@ class LocalEngine:
 
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is
-        under way. Returns the seconds of what was done once."""
+        under way. Returns the seconds of one-time preparation."""
         running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
         if not running or self.rows.fed or drafters.keys() - self.runner.own:  # drafts on the host wait for tokens
             return 0.0
