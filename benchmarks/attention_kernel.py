@@ -27,7 +27,7 @@ from torch import Tensor
 from whet.fast.kernels.attention import Tile, plan_splits, plan_tile
 from whet.fast.kernels.attention_triton import launch
 from whet.model.ops import paged_attention as reference
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 PAGE = 64
 HEADS = ["9/3/64", "12/2/128", "14/2/64", "28/4/128"]

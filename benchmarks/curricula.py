@@ -20,13 +20,13 @@ from typing import Any
 from rich.console import Console
 
 from whet.recipe import parse_config
-from whet.report.arms import read_arms
-from whet.report.compare import to_markdown
+from whet.report.arms import Folders, read_arms
+from whet.report.compare import TableCell, compare
 from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
-from whet.tools.bench.stand import circumstances
+from whet.text import printable
 from whet.tools.demo import read_demo
-from whet.tools.experiment import make_base, merge, train_arms
+from whet.tools.experiment import circumstances, make_base, merge, train_arms
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},
@@ -52,7 +52,7 @@ def without(term: int) -> dict[str, Any]:
 
 
 ALL_ROLLOUTS = {"rollouts": 100_000}
-"""Of a step, written down: calibration reads them."""
+"""All rollouts of a step are kept: calibration reads them."""
 MAIN = {
     "uniform_16": arm("uniform", every=4),
     "uniform_48": arm("uniform", 48, every=1, lr=2e-4),
@@ -91,6 +91,30 @@ FURTHER = {
 }
 ARMS = MAIN | FURTHER
 """`uniform_16` is also the arm of the long limit, fixed."""
+
+
+def to_markdown(folders: Folders) -> str:
+    """The tables of `whet compare`, for a README or an issue."""
+    result = compare(read_arms(folders))
+    parts = []
+    for place, (title, heads, rows) in enumerate(result.tables()):
+        lines = [f"| {' | '.join([title if place else 'arm', *heads])} |", "|---|" + "---:|" * len(heads)]
+        for name, row in zip(result.arms, rows, strict=True):
+            lines.append(f"| {' | '.join([_markdown_text(name), *map(_markdown_cell, row)])} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join([*parts, " ".join(map(_markdown_text, result.notes))]) + "\n"
+
+
+def _markdown_cell(cell: TableCell) -> str:
+    ratio = f" **{cell.ratio}**" if cell.ratio else ""
+    return f"{cell.value}{ratio}" + (f" ({cell.range})" if cell.range else "")
+
+
+def _markdown_text(text: str) -> str:
+    """A name must not end the table or start markup."""
+    for mark in "\\`*_[]<>|":
+        text = text.replace(mark, f"\\{mark}")
+    return printable(text, one_line=True)
 
 
 def main() -> None:
@@ -149,7 +173,7 @@ def run_missing(wanted: Mapping[str, Mapping[str, Path]], options: argparse.Name
 
 
 def curves(folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Of each run: [step, tokens, seconds, accuracy] of its evaluations, and what every fourth update looked like."""
+    """For each run: [step, tokens, seconds, accuracy] of its evaluations, and what every fourth update looked like."""
     found = {}
     for run in (run for each in read_arms(folders) for run in each.runs):
         points = run.points("held_out")

@@ -27,7 +27,7 @@ from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.terminal import out_console
 from whet.text import printable
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 app = typer.Typer()
 GROUPS, ROLLOUTS = 16, 16
@@ -52,7 +52,7 @@ def curriculum_bench(out: Path, *, mix: str = "few", seeds: int = 5, budget: int
 
 
 def _played(name: str, toy: Toy, budget: int) -> dict[str, Any]:
-    settings = config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
+    settings = config.CurriculumSettings(name=name, groups=GROUPS, rollouts=ROLLOUTS, starvation="partial")
     rows, spent = play(settings, toy, lambda: toy.rollouts / budget)
     signal = [row["learn/signal_share"] for row in rows[1:]]
     return {
@@ -132,8 +132,8 @@ def show_likeness(result: Mapping[str, Any]) -> None:
         cells = [found[quantity] for found in result["runs"].values()]
         table.add_row(quantity.replace("_", " "), *map(likeness_cell, cells))
     out_console.print(table)
-    told = f"Measured, then simulated (times the measured). The toy was fitted to {fitted} alone."
-    for sentence in (told, *result["where_off"]):
+    first = f"Measured, then simulated (times the measured). The toy was fitted to {fitted} alone."
+    for sentence in (first, *result["where_off"]):
         tell(sentence)
 
 

@@ -10,14 +10,13 @@ again. Writes demo_seeds.json and demo_seeds.md.
 import argparse
 from pathlib import Path
 
-from curricula import curves, write_json
+from curricula import curves, to_markdown, write_json
 from rich.console import Console
 
 from whet.report.arms import read_arms
-from whet.report.compare import to_markdown
 from whet.run import read_metrics
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import conclude, describe_mix, read_demo, run_demo
+from whet.tools.experiment import circumstances
 
 
 def main() -> None:

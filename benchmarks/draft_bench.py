@@ -56,7 +56,7 @@ from whet.fast.pool import Key as GraphKey
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import ANY
 from whet.terminal import out_console
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Key, Rollout
 
 app = typer.Typer()
@@ -64,7 +64,7 @@ GRAPHS = ("graphs", "graph_bytes", "graph_driver_bytes")
 TRIES = 3
 """Runs at most to time drafts in: one may pass a batch size before all that is wanted there had its turn."""
 POINTS = 60
-"""Of the curve of running requests."""
+"""Points of the curve of running requests."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class DraftTaken:
     drafting: float | None
     """Seconds of drafts on the host; None where the device makes them, within the steps that verify."""
     steps: list[Step]
-    """Those a chooser was told of: not the ones that fed prompts."""
+    """The steps that a chooser received: those that fed prompts are not among them."""
     running: list[tuple[float, int]]
     """Seconds, and rollouts that were under way."""
     stats: dict[str, float]
@@ -95,13 +95,13 @@ class Bench:
     head: EagleHead | None
     seed: int
     lessons: Lessons | None = None
-    """Of the rung that has them."""
+    """Lessons of the rung whose drafter is trained."""
     engines: dict[str, LocalEngine] = field(default_factory=dict)
     speculations: dict[str, WatchedSpeculation] = field(default_factory=dict)
     drafters: dict[str, dict[str, DraftGuard]] = field(default_factory=dict)
     """All that an engine has; its speculation holds those of the rung."""
     watches: dict[str, Watch] = field(default_factory=dict)
-    """Of each rung: choosers know from round to round what they have learnt, as in a training run."""
+    """One chooser per rung: choosers know from round to round what they have learnt, as in a training run."""
     plain: dict[Key, np.ndarray] = field(default_factory=dict)
     """What plain decoding wrote."""
 
@@ -201,8 +201,8 @@ class Bench:
         return {name: {k: found.get(f"rollout/{k}", 0.0) for k in GRAPHS} for name, found in stats.items()}
 
     def plan_bytes(self, rungs: Sequence[Rung]) -> dict[str, int]:
-        """Of `plans`, captured once more, each in a pool of its own, largest first, and let go of: what the pool and
-        the driver took."""
+        """Memory of `plans`, captured once more, each in a pool of its own, largest first, then freed: bytes of the
+        pool and the driver."""
         runner = self.engine("model_free" if self.head is None else "eagle").runner
         assert isinstance(runner, GraphRunner), "there are no graphs without a GPU"
         made, found = runner.captures, dict[str, int]()
@@ -398,7 +398,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 #
 # The rungs: plain decoding, ever more speculation, every arm alone, plain decoding once more.
 #
-# What a rung drafts with, who chooses, and the graphs that all of them want; `draft_bench` runs them.
+# What a rung drafts with, the chooser, and the graphs that all of them need; `draft_bench` runs them.
 
 
 ELASTIC = {"ngram": 8, "suffix": 8, "eagle": 4}
@@ -550,14 +550,14 @@ def show_ladder(result: Mapping[str, Any]) -> None:
         )
     out_console.print(table)
     found = result["verdict"]
-    told = f"{found['controller']}: {found['controller_of_off']:.3f} of OFF's speed"
+    sentence = f"{found['controller']}: {found['controller_of_off']:.3f} of OFF's speed"
     if "best_fixed" in found:
-        told += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
-    told += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
-    told += f" By half as many at once, OFF writes {result['same_in_half_batches']:.0%} of the rollouts alike."
+        sentence += f", {found['controller_of_best_fixed']:.3f} of the best arm's ({found['best_fixed']})"
+    sentence += f"; OFF against OFF differs by up to {found['off_against_off']:.1%}."
+    sentence += f" By half as many at once, OFF writes {result['same_in_half_batches']:.0%} of the rollouts alike."
     if plan := naive_plan(result["graphs"]["plan"]):
-        told += " " + plan
-    tell(told)
+        sentence += " " + plan
+    tell(sentence)
     for lesson in result["rungs"].get("training", {}).get("lessons", ()):
         tell(lesson_line(lesson))
     for name, why in result.get("split_missing", {}).items():

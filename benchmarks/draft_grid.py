@@ -25,19 +25,19 @@ import torch
 from draft_watch import Fixed, Step, Watch, WatchedSpeculation, accept_length
 
 from whet import files
-from whet.draft.base import OFF, DraftArm, RowView
+from whet.draft.base import OFF, DraftArm, Drafter, RowView
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import SHAPES, shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Request, Sampling
 
 HEAT = 100.0
 
 
-class Forced:
+class Forced(Drafter):
     """Proposes what plain decoding wrote, wrong with chance 1 - accept at each place."""
 
     name = "forced"
@@ -53,18 +53,10 @@ class Forced:
         guesses = np.where(wrong, (plain + 1) % self.vocab, plain)
         self.plain, self.guesses = plain, np.pad(guesses, ((0, 0), (0, most)))
 
-    def begin(self, row: RowView) -> None: ...
-
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         row = np.array([view.group_id for view in rows])[:, None]
         at = np.array([view.ids.size for view in rows])[:, None]
         return self.guesses[row, at + np.arange(int(most.max(initial=0)))], most.astype(np.int32)
-
-    def finish(self, row: RowView) -> None: ...
-
-    def updated(self, version: int) -> None: ...
-
-    def forget(self) -> None: ...
 
 
 class Grid:

@@ -144,7 +144,7 @@ class CandidateAsked:
     prompts: Path | None = None
     device: str = "auto"
     dtype: str = ""
-    """Of a model folder's weights; "" is bfloat16 on a GPU and float32 elsewhere."""
+    """Type of a model folder's weights; "" is bfloat16 on a GPU and float32 elsewhere."""
     rollouts: int = 128
     siblings: int = 8
     cap: int = 2048

@@ -25,7 +25,7 @@ from tail_model import is_right, problem, question
 
 from whet import api
 from whet.recipe import load_config
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Prompt
 
 ARMS: dict[str, tuple[str, ...]] = {"plain": (), "model_free": ("suffix",), "eagle": ("suffix", "eagle")}
@@ -60,7 +60,7 @@ class Follower:
 
 
 def summary(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
-    """Of each arm: seconds of an update and of its generation, and how many times as fast as plain, update by update;
+    """For each arm: seconds of an update and of its generation, and how many times as fast as plain, update by update;
     the share of its time that generation takes; tokens against plain. Medians, but for the share of the drafter's
     lessons: not every update has one, so it is their seconds of all seconds."""
     found = {}

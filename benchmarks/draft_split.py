@@ -13,7 +13,7 @@ from typing import Any
 from draft_watch import Fixed, Step, WatchedCaptures
 
 from whet.draft.base import OFF, DraftArm
-from whet.fast.pool import Key, graph_name
+from whet.fast.pool import Key
 
 HOST, APART = "by the host's clock", "replayed apart"
 """How the seconds of drafts were found."""
@@ -61,12 +61,21 @@ def nearest(key: Key, timed: Iterable[Key]) -> Key | None:
 
 
 def timed_share(uses: Mapping[Key, int], costs: Mapping[Key, float]) -> float:
-    """Of all uses, those whose very graph was timed.
+    """The uses whose very graph was timed.
 
     >>> timed_share({(8, 4, "eagle"): 3, (4, 4, "eagle"): 1}, {(8, 4, "eagle"): 0.25})
     0.75
     """
     return sum(count for key, count in uses.items() if key in costs) / max(1, sum(uses.values()))
+
+
+def graph_name(key: Key) -> str:
+    """
+    >>> graph_name((64, 1, "")), graph_name((64, 5, "")), graph_name((8, 4, "eagle"))
+    ('64x1', '64x5', '8x4_eagle')
+    """
+    rows, new, drafter = key
+    return f"{rows}x{new}" + (f"_{drafter}" if drafter else "")
 
 
 def untimed(uses: Mapping[Key, int], costs: Mapping[Key, float]) -> str:

@@ -23,8 +23,8 @@ from draft_watch import Fixed, Watch, accept_length
 from rich.table import Table
 
 from whet import config, files, loop
-from whet.api import start
-from whet.assembly import Parts, check_run
+from whet.api import prepare_parts
+from whet.assembly import Parts, build_parts, check_run
 from whet.draft.base import DraftArm
 from whet.errors import WhetError
 from whet.problems import JudgeFunction
@@ -32,12 +32,12 @@ from whet.recipe import dump_config, load_config
 from whet.rollout.engine import LocalEngine
 from whet.run import Run
 from whet.terminal import DataFolder, Sets, folder_set, out_console
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 app = typer.Typer()
 FILE = "draft_over_steps.json"
 KEPT = ("draft/loss", "draft/agreement", "draft/tokens_trained", "reward/mean", "length/mean", "time/draft")
-"""Of an update's metrics."""
+"""The metrics of an update that are kept."""
 
 OnLine = Callable[[str], None]
 
@@ -103,14 +103,15 @@ def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeF
     plan = check_run(settings, reward)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(plan.settings)))
-        parts = start(run, plan, follower)
+        parts = build_parts(plan)
         stack.callback(parts.close)
+        prepare_parts(parts, run, None, follower)
         follower.attach(parts, depth)
         loop.train(parts, loop.Log(run, parts, follower))
 
 
 def last_quarter(arms: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Of each arm, the mean accept length of its last quarter of updates, by what was drafted.
+    """For each arm, the mean accept length of its last quarter of updates, by what was drafted.
 
     >>> rows = [{"rows_drafted": 9.0, "accept_length": 1.0}] * 6
     >>> rows += [{"rows_drafted": 30.0, "accept_length": 1.5}, {"rows_drafted": 10.0, "accept_length": 2.5}]

@@ -1,4 +1,4 @@
-"""What speculation did, step by step: choosers that write down what they are told, and the figures made of it.
+"""What speculation did, step by step: choosers that record each report, and figures of the records.
 
 `draft_bench` and `benchmarks/draft_grid.py` put them into an engine; nothing here changes a token or a choice.
 """
@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.draft.base import OFF, Chooser, DraftArm
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 from whet.draft.speculation import Columns, Speculation
 from whet.fast.graphs import PROMPTS
 from whet.fast.pool import Captures, Key
 
 REPLAYS = 20
-"""Of a graph that is timed."""
+"""Replays of a graph that is timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,34 +36,23 @@ class Step:
     most: np.ndarray | None = None
     """How many were asked for, per row and step."""
     at: float = 0.0
-    """When it was told, on the host's clock."""
+    """Time of the report, on the host's clock."""
     steps: int = 1
     """How many they were."""
 
 
-class Fixed:
+class Fixed(Chooser):
     """One arm for every batch that it serves, OFF for the others."""
 
     def __init__(self, arm: DraftArm, serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True) -> None:
+        super().__init__()
         self.arm, self.serves = arm, serves
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arm if self.serves(self.arm, batch) and self.arm.drafter not in retired else OFF
 
-    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None: ...
 
-    def updated(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class Watch:
+class Watch(Chooser):
     """Another chooser, whose steps are written down."""
 
     def __init__(self, chooser: Chooser) -> None:
@@ -73,22 +62,12 @@ class Watch:
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.chooser.choose(batch, kv_bytes, retired)
 
-    def record(
-        self,
-        arm: DraftArm,
-        batch: int,
-        seconds: float,
-        *,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        kv_bytes: float = 0.0,
-        typical: bool = True,
-    ) -> None:
-        self.steps.append(Step(arm, batch, seconds, accepted, most, time.perf_counter(), steps))
-        self.chooser.record(
-            arm, batch, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv_bytes, typical=typical
+    def record(self, report: StepReport) -> None:
+        at = time.perf_counter()
+        self.steps.append(
+            Step(report.arm, report.batch, report.seconds, report.accepted, report.most, at, report.steps)
         )
+        self.chooser.record(report)
 
     def updated(self) -> None:
         self.chooser.updated()
@@ -126,13 +105,13 @@ class WatchedCaptures(Captures):
     again on the rows as they are, which leaves the same drafts, since a draft reads its rows and moves none."""
 
     def __init__(self, like: Captures) -> None:
-        """Of the same steps; none of its graphs is taken over."""
+        """Captures of the same steps; no graph of `like` is taken over."""
         super().__init__(like.device, like.step, like.at_rest)
         self.uses: Counter[Key] = Counter()
         """Since it was last cleared."""
         self.wanted: list[Key] = []
         self._spans: dict[Key, tuple[torch.cuda.Event, torch.cuda.Event] | float] = {}
-        """Of `REPLAYS` replays."""
+        """Seconds of `REPLAYS` replays."""
 
     def replay(self, key: Key) -> Tensor:
         if key[2] not in ("", PROMPTS):
@@ -172,18 +151,18 @@ def _seconds(span: tuple[torch.cuda.Event, torch.cuda.Event] | float) -> float:
 def accept_length(steps: Sequence[Step]) -> float | None:
     """Tokens that a row writes in a step that speculates; None if none does.
 
-    >>> accept_length([Step(OFF, 2, 1.0), Step(Arm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
+    >>> accept_length([Step(OFF, 2, 1.0), Step(DraftArm("ngram", 2), 2, 1.0, np.array([2, 1]), np.array([2, 2]))])
     2.5
     """
-    told = [step.accepted for step in steps if step.accepted is not None]
-    return 1 + float(np.concatenate(told).mean()) if told else None
+    reported = [step.accepted for step in steps if step.accepted is not None]
+    return 1 + float(np.concatenate(reported).mean()) if reported else None
 
 
 def chances(steps: Sequence[Step]) -> dict[str, list[float]]:
-    """Of each drafter, how often its first, second, ... token was right where those before it were, and it was asked
+    """For each drafter, how often its first, second, ... token was right where those before it were, and it was asked
     for: c_i = rows that accepted i or more / rows that accepted i - 1 or more and were asked for i.
 
-    >>> chances([Step(Arm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
+    >>> chances([Step(DraftArm("ngram", 2), 4, 1.0, np.array([2, 1, 0, 1]), np.array([2, 2, 2, 1]))])
     {'ngram': [0.75, 0.5]}
     """
     out: dict[str, list[float]] = {}
@@ -215,7 +194,7 @@ def by_batch(steps: Sequence[Step]) -> dict[str, dict[str, float | None]]:
 
 
 def arm_shares(steps: Sequence[Step]) -> dict[str, float]:
-    """Of the time of all steps, each arm's."""
+    """Each arm's share of the time of all steps."""
     total = sum(step.seconds for step in steps)
     out: dict[str, float] = {}
     for step in steps:

@@ -19,7 +19,7 @@ from sampler_kernel import captured
 from torch import Tensor
 
 from whet.fast.kernels.layer import gated, gated_reference
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 SHAPES = {"1.5b": (28, 8960, 1536), "135m": (30, 1536, 576), "7b": (28, 18944, 3584)}
 """Layers, inner width, width."""

@@ -1,11 +1,11 @@
-"""Runs every test marked `gpu` on the card at hand and stores what came of it.
+"""Runs every test marked `gpu` on the GPU at hand and stores the results.
 
     make test-gpu               in .venv
-    make test-gpu VENV=none     with python3 and PYTHONPATH as they are: a machine with a card may have no network
+    make test-gpu VENV=none     with python3 and PYTHONPATH as they are: a machine with a GPU may have no network
 
-Compiling takes such tests longer than the card does, so a few processes share it, each with a few tests of one file: a
-process that crashes or hangs takes no other test along. Those of `ALONE` read how much of the card is free and run
-last, one process at a time. The result, `benchmarks/results/gpu_tests.json`, is written whether tests fail or not;
+Most of the time goes into compiling, so a few processes share the GPU, each with a few tests of one file: a process
+that crashes or hangs takes no other test along. Those of `ALONE` read the free memory of the GPU and run last, one
+process at a time. The result, `benchmarks/results/gpu_tests.json`, is written whether tests fail or not;
 without a git history the commit is what WHET_COMMIT says.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import files
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 ROOT = Path(__file__).parents[1]
 OUT = ROOT / "benchmarks" / "results" / "gpu_tests.json"
@@ -49,9 +49,9 @@ def collect(tests: Path) -> tuple[list[str], dict[str, str]]:
     holding = sorted(str(path) for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text())
     command = pytest("--collect-only", "--continue-on-collection-errors", *holding)
     done = subprocess.run(command, cwd=tests.parent, capture_output=True, text=True)
-    told = [part.split("\n") for part in done.stdout.split("ERROR collecting ")[1:]]
+    parts = [part.split("\n") for part in done.stdout.split("ERROR collecting ")[1:]]
     broken = {
-        head.split()[0]: "; ".join(line[1:].strip() for line in lines if line[:2] == "E ") for head, *lines in told
+        head.split()[0]: "; ".join(line[1:].strip() for line in lines if line[:2] == "E ") for head, *lines in parts
     }
     return re.findall(r"(?m)^\S+\.py::.+$", done.stdout), broken
 
@@ -82,7 +82,7 @@ def run(ids: list[str], root: Path) -> list[dict[str, Any]]:
 
 
 def outcomes(report: ET.Element) -> Iterator[dict[str, Any]]:
-    """Of pytest's report in JUnit's form."""
+    """The counts in pytest's report in JUnit's form."""
     for case in report.iter("testcase"):
         bad = next((child for child in case if child.tag in ("failure", "error")), None)
         outcome = "failed" if bad is not None else "skipped" if case.find("skipped") is not None else "passed"

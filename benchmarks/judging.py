@@ -37,7 +37,7 @@ from whet import config
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import Matcher, right_answers
 from whet.tasks.text import TextTask
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 SETS = ("gsm8k", "math500", "olympiadbench", "minerva", "aime2024", "aime2025", "amc2023")
@@ -200,7 +200,8 @@ class Killer(threading.Thread):
 def pool(judge: Callable[[Prompt, str], float], cases: Iterable[Case], workers: int) -> Judge:
     by_id = {str(i): case.prompt for i, case in enumerate(cases)}
     judges = {prompt.task: judge for prompt in by_id.values()}
-    return Judge(by_id.__getitem__, judges, decode=lambda ids: "".join(map(chr, ids)), workers=workers)
+    settings = config.JudgeSettings(workers=workers)
+    return Judge(by_id.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids)))
 
 
 def rollouts(cases: list[Case]) -> list[Rollout]:

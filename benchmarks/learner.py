@@ -9,7 +9,7 @@ the work of each: MFU = 6 N tokens/s / 790 TFLOP/s (N parameters, a tied embeddi
 matrix). A measurement is whole steps (packs, forward, backward, optimiser) of one and the same learner, whose switch
 is turned between rounds; two rounds come before. `--forms` measures these forms of compiling, whatever their trial
 would say of them; "graphed" is whole layers compiled, and forward and backward as CUDA graphs, whose memory pool is
-told apart: the peak of a step that replays them does not show it. `--long` is one response of so many tokens, with
+reported apart: the peak of a step that replays them does not show it. `--long` is one response of so many tokens, with
 activations computed again. Without a GPU only `--shape tiny` is of use, to see that it runs.
 """
 
@@ -28,14 +28,13 @@ import torch
 from torch._C._autograd import DeviceType
 from torch._dynamo.utils import counters
 
-from whet.config import Config, Learn
-from whet.config import Rollout as RolloutSettings
+from whet.config import Config, Learn, RolloutSettings
 from whet.fast.compiled import FORMS
 from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner
-from whet.model.memory import measure, plan
+from whet.model.memory import Footprint, measure
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Group, Rollout, Sampling, Trace
 
 PEAK = 790e12
@@ -150,7 +149,8 @@ def planned(shape: str, settings: Learn, tokens: int) -> dict[str, float]:
         size = measure(shape_model(shape, "meta"))
     recipe = Config(learn=settings, rollout=RolloutSettings(slots=1, context=tokens + 1, max_tokens=tokens))
     recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "bfloat16"})})
-    return {name: size / 2**30 for name, size in plan(size, recipe, flash=True).parts()}
+    footprint = Footprint(shape=size, settings=recipe, device=torch.device("cuda"), flash=True)
+    return {name: size / 2**30 for name, size in footprint.plan().parts()}
 
 
 def main() -> None:

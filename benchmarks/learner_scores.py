@@ -168,7 +168,7 @@ def _vocabulary_gram(
     matrices: frozenset[str],
     tile: int,
 ) -> np.ndarray:
-    """Of the head and the embedding; where they are one table, their gradients add up before the product."""
+    """Gradient of the head and the embedding; where they are one table, their gradients add up before the product."""
     head, table = head_of(model), model.get_input_embeddings()
     hidden, targets = torch.cat(walk.hidden), torch.cat([p.targets for p in packs])
     embedded, ids = torch.cat(walk.embedded), torch.cat([p.input_ids[0] for p in packs])

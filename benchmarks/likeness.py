@@ -28,17 +28,17 @@ from toy import Toy, play
 from whet import config, files
 from whet.errors import WhetError
 from whet.recipe import load_config
-from whet.report.arms import RunLog, common_evaluation, read_arms, settings_that_differ
-from whet.report.curves import Point, Row, series, smooth
+from whet.report.arms import Point, Row, RunLog, common_evaluation, read_arms, series, smooth
+from whet.report.compare import settings_that_differ
 from whet.report.formats import final_accuracy, pick_levels, reach
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Sampling
 from whet.watch import PASS_RATES, pass_rate_class
 
 GRID = np.arange(-6.0, 6.5, 0.5)
 """Logits a prompt may start at."""
 CEILINGS = (1.05, 1.25, 1.5, 2.0, 4.0, inf)
-"""Of the skill; it is 1 where the fitted run ends."""
+"""Scale of the skill, which is 1 where the fitted run ends."""
 EARLY, LATE = 64, 128
 """Groups that tell the difficulties at the start, where the policy moves fast, and at the end."""
 SEEDS = 5
@@ -87,15 +87,15 @@ class Fit:
     start: np.ndarray
     """Share of prompts at each logit of `GRID` before the first update."""
     end: np.ndarray
-    """And after the last."""
+    """The same after the last update."""
     rate: float = 0.0
     """Skill an update at the run's learning rate, far from the ceiling."""
     ceiling: float = inf
-    """Of the skill."""
+    """Highest skill that training reaches."""
     exam: tuple[float, float, float] = (0.0, 1.0, 1.0)
     """Held-out accuracy = exam[2] sigmoid(exam[0] + exam[1] skill)."""
     lengths: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Of "right" and "wrong" responses: skills, rising, and mean tokens."""
+    """For "right" and "wrong" responses: skills, rising, and mean tokens."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Twin(Toy):
 
     def lengths(self, right: np.ndarray) -> np.ndarray:
         means = {verdict: np.interp(self.theta[0], *curve) for verdict, curve in self.fit.lengths.items()}
-        spread = self._rng.lognormal(-0.02, 0.2, len(right))  # of mean 1
+        spread = self._rng.lognormal(-0.02, 0.2, len(right))  # its mean is 1
         return np.minimum(self.longest, np.where(right, means["right"], means["wrong"]) * spread + 0.5)
 
     def move(self, gradient: np.ndarray) -> np.ndarray:
@@ -403,7 +403,7 @@ def likeness_bench(out: Path, folders: Sequence[Path], name: str = "") -> dict[s
     return result
 
 
-def _plain(curriculum: config.Curriculum) -> bool:
+def _plain(curriculum: config.CurriculumSettings) -> bool:
     """Every prompt alike, every group trained on, from the first update to the last."""
     return curriculum.name == "uniform" and not (curriculum.source or curriculum.stages or curriculum.solved)
 

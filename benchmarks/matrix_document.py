@@ -71,7 +71,7 @@ def write_report(plan: MatrixPlan, out: Path, docs: Path, readme: Path) -> list[
     text = page.read_text() if page.is_file() else "# Results\n"
     if marks(plan.name)[0] not in text:
         text = text.rstrip() + f"\n\n## {plan.name}\n" + "\n".join(marks(plan.name)) + "\n"
-    figures = [f"figures/{plan.name}_{cost}.svg" for cost in ("tokens", "seconds")]  # of benchmarks/matrix_figures.py
+    figures = [f"figures/{plan.name}_{cost}.svg" for cost in ("tokens", "seconds")]  # by matrix_figures.py
     shown = [f"![Accuracy against its cost]({name})" for name in figures if (docs / name).is_file()]
     files.write_text(page, fill(text, plan.name, "\n\n".join([document(arms, plan.baseline, notes), *shown, RULE])))
     written = [page]

@@ -19,8 +19,8 @@ from matrix_document import COSTS, read_arms
 from matrix_results import Arms, curve, usable
 
 from whet import files
-from whet.report.chart import ticks
-from whet.report.curves import Curve, at, median_curve
+from whet.report.arms import Curve, at, median_curve
+from whet.report.page import ticks
 from whet.tools.bench.matrix import read_plan
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes tell the lines apart without colour.
@@ -120,8 +120,8 @@ def _stroke(number: int) -> str:
 def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Path]:
     written = []
     for cost in ("tokens", "seconds"):
-        told = usable(arms, baseline, cost)
-        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in told.items()]
+        shown = usable(arms, baseline, cost)
+        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in shown.items()]
         label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
         drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
         if drawn:

@@ -22,7 +22,7 @@ import numpy as np
 
 from whet.eval import Interval, wilson
 from whet.report import formats
-from whet.report.curves import Curve, Point, at
+from whet.report.arms import Curve, Point, at
 from whet.report.formats import Reach, first_crossing, median_reach, reach
 
 Log = Mapping[str, Any]  # the JSON of a cell
@@ -31,7 +31,7 @@ Show = Callable[[float | None], str]
 GRID = 200  # levels are half hundredths
 MOST_LEVELS = 6
 ENOUGH = 3  # seeds that a claim rests on; an arm with fewer is marked
-DRAWS = 400  # of a bootstrap
+DRAWS = 400  # resamples of a bootstrap
 
 # ---- one cell
 
@@ -188,7 +188,7 @@ class Equal:
 
     seconds: float
     accuracy: Mapping[str, float]
-    interval: Interval  # of the baseline
+    interval: Interval  # the baseline's own
 
     def verdict(self, arm: str) -> str:
         if arm not in self.accuracy:

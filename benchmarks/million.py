@@ -30,7 +30,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.neighbours import KimiSource
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Clock, Report, Request, Rollout, Sampling
 
 SAMPLING = Sampling(max_tokens=512)
@@ -154,7 +154,7 @@ def visit_all(curriculum: Any, step: int) -> None:
 
 
 def measure(arm: str, settings: Mapping[str, Any], known: Facts, updates: int, repeats: int) -> dict[str, Any]:
-    section = config.Curriculum.model_validate(settings)
+    section = config.CurriculumSettings.model_validate(settings)
 
     def build() -> Curriculum:
         mine = replace(known, settings=OF_ENTRIES.get(arm, ()))

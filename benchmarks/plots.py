@@ -26,8 +26,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whet.report import formats
-from whet.report.arms import arm_name
-from whet.report.curves import Curve, Point, at, median_curve
+from whet.report.arms import Curve, Point, arm_name, at, median_curve
 from whet.report.formats import Reach, median_reach, reach
 
 MIXES = ("few", "many")
@@ -257,7 +256,7 @@ def snr_figure(result: Mapping[str, Any]) -> Figure | None:
         draw_snr(panel, [(row["pass_rate"], row["snr"][n]) for row in measured], floor)
         panel.set(yscale="log", xlim=(-0.02, 1.02), xlabel="pass rate of the prompt")
         panel.set_title(f"N = {n}")
-    panels[0][0].set_ylim(bottom=floor / 1.3)  # of all: they share it
+    panels[0][0].set_ylim(bottom=floor / 1.3)  # for all panels: they share the axis
     panels[0][0].set_ylabel("signal-to-noise ratio of the gradient")
     panels[0][-1].legend(loc="lower center", fontsize=7.5)
     return tight(figure)

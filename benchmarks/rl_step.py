@@ -43,16 +43,16 @@ from transformers.utils import logging as hf_logging
 from whet import api, loop
 from whet.assembly import Parts, build_parts, check_run
 from whet.fast.fused import share_storage
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.recipe import load_config, read_toml
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Report
 from whet.watch import Stopwatch, rollout_metrics
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALPHABET = "abcdefghijklmnopqrstuvwxyzLW0123456789+-*=?!.,'{}\\ "
-"""Of the toy's tokenizer: the arithmetic problems, and FastCuRL's suffix."""
+"""Text for the toy's tokenizer: the arithmetic problems, and FastCuRL's suffix."""
 WARM, COUNTED = 16, 8
 """Updates of `idle`; one more is profiled."""
 GIB = 2**30
@@ -169,7 +169,7 @@ def split_of(row: Mapping[str, float]) -> dict[str, float]:
 
 
 def profiled(watch: Watch, wall_s: float) -> dict[str, Any]:
-    """Of the profiled update; `wall_s`: what one took without the profiler."""
+    """Shares of the profiled update; `wall_s`: what one took without the profiler."""
     trace = watch.trace
     own_s = (trace.end - trace.begin) / 1e9
     found: dict[str, Any] = {"wall_s": own_s, "wall_without_profiler_s": wall_s, "kernels": len(trace.spans)}
@@ -302,7 +302,7 @@ class Stage3Log(loop.Log):
 
 
 def used_gib(cuda: bool) -> float | None:
-    """Of the card, by whomever: the KV pool is not torch's where it is lent."""
+    """GPU memory in use by any process: a KV pool that is lent does not belong to torch."""
     if not cuda:
         return None
     free, total = torch.cuda.mem_get_info()
@@ -321,7 +321,7 @@ def toy_folder(folder: Path, shape: str, device: str) -> str:
     """Random weights in a known shape, with a tokenizer of characters, which are its first tokens."""
     hf_logging.disable_progress_bar()
     shape_model(shape, device).save_pretrained(folder)
-    char_tokenizer(ALPHABET).save_pretrained(folder)
+    tiny_tokenizer(ALPHABET).save_pretrained(folder)
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()

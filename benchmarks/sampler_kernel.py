@@ -22,7 +22,7 @@ from torch import Tensor
 from whet.fast.kernels import decode_triton as race_triton
 from whet.fast.kernels.decode import race, race_reference
 from whet.model.noise import MUL1, MUL2, STEP, TOKEN, row_key
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 
 BATCHES = (1, 8, 64, 256)
 VOCABULARIES = (49_152, 151_936)

@@ -36,7 +36,7 @@ from whet.errors import WhetError
 from whet.eval import Z95, wilson
 from whet.model.load import tiny_model
 from whet.recipe import load_config, read_toml
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.tools.measure import weights_of
 from whet.types import Prompt, Request, Rollout
 
@@ -108,7 +108,7 @@ def measure(actor: Actor, prompts: Sequence[Prompt], options: argparse.Namespace
     groups = roll_out(actor, [prompts[i] for i in chosen], options.rollouts, len(prompts), begun)
     rollouts_s = time.monotonic() - begun
     model = single_precision(actor.model)
-    settings = actor.config
+    settings = actor.plan.settings
     result: dict[str, Any] = {
         "what": "SNR of the RLOO gradient, |E g|^2 / E|g - E g|^2, by prompt and group size N; see benchmarks/snr.py",
         "model": Path(options.model).name,
@@ -143,7 +143,7 @@ def measure(actor: Actor, prompts: Sequence[Prompt], options: argparse.Namespace
 
 def roll_out(actor: Actor, prompts: Sequence[Prompt], n: int, first: int, begun: float) -> list[list[Rollout]]:
     """Judged rollouts by prompt, all from one call to the engine; other group ids mean other noise."""
-    sampling = training_sampling(actor.config, actor.codec)
+    sampling = training_sampling(actor.plan.settings, actor.plan.codec)
     requests = [
         Request(prompt_id=prompt.id, group_id=first + i, n=n, sampling=sampling, phase="probe")
         for i, prompt in enumerate(prompts)
@@ -186,10 +186,10 @@ def measure_prompt(actor: Actor, model: Any, group: Sequence[Rollout], options: 
     }
     gram = np.zeros((len(kept), len(kept)))
     if min(right, len(kept) - right) >= 2:  # else every pair of disjoint pairs agrees somewhere: nothing to measure
-        prompt = actor.codec.encode(actor.problems.lookup(group[0].prompt_id))
+        prompt = actor.plan.codec.encode(actor.plan.problems.lookup(group[0].prompt_id))
         responses = [r.trace.ids for r in kept if r.trace is not None]
         limits = {"pack": options.pack_tokens, "keep": int(options.keep_gib * 2**30)}
-        gram = score_gram(model, prompt, responses, actor.config.rollout.temperature, **limits)
+        gram = score_gram(model, prompt, responses, actor.plan.settings.rollout.temperature, **limits)
         found = moments(gram, rewards)
         row["moments"] = {"apart": found.apart, "one": found.one, "both": found.both}
         row["score_norm"] = float(np.sqrt(np.diag(gram).mean()))

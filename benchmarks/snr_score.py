@@ -18,7 +18,7 @@ from whet.errors import WhetError
 
 @dataclass(frozen=True, slots=True)
 class GradientMoments:
-    """Of h(i, j) = (r_i - r_j)(s_i - s_j) / 2, over independent rollouts 1, 2, 3, 4.
+    """Moments of h(i, j) = (r_i - r_j)(s_i - s_j) / 2, over independent rollouts 1, 2, 3, 4.
 
     The RLOO gradient is the mean of h over the pairs of a group, a U-statistic: these three say all (Hoeffding 1948).
     """

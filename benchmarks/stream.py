@@ -41,12 +41,12 @@ from whet.fast.graphs import GraphRunners
 from whet.learn.learner import Learner
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import shape_model
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 ROLLOUTS = 8
 UPDATES = 40
-"""Of --train."""
+"""Updates of --train."""
 WARM_UP = 5
 """Updates before the clock runs: a size of pack is captured when it comes a second time."""
 
@@ -118,7 +118,7 @@ class Trainer:
             on_update=arm.on_update,
             runners=GraphRunners() if model.device.type == "cuda" else None,
         )
-        settings = config.Curriculum(
+        settings = config.CurriculumSettings(
             name="uniform", groups=work.groups, rollouts=ROLLOUTS, max_age=arm.max_age, look_ahead=arm.look_ahead
         )
         prompts = [str(i) for i in range(work.groups * (work.updates + 8))]

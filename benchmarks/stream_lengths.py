@@ -24,7 +24,7 @@ from whet import config
 from whet.curriculum.build import Facts, build_curriculum
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Clock, Key, Report, Request, Rollout, Sampling
 
 GROUPS, ROLLOUTS, SLOTS, VOCAB, LIMIT = 8, 6, 64, 64, 96
@@ -60,7 +60,7 @@ def play(name: str, on_update: Literal["cut", "keep"], seed: int, updates: int) 
         on_update=on_update,
     )
     curriculum = build_curriculum(
-        config.Curriculum(name=name, groups=GROUPS, rollouts=ROLLOUTS, max_age=1),
+        config.CurriculumSettings(name=name, groups=GROUPS, rollouts=ROLLOUTS, max_age=1),
         facts=Facts(ids=[str(i) for i in range(200)]),
         sampling=Sampling(max_tokens=LIMIT, stop_ids=STOP),
         seed=seed,

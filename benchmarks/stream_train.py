@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,8 @@ from whet.loop import Log, train
 from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
-from whet.tools.bench.stand import circumstances
 from whet.tools.demo import read_demo, with_mix
-from whet.tools.experiment import make_base, merge
+from whet.tools.experiment import circumstances, make_base, merge
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from stream import Arm
 
 MIX = "most"
-"""Of the demo's two: most prompts are neither trivial nor hopeless, so that a short training gets somewhere."""
+"""The easier of the demo's two mixes: most prompts are neither trivial nor hopeless, so a short training learns."""
 
 
 @dataclass
@@ -51,7 +50,7 @@ class Record:
     """All rollouts that came back, cut ones included."""
     trained: list[Rollout] = field(default_factory=list)
     ages: list[np.ndarray] = field(default_factory=list)
-    """Of every trained token, in versions."""
+    """Age of every trained token, in versions."""
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_s: float = 0.0
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -101,8 +100,8 @@ def train_arm(settings: config.Config, updates: int, every: int) -> tuple[Record
     parts = build_parts(plan)
     try:
         barrier = plan.settings.rollout.model_copy(update={"mode": "barrier"})
-        alone = plan.settings.model_copy(update={"rollout": barrier})
-        second = build_engine(alone, parts.model, parts.encoded, parts.codec)
+        alone = replace(plan, settings=plan.settings.model_copy(update={"rollout": barrier}))
+        second = build_engine(alone, parts.model)
         log = Recorder(parts, second, updates, every)
         train(parts, log)
         return log.record_of_arm, parts.engine.stats()

@@ -34,11 +34,11 @@ from whet import files
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
 from whet.learn.learner import warm_start
-from whet.model.load import SPECIAL, char_tokenizer, load_weights, tiny_model
+from whet.model.load import SPECIAL, load_weights, tiny_model, tiny_tokenizer
 from whet.model.packing import Pair
 from whet.model.twin import PAGE
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.stand import circumstances
+from whet.tools.experiment import circumstances
 from whet.types import Request, Rollout, Sampling
 
 ALPHABET = "\n abcdefghijklmnopqrstuvwxyz0123456789*=,:"
@@ -162,7 +162,7 @@ def train(options: argparse.Namespace, losses: list[float]) -> Any:
 def save(model: Any, folder: Path, prompts: Sequence[str]) -> None:
     """As bfloat16, whatever it was trained in."""
     model.to(torch.bfloat16).save_pretrained(folder)
-    char_tokenizer(ALPHABET).save_pretrained(folder)
+    tiny_tokenizer(ALPHABET).save_pretrained(folder)
     files.write_text(folder / "prompts.jsonl", "".join(json.dumps({"text": text}) + "\n" for text in prompts))
 
 
@@ -187,7 +187,7 @@ def sample(folder: Path, prompts: Sequence[str], options: argparse.Namespace) ->
 
 def examine(rollouts: Sequence[Rollout], prompts: Sequence[str], cap: int) -> dict[str, Any]:
     """Lengths, right answers among those that ended, and how sure the model was of what it drew."""
-    tokenizer = char_tokenizer(ALPHABET)
+    tokenizer = tiny_tokenizer(ALPHABET)
     ended = [r for r in rollouts if r.finish == "stop" and r.trace is not None]
     texts = [tokenizer.decode(r.trace.ids[:-1].tolist()) for r in ended if r.trace is not None]
     right = [is_right(prompts[int(r.prompt_id)], text) for r, text in zip(ended, texts, strict=True)]

@@ -22,7 +22,7 @@ from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
 SAMPLING = Sampling(max_tokens=400)
 RATE = 1.0
-"""Of the learner: in units of the logit."""
+"""Step of the learner, in units of the logit."""
 MIXES = {
     "few": ((0.40, 4.0), (0.12, 0.0), (0.48, -6.0)),
     "many": ((0.25, 3.0), (0.50, 0.0), (0.25, -4.0)),
@@ -115,7 +115,7 @@ class Toy:
 
 
 def play(
-    settings: config.Curriculum, toy: Toy, progress: Callable[[], float], sampling: Sampling = SAMPLING
+    settings: config.CurriculumSettings, toy: Toy, progress: Callable[[], float], sampling: Sampling = SAMPLING
 ) -> tuple[list[dict[str, float]], float]:
     """One run until its progress is 1 or the curriculum starves: a row before the first update and one after each,
     named as in metrics.jsonl, the last with the curriculum's own metrics; and the seconds the curriculum took."""

@@ -36,7 +36,7 @@ SMALL = (
     "learn.warmup=2",
     "save.every=2",
 )
-"""A model that knows nothing: rewards come from the fixture's judge, not from skill."""
+"""The model is untrained: rewards come from the fixture's judge, not from skill."""
 
 
 def small_config(*sets: str) -> Config:
@@ -44,7 +44,7 @@ def small_config(*sets: str) -> Config:
 
 
 class Silent:
-    """A watcher that only remembers what it was told."""
+    """A watcher that only keeps what it receives."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -127,9 +127,9 @@ def model_folder(path: Path, *, chat: bool = False) -> str:
     """A tiny random model that reads and writes printable ASCII, saved as a Hugging Face folder."""
     from string import printable
 
-    from whet.model.load import char_tokenizer, tiny_model
+    from whet.model.load import tiny_model, tiny_tokenizer
 
-    tokenizer = char_tokenizer(printable)
+    tokenizer = tiny_tokenizer(printable)
     if chat:
         tokenizer.add_special_tokens({"additional_special_tokens": ["<|turn|>", "<|end|>"]})
         tokenizer.chat_template = (

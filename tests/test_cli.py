@@ -189,7 +189,7 @@ def test_a_command_that_lacks_torch_says_so(tmp_path: Path, command: list[str]) 
 def test_any_run_has_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a run killed before its first row, of one torn in the middle of a line, of one that goes on."""
+    """The runs were killed before the first row, torn in the middle of a line, or go on."""
     young, torn = tmp_path / "young", tmp_path / "torn"
     for run in (young, torn):
         run.mkdir()

@@ -79,7 +79,7 @@ def test_a_run_that_collapses_is_saved_and_stopped(tmp_path: Path) -> None:
     assert has_collapsed(tmp_path / "run") and (tmp_path / "run" / "report.html").is_file()
     with Run.resume(tmp_path / "run") as run:
         newest = run.newest_checkpoint(lambda text: None)
-    assert newest is not None and newest.name == "step_00000006", "a user who knows better may go on"
+    assert newest is not None and newest.name == "step_00000006", "the user may decide to go on"
     flag.unlink()
     api.run_recipe(small_config(*sets, "steps=8"), tmp_path / "run", watcher=Silent(), resume=True, reward=judge)
     assert read_metrics(tmp_path / "run")[-1]["step"] == 8 and not has_collapsed(tmp_path / "run")

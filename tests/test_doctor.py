@@ -29,8 +29,8 @@ from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
 from whet.model import memory
 from whet.model.load import check_model
-from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, cache_shapes, free_memory, lay_out, least
-from whet.model.twin import PAGE
+from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, free_memory
+from whet.model.twin import PAGE, kv_shapes
 from whet.recipe import load_config
 from whet.tools.doctor import examine, skeleton_of
 
@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {
 
 
 def folder_of(settings: PreTrainedConfig, path: Path) -> str:
-    """A model folder whose weights are no weights: whoever reads them fails."""
+    """A model folder whose weights are no weights: reading them fails."""
     path.mkdir(parents=True)
     settings.architectures = [f"{type(settings).__name__.removesuffix('Config')}ForCausalLM"]
     settings.save_pretrained(path)
@@ -55,7 +55,7 @@ def folder_of(settings: PreTrainedConfig, path: Path) -> str:
     return str(path)
 
 
-def told(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
+def findings_of(model: str, *sets: str) -> dict[str, tuple[str, bool]]:
     settings = load_config(sets=sets)
     return {what: (found, fine) for what, found, fine in examine(model, settings)}
 
@@ -73,7 +73,7 @@ def test_machine_alone() -> None:
 
 def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**SMALL, tie_word_embeddings=True), tmp_path / "m")
-    found = told(name, 'model.device="cpu"')
+    found = findings_of(name, 'model.device="cpu"')
     parameters = 64 * 32 + 2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64 + 64) + 32
     assert found["model"] == (f"LlamaForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
     assert found["path"][0].startswith("slow path: on a CPU")
@@ -100,7 +100,7 @@ def test_how_rollouts_are_decoded(tmp_path: Path) -> None:
     assert decoding_of(network, adapted, cuda).endswith("its own layers: adapters are not merged")
 
 
-def test_a_run_says_how_the_card_is_divided() -> None:
+def test_a_run_says_how_the_gpu_is_divided() -> None:
     gib = 2**30
     plan = MemoryPlan(
         weights=3 * gib,
@@ -114,8 +114,7 @@ def test_a_run_says_how_the_card_is_divided() -> None:
         logits=gib,
         decoding=gib,
     )
-    shape, settings = billion()
-    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+    footprint = billion()
     (line,) = footprint.memory_lines(Room(plan=plan, pages=0, release=False))
     assert line.startswith("119.0 GiB at the peak for 64 rollouts of 4096 tokens and packs of ")
     assert ": activations (estimate) 50.0 GiB + KV cache 40.0 GiB + " in line
@@ -126,8 +125,8 @@ def test_a_run_says_how_the_card_is_divided() -> None:
     assert third.startswith("the KV pool is 99 pages")
 
 
-def billion(*sets: str) -> tuple[ModelShape, config.Config]:
-    """1.5 billion parameters in 28 layers, by graphs."""
+def billion(*sets: str) -> Footprint:
+    """1.5 billion parameters in 28 layers, by graphs on a GPU."""
     shape = ModelShape(
         parameters=1_540_000_000,
         adapted=1_000_000,
@@ -141,15 +140,15 @@ def billion(*sets: str) -> tuple[ModelShape, config.Config]:
         softcap=False,
         flash=True,
     )
-    return shape, load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
+    settings = load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
+    return Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
 
 
 def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
     """20 bytes for each of 1.54 billion parameters are 28.7 GiB, and not all that it takes."""
-    shape, settings = billion("learn.pack_tokens=16384")
-    fewest = least(shape, settings, flash=True)
-    assert 20 * shape.parameters < fewest < lay_out(shape, settings, 0, flash=True).total
-    footprint = Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+    footprint = billion("learn.pack_tokens=16384")
+    fewest = footprint.least()
+    assert 20 * footprint.shape.parameters < fewest < footprint.lay_out(0).total
     with pytest.raises(WhetError) as refused:
         footprint.room(fewest - 1)
     sentence = str(refused.value)
@@ -164,16 +163,11 @@ def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
 
 def test_the_least_is_one_sequence_at_a_time() -> None:
     """What packs, pool and waves of prompts shrink to; whole slots and a pool that may not be lent stay."""
-    shape, settings = billion("rollout.slots=64")
-    fewest = least(shape, settings, flash=True)
-    _, more = billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000")
-    assert least(shape, more, flash=True) == fewest
+    fewest = billion("rollout.slots=64").least()
+    assert billion("rollout.slots=64", "learn.pack_tokens=65536", "rollout.pages=4000").least() == fewest
     keep = ("rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1")
-    _, kept = billion("rollout.slots=64", *keep)
-    assert least(shape, kept, flash=True) - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
-    whole = [
-        least(shape, billion(f"rollout.slots={n}", "rollout.graphs=false", *keep)[1], flash=True) for n in (64, 128)
-    ]
+    assert billion("rollout.slots=64", *keep).least() - fewest == (4096 + PAGE) * 28 * 512 * 2, "one context stays"
+    whole = [billion(f"rollout.slots={n}", "rollout.graphs=false", *keep).least() for n in (64, 128)]
     assert whole[1] - whole[0] == 64 * 4096 * 28 * 512 * 2, "slots of their own are as many as they are"
 
 
@@ -198,14 +192,14 @@ def test_doctor_and_engine_ask_the_same_of_the_kernels(lacks: str, monkeypatch: 
     }[lacks]
     cuda = torch.device("cuda")
     assert decoding_of(network, settings, cuda) == f"plain calls of the model's own layers, since {why}"
-    shapes = cache_shapes(network.to(getattr(torch, settings.model.dtype)))
+    shapes = kv_shapes(network.to(getattr(torch, settings.model.dtype)))
     assert graphs_lack(shapes, cuda) == why and graphs_lack(shapes, torch.device("cpu")) is None
     assert network.config._attn_implementation == "sdpa", "asking leaves the model as it was"
 
 
 def test_machine_of_a_recipe() -> None:
     machine = machine_of(torch.device("cpu"))
-    assert isinstance(machine, Machine) and machine.card is None and machine.threads >= 1 and "CPU" in machine.name
+    assert isinstance(machine, Machine) and machine.gpu is None and machine.threads >= 1 and "CPU" in machine.name
 
 
 def test_default_settings_are_planned_for(tmp_path: Path) -> None:
@@ -215,8 +209,8 @@ def test_default_settings_are_planned_for(tmp_path: Path) -> None:
 
 def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
     """A hundred billion parameters, of which only the config exists."""
-    giant = {**SMALL, "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "head_dim": 128}
-    found = told(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
+    giant = {**SMALL, "hidden_size": 131_072, "intermediate_size": 131_072, "num_hidden_layers": 2, "head_dim": 128}
+    found = findings_of(folder_of(LlamaConfig(**giant), tmp_path / "m"), 'model.device="cpu"')
     sentence, fine = found["fits"]
     assert not fine and sentence.startswith("no: ") and "model.lora.rank = 16" in sentence
 
@@ -224,7 +218,7 @@ def test_too_large_a_model_says_what_helps(tmp_path: Path) -> None:
 def test_too_many_slots_say_how_many_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
     monkeypatch.setattr(memory, "free_memory", lambda device: 200 * 2**20)
-    sentence, fine = told(
+    sentence, fine = findings_of(
         name, 'model.device="cpu"', "rollout.slots=4096", "rollout.context=250", "rollout.max_tokens=99"
     )["fits"]
     assert not fine and "rollout.slots = 1024" in sentence
@@ -239,7 +233,7 @@ def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
         folder_of(LlamaConfig(**SMALL, rope_parameters=rope), tmp_path / "rope"): "dynamic",
     }
     for name, words in cases.items():
-        found = told(name)
+        found = findings_of(name)
         sentence, fine = found["model"]
         assert not fine and sentence.startswith("refused: ") and words in sentence and "\n" not in sentence
         assert "fits" not in found
@@ -247,15 +241,15 @@ def test_refused_models_are_one_sentence(tmp_path: Path) -> None:
 
 def test_context_beyond_the_model_is_refused(tmp_path: Path) -> None:
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
-    sentence, fine = told(name, "rollout.context=300", "rollout.max_tokens=99")["model"]
+    sentence, fine = findings_of(name, "rollout.context=300", "rollout.max_tokens=99")["model"]
     assert not fine and "256 positions" in sentence
 
 
 def test_adapters_are_counted_and_checked(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     name = folder_of(LlamaConfig(**SMALL), tmp_path / "m")
-    assert "adapters of rank 4" in told(name, "model.lora.rank=4")["model"][0]
-    sentence, fine = told(name, "model.lora.rank=4", 'model.lora.targets=["nope"]')["model"]
+    assert "adapters of rank 4" in findings_of(name, "model.lora.rank=4")["model"][0]
+    sentence, fine = findings_of(name, "model.lora.rank=4", 'model.lora.targets=["nope"]')["model"]
     assert not fine and "nope" in sentence
 
 
@@ -267,21 +261,24 @@ def test_peft_folder_is_planned_with_its_own_adapters(tmp_path: Path) -> None:
     said = {"peft_type": "LORA", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"], "base_model_name_or_path": base}
     (adapter / "adapter_config.json").write_text(json.dumps(said))
     (adapter / "adapter_model.safetensors").write_bytes(b"not weights")
-    assert "0.00M more in adapters of rank 3" in told(str(adapter))["model"][0]
+    assert "0.00M more in adapters of rank 3" in findings_of(str(adapter))["model"][0]
 
 
 def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
-    """Of experts all weights are counted, but a token passes through two of the four."""
+    """All weights of experts are counted, but a token passes through two of the four."""
     experts = {"num_experts_per_tok": 2, "pad_token_id": 0}
     mixtral = folder_of(MixtralConfig(**SMALL, num_local_experts=4, **experts), tmp_path / "mixtral")
     attention = 2 * 32 * 32 + 2 * 32 * 16
     parameters = 2 * 64 * 32 + 2 * (attention + 4 * 32 + 4 * 3 * 32 * 64 + 2 * 32) + 32
-    assert told(mixtral)["model"] == (f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32", True)
+    assert findings_of(mixtral)["model"] == (
+        f"MixtralForCausalLM, {parameters / 1e6:.2f}M parameters, in float32",
+        True,
+    )
     assert inner_of(mixtral) == 2 * 64
     qwen = folder_of(Qwen3MoeConfig(**SMALL, num_experts=4, moe_intermediate_size=16, **experts), tmp_path / "qwen")
     assert inner_of(qwen) == 2 * 16
     gpt2 = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, pad_token_id=0)
-    found = told(folder_of(gpt2, tmp_path / "gpt2"))
+    found = findings_of(folder_of(gpt2, tmp_path / "gpt2"))
     assert found["model"][0].startswith("GPT2ForCausalLM, 0.03M") or found["model"][0].startswith("GPT2LMHeadModel")
     assert "64 rollouts of 128 tokens" in found["memory"][0] and found["fits"][1]
 
@@ -289,7 +286,7 @@ def test_experts_and_gpt2_are_examined(tmp_path: Path) -> None:
 def test_what_the_engine_would_refuse_is_refused_without_weights(tmp_path: Path) -> None:
     sinks = folder_of(GptOssConfig(**SMALL, num_local_experts=4), tmp_path / "sinks")
     wanted = "refused: GptOssForCausalLM needs s_aux in its attention, which whet's engine does not know."
-    assert told(sinks)["model"] == (wanted, False)
+    assert findings_of(sinks)["model"] == (wanted, False)
     with pytest.raises(WhetError, match="needs s_aux"):
         check_model(config.Model(name=sinks))
 
@@ -306,14 +303,14 @@ def test_hub_name_reads_the_config_alone(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "models--org--small" / "refs").mkdir()
     (tmp_path / "models--org--small" / "refs" / "main").write_text("a" * 40)
     assert AutoConfig.from_pretrained(snapshot).model_type == "llama"
-    assert told("org/small")["model"][1]
-    sentence, fine = told("org/other")["model"]
+    assert findings_of("org/small")["model"][1]
+    sentence, fine = findings_of("org/other")["model"]
     assert not fine and "org/other" in sentence
 
 
 def test_tiny_and_its_wrong_shape() -> None:
-    assert told("tiny")["fits"][1]
-    sentence, fine = told("tiny", "model.hidden=10")["model"]
+    assert findings_of("tiny")["fits"][1]
+    sentence, fine = findings_of("tiny", "model.hidden=10")["model"]
     assert not fine and "model.hidden" in sentence
 
 
@@ -344,7 +341,7 @@ def test_fast_path_is_what_packing_does() -> None:
 
 def test_soft_caps_of_a_real_family(tmp_path: Path) -> None:
     name = folder_of(Gemma2Config(**SMALL, sliding_window=16), tmp_path / "m")
-    assert told(name)["fits"][1]
+    assert findings_of(name)["fits"][1]
 
 
 def test_free_memory_is_plausible() -> None:

@@ -91,7 +91,11 @@ def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
 
 
 @pytest.mark.parametrize(
-    "error", [ZeroDivisionError("of a lesson\nand more"), torch.OutOfMemoryError("no memory left")]
+    "error",
+    [
+        ZeroDivisionError("of a lesson\nand more"),
+        pytest.param(torch.OutOfMemoryError("no memory left"), marks=pytest.mark.slow),
+    ],
 )
 def test_a_lesson_that_fails_is_the_last_and_the_run_goes_on(
     tmp_path: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -113,8 +117,8 @@ def test_a_lesson_that_fails_is_the_last_and_the_run_goes_on(
     run_recipe(eagle, tmp_path / "drafted", watcher=drafted, reward=even_digits)
     same_steps(plain.rows, drafted.rows)
     assert len(lessons) == 3, "none after the one that failed"
-    told = [text for text in drafted.messages if "drafter" in text]
-    assert len(told) == 1 and f"({type(error).__name__}: {str(error).splitlines()[0]})" in told[0]
+    said = [text for text in drafted.messages if "drafter" in text]
+    assert len(said) == 1 and f"({type(error).__name__}: {str(error).splitlines()[0]})" in said[0]
     failures = [row["draft/failures"] for row in drafted.rows[1:]]
     assert failures[0] == 0 and failures[-1] == 1 and failures == sorted(failures)
     assert drafted.rows[-1]["draft/saved"] >= 0 and any(key.startswith("draft/share_eagle") for key in drafted.rows[-1])

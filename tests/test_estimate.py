@@ -8,22 +8,23 @@ from pathlib import Path
 import pytest
 
 from whet import estimate as budget
+from whet.config import RolloutSettings
 from whet.estimate import (
     MEASURED,
     QWEN25_15B,
     SMOLLM2_135M,
     Machine,
     Workload,
-    card_of,
     cost,
     decode_steps,
     estimate_lines,
     forward_seconds,
+    gpu_of,
     stage_steps,
     step_seconds,
 )
 
-H200 = Machine(name="NVIDIA H200", card=MEASURED)
+H200 = Machine(name="NVIDIA H200", gpu=MEASURED)
 CPU = Machine(name="a CPU, 2 threads", threads=2)
 WORK = Workload(
     steps=100,
@@ -33,9 +34,7 @@ WORK = Workload(
     prompt=100,
     response=128,
     limit=256,
-    slots=512,
-    stream=False,
-    graphs=True,
+    rollout=RolloutSettings(slots=512),
     passes=3,
 )
 
@@ -77,22 +76,22 @@ def test_cost_of_a_step_by_hand_on_a_cpu() -> None:
     assert train == pytest.approx(6 * n * 512 * 228 / rate)
 
 
-def test_longer_slower_and_a_slower_card_is_slower() -> None:
+def test_longer_responses_and_a_slower_gpu_take_longer() -> None:
     generate, train = cost(WORK, QWEN25_15B, H200)
-    assert cost(replace(WORK, stream=True), QWEN25_15B, H200)[0] < generate
+    assert cost(replace(WORK, rollout=RolloutSettings(slots=512, mode="stream")), QWEN25_15B, H200)[0] < generate
     assert cost(replace(WORK, limit=1024), QWEN25_15B, H200)[0] > generate
     assert cost(replace(WORK, passes=4), QWEN25_15B, H200)[1] == pytest.approx(train * 4 / 3)
-    a100 = card_of("NVIDIA A100-SXM4-80GB")
+    a100 = gpu_of("NVIDIA A100-SXM4-80GB")
     assert a100 is not None
-    assert cost(WORK, QWEN25_15B, Machine(name="A100", card=a100))[1] == pytest.approx(train * 989 / 312)
+    assert cost(WORK, QWEN25_15B, Machine(name="A100", gpu=a100))[1] == pytest.approx(train * 989 / 312)
 
 
-def test_cards_by_their_names() -> None:
-    assert card_of("NVIDIA H200") == MEASURED
-    pcie, sxm = card_of("NVIDIA H100 PCIe"), card_of("NVIDIA H100 80GB HBM3")
+def test_gpus_by_their_names() -> None:
+    assert gpu_of("NVIDIA H200") == MEASURED
+    pcie, sxm = gpu_of("NVIDIA H100 PCIe"), gpu_of("NVIDIA H100 80GB HBM3")
     assert pcie is not None and sxm is not None and pcie.bandwidth < sxm.bandwidth
-    assert card_of("NVIDIA GeForce GTX 1080") is None
-    l40s, l4 = card_of("NVIDIA L40S"), card_of("NVIDIA L4")
+    assert gpu_of("NVIDIA GeForce GTX 1080") is None
+    l40s, l4 = gpu_of("NVIDIA L40S"), gpu_of("NVIDIA L4")
     assert l40s is not None and l4 is not None and l40s.bandwidth > l4.bandwidth
 
 
@@ -113,7 +112,7 @@ def test_lines() -> None:
     assert lines[1].startswith("100 steps on NVIDIA H200 take ")
     staged = estimate_lines([WORK, replace(WORK, steps=50, limit=512, response=256)], SMOLLM2_135M, H200, known=True)
     assert len(staged) == 3 and staged[1].startswith("stage 2, 50 steps: ") and "150 steps" in staged[2]
-    assert estimate_lines([WORK], SMOLLM2_135M, "a new GPU", known=True) == [
+    assert estimate_lines([WORK], SMOLLM2_135M, Machine(name="a new GPU"), known=True) == [
         "512 rollouts of 128 tokens (as in that run) are 65,536 tokens per step",
         "no estimate of the time, since whet does not know how fast a new GPU is",
     ]

@@ -116,10 +116,10 @@ class Scripted:
 
 def test_evaluate_goes_in_slices_and_tells() -> None:
     eval_set, world = a_set(2000, 4), Scripted()
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     seen: list[Rollout] = []
-    metrics = evaluate(eval_set, world, world, seen.extend, on_progress=lambda *news: told.append(news), full=True)  # type: ignore[arg-type]
-    assert world.asked == [2048, 2048, 2048, 1856] and told == [(n, 8000) for n in (2048, 4096, 6144, 8000)]
+    metrics = evaluate(eval_set, world, world, seen.extend, on_progress=lambda *news: progress.append(news), full=True)  # type: ignore[arg-type]
+    assert world.asked == [2048, 2048, 2048, 1856] and progress == [(n, 8000) for n in (2048, 4096, 6144, 8000)]
     assert len(seen) == 8000 and all(r.trace is not None for r in seen)
     assert metrics["eval/s/accuracy"] == 0.5
     quiet = Scripted()

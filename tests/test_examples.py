@@ -23,11 +23,11 @@ def test_custom_curriculum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_custom_reward_and_train_from_python(tmp_path: Path) -> None:
     """The example's judge and problems, on a small model folder made on the spot: `whet.train` end to end."""
-    from whet.model.load import char_tokenizer, tiny_model
+    from whet.model.load import tiny_model, tiny_tokenizer
 
     example = runpy.run_path(str(EXAMPLES / "custom_reward.py"))
     alphabet = "".join(sorted({c for text, answer in example["PROBLEMS"] for c in text + answer}))
-    tokenizer = char_tokenizer(alphabet)
+    tokenizer = tiny_tokenizer(alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
     score = example["last_word_is_right"]

@@ -199,8 +199,13 @@ def test_what_the_system_refuses_is_one_sentence(monkeypatch, tmp_path, code, wo
     monkeypatch.setattr(files.os, "write", refuse)
     with pytest.raises(WhetError) as caught:
         files.write_text(path, "new")
-    told = str(caught.value)
-    assert words in told and str(path) in told and "everything saved before is untouched" in told and "\n" not in told
+    sentence = str(caught.value)
+    assert (
+        words in sentence
+        and str(path) in sentence
+        and "everything saved before is untouched" in sentence
+        and "\n" not in sentence
+    )
     assert path.read_text() == "old"
 
 

@@ -12,7 +12,7 @@ from small_run import Silent, even_digits, small_config, timeless
 
 from whet import api, files
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.problems import load_problems
 from whet.run import read_metrics
 from whet.tools.measure import evaluate_model
@@ -29,7 +29,7 @@ KINDS = {
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder such as anyone might bring; it speaks the task's characters."""
     folder = tmp_path_factory.mktemp("models") / "base"
-    tokenizer = char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -75,8 +75,8 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, base: Path, ki
     train(tmp_path / "whole", *sets)
     train(tmp_path / "parts", *sets, watcher=Stop())
     assert read_metrics(tmp_path / "parts")[-1]["step"] == 3
-    told = train(tmp_path / "parts", *sets, resume=True)
-    assert "Resuming after step 3." in told.messages
+    resumed = train(tmp_path / "parts", *sets, resume=True)
+    assert "Resuming after step 3." in resumed.messages
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert {p.name: p.read_bytes() for p in base.iterdir()} == before, "the base is only ever read"
     rows = read_metrics(tmp_path / "whole")

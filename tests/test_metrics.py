@@ -51,7 +51,7 @@ def test_group_numbers() -> None:
 
 
 def test_shares_of_groups_by_pass_rate() -> None:
-    """Two of eight right is 25%, still in the class that ends there; a group nobody judged is no group."""
+    """Two of eight right is 25%, still in the class that ends there; a group without a verdict is left out."""
 
     def group(right: int, wrong: int, unjudged: int = 0) -> Group:
         verdicts = ["right"] * right + ["wrong"] * wrong + ["unjudged"] * unjudged

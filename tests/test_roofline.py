@@ -1,7 +1,8 @@
 """The limits of a decode step against a table worked out beforehand, and by hand for one cell."""
 
 import pytest
-from transformers import LlamaConfig
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from whet.estimate import (
     MEASURED,
@@ -9,30 +10,36 @@ from whet.estimate import (
     QWEN25_15B,
     SMOLLM2_135M,
     Dims,
-    attainable_rate,
+    Gpu,
     attainable_step,
     dims_of,
 )
+from whet.model.memory import measure
 
 QWEN25_05B = Dims(layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64, vocab=151936)
 QWEN25_7B = Dims(layers=28, hidden=3584, intermediate=18944, heads=28, kv_heads=4, head_dim=128, vocab=152064)
 
 
+def kv_bytes(dims: Dims) -> int:
+    """Bytes of keys and values per token, in bf16."""
+    return 4 * dims.layers * dims.kv_heads * dims.head_dim
+
+
 def step_bytes(dims: Dims, batch: int, context: int) -> int:
     """Bytes moved from memory at the least: every weight once, all keys and values once."""
-    return 2 * dims.weights + dims.kv_bytes * batch * context
+    return 2 * dims.weights + kv_bytes(dims) * batch * context
 
 
 def ideal_rate(dims: Dims, batch: int, context: int) -> float:
     """Tokens per second at full bandwidth and full compute: weights and attention in turn, no floors."""
     products = max(2 * dims.weights / PAPER.bandwidth, 2 * dims.weights * batch / PAPER.flops)
     operations = 4 * dims.layers * dims.heads * dims.head_dim * batch * context
-    attention = max(dims.kv_bytes * batch * context / PAPER.bandwidth, operations / PAPER.flops)
+    attention = max(kv_bytes(dims) * batch * context / PAPER.bandwidth, operations / PAPER.flops)
     return batch / (products + attention)
 
 
 TABLE = [
-    # GB moved, ideal and attainable tokens a second as printed, at B = 1, 8, 64, 256
+    # GB moved, ideal and attainable tokens per second as printed, at B = 1, 8, 64, 256
     (SMOLLM2_135M, 512, "0.28 17.1k 1.45k", "0.36 106k 11.6k", "1.02 300k 77k", "3.29 366k 175k"),
     (SMOLLM2_135M, 4096, "0.36 13.2k 1.45k", "1.02 37.5k 9.7k", "6.31 48.7k 29k", "24.4 50.2k 36.7k"),
     (QWEN25_05B, 512, "0.99 4.83k 1.47k", "1.04 37.0k 11.8k", "1.39 221k 83k", "2.60 433k 195k"),
@@ -42,6 +49,10 @@ TABLE = [
     (QWEN25_7B, 512, "14.2 339 245", "14.4 2.67k 1.95k", "16.0 19.2k 14.1k", "21.7 49k 31.7k"),
     (QWEN25_7B, 4096, "14.4 334 244", "16.0 2.40k 1.77k", "29.2 10.5k 8.0k", "74.3 15.8k 11.8k"),
 ]
+
+
+def attainable_rate(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
+    return batch / attainable_step(dims, batch, context, gpu)
 
 
 def as_printed(value: float, shown: str) -> str:
@@ -80,13 +91,8 @@ def test_what_was_measured_is_slower_where_launches_rule_and_faster_where_memory
         assert attainable_rate(dims, 256, 16384, MEASURED) > attainable_rate(dims, 256, 16384)
 
 
-def test_dims_of_a_config() -> None:
-    config = LlamaConfig(
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-    )
-    assert dims_of(config) == SMOLLM2_135M
+def test_dims_of_a_network() -> None:
+    sizes = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    with torch.device("meta"):
+        network = LlamaForCausalLM(LlamaConfig(vocab_size=49152, hidden_size=576, intermediate_size=1536, **sizes))
+    assert dims_of(measure(network)) == SMOLLM2_135M

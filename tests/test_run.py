@@ -15,18 +15,20 @@ import numpy as np
 import pytest
 import torch
 from faults import Faults, Killed
+from transformers.utils import logging
 
 from whet import files
 from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
+from whet.recipe import load_config
 from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
 
 CONFIG = "seed = 1\n"
 KINDS = ("before", "half", "error")
 """Killed after a change is killed before the next."""
 SCORE = {0: 0.1, 1: 0.9, 3: 0.5}
-"""Of the steps that are saved; 1 is the best, 3 the newest."""
+"""The score of each step that is saved; 1 is the best, 3 the newest."""
 
 
 def writer(step: int, note: str = ""):
@@ -44,7 +46,7 @@ def writer(step: int, note: str = ""):
 
 
 def live(folder: Path, done: list[int], warn=pytest.fail, keep: int = 1) -> None:
-    """A run of three steps from wherever it stands; `done` hears of each save that came back."""
+    """A run of three steps from wherever it stands; `done` gets the step of each save that came back."""
     run = Run.resume(folder) if (folder / "config.toml").exists() else Run.create(folder, CONFIG)
     with run:
         newest = run.newest_checkpoint(warn)
@@ -157,7 +159,7 @@ def damage(checkpoint: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, tmp_path, kind):
     """The Hugging Face part included; what is replaced is whole, and the best."""
-    tokenizer = char_tokenizer("01+=")
+    tokenizer = tiny_tokenizer("01+=")
     models = [tiny_model(len(tokenizer), hidden=8, layers=1, heads=1, context=16, seed=seed) for seed in (0, 1)]
 
     def write(which: int):
@@ -293,10 +295,9 @@ def test_a_folder_with_a_run_is_not_started_again(tmp_path):
 
 def test_a_folder_with_other_things_can_hold_a_run(tmp_path):
     (tmp_path / "prompts.jsonl").write_text("")
-    with Run.create(tmp_path, CONFIG) as run:
-        assert run.config_text == CONFIG
+    Run.create(tmp_path, CONFIG).close()
     with Run.resume(tmp_path) as run:
-        assert run.config_text == CONFIG
+        assert (run.folder / "config.toml").read_text() == CONFIG
 
 
 def test_what_is_no_run_is_not_resumed(tmp_path):
@@ -310,7 +311,7 @@ def test_what_is_no_run_is_not_resumed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "asking leaves nothing behind"
     (tmp_path / "config.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(WhetError, match=r"config.toml cannot be read"):
-        Run.resume(tmp_path)
+        load_config(tmp_path / "config.toml")
 
 
 def test_a_folder_that_cannot_be_made_is_refused_in_words(tmp_path, monkeypatch):
@@ -332,6 +333,12 @@ def test_a_failed_start_frees_the_lock(tmp_path, monkeypatch):
         Run.create(tmp_path / "run", CONFIG)
     monkeypatch.undo()
     Run.create(tmp_path / "run", CONFIG).close()
+
+
+def test_saving_a_model_leaves_the_progress_bars_of_transformers_on(tmp_path):
+    logging.enable_progress_bar()
+    save_checkpoint(tmp_path / "a", model=tiny_model(8), tokenizer=None, tensors={}, arrays={}, states={})
+    assert (tmp_path / "a" / "model.safetensors").is_file() and logging.is_progress_bar_enabled()
 
 
 def test_a_full_disk_stops_a_save_but_costs_nothing_saved(tmp_path, monkeypatch):
@@ -381,7 +388,7 @@ def test_half_written_rollouts_are_not_seen(tmp_path):
 
     with Run.create(tmp_path, CONFIG) as run, pytest.raises(ZeroDivisionError):
         run.write_rollouts(0, rows())
-    assert list((tmp_path / "rollouts").iterdir()) == []
+    assert list((tmp_path / "rollouts").glob("*")) == []
 
 
 def test_logs_are_cut_back_to_a_step(tmp_path):
@@ -427,9 +434,9 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
         assert newest(pytest.fail) == checkpoint_path(tmp_path, 4)
         (checkpoint_path(tmp_path, 4) / "manifest.json").write_text("rubbish")
         (checkpoint_path(tmp_path, 3) / "state" / "masters.safetensors").unlink()
-        told: list[str] = []
-        assert newest(told.append) == checkpoint_path(tmp_path, 2)
-        assert told == [
+        warnings: list[str] = []
+        assert newest(warnings.append) == checkpoint_path(tmp_path, 2)
+        assert warnings == [
             "The checkpoint step_00000004 is skipped: manifest.json is unreadable.",
             "The checkpoint step_00000003 is skipped: state/masters.safetensors is missing.",
         ]
@@ -437,7 +444,7 @@ def test_damaged_checkpoints_are_passed_over(tmp_path):
         for step in (1, 2):
             (checkpoint_path(tmp_path, step) / "manifest.json").unlink()
         with pytest.raises(WhetError, match=r"No checkpoint in .* is whole"):
-            newest(told.append)
+            newest(warnings.append)
         assert best_checkpoint(run.folder) is None
 
 

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 from whet.tasks.chain import ChainTask
 from whet.text import Codec, printable
 from whet.types import Prompt
@@ -61,7 +61,7 @@ def test_plain_text_is_encoded_plainly() -> None:
 
 
 def test_the_tiny_model_reads_and_writes_chains() -> None:
-    codec = Codec(char_tokenizer(ChainTask.alphabet))
+    codec = Codec(tiny_tokenizer(ChainTask.alphabet))
     for prompt, solution in ChainTask().solutions(np.random.default_rng(0), 50):
         assert len(codec.encode(prompt)) == len(prompt.text)
         ids = codec.encode_response(solution)
@@ -101,24 +101,10 @@ def test_no_tokens_at_all() -> None:
         Codec(bytes_tokenizer()).encode(plain(""))
 
 
-def test_the_cache_is_bounded_and_cannot_be_spoilt() -> None:
-    codec = Codec(bytes_tokenizer(chat=True), cache=2)
-    first = codec.encode(plain("a"))
-    first.append(999)
-    assert codec.encode(plain("a")) == first[:-1]
-    for text in "bcd":
-        codec.encode(plain(text))
-    codec.encode(chat("x"))
-    assert len(codec._cache) == 2
-    assert codec.encode(plain("a", "another id")) == first[:-1]
+def test_a_prompt_is_known_by_its_text_and_messages() -> None:
+    codec = Codec(bytes_tokenizer(chat=True))
+    assert codec.encode(plain("a")) == codec.encode(plain("a", "another id"))
     assert codec.encode(chat("x")) == codec.encode(chat("x")) != codec.encode(chat("y"))
-
-
-def test_the_least_used_prompt_leaves_first() -> None:
-    codec = Codec(bytes_tokenizer(), cache=2)
-    for text in ("a", "b", "a", "c"):
-        codec.encode(plain(text))
-    assert list(codec._cache) == ["a", "c"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +118,7 @@ def test_the_least_used_prompt_leaves_first() -> None:
     ],
 )
 def test_stop_and_end(eos, stop: tuple[int, ...], end: int) -> None:
-    """The tokenizer's eos ends a worked solution, unless the generation config knows others only."""
+    """The tokenizer's eos ends a worked solution, unless the generation config lists others only."""
     codec = Codec(bytes_tokenizer(), eos)
     assert codec.stop_ids == stop
     assert codec.encode_response("ab") == [*codec.encode(plain("ab")), end]

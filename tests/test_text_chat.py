@@ -218,7 +218,7 @@ def test_judged_never_raises() -> None:
 
 
 def test_pad_may_be_eos() -> None:
-    """As published for SmolLM2. Padding is told by length, never by id."""
+    """As published for SmolLM2. Padding is recognised by length, never by id."""
     tokenizer = family_tokenizer("chatml")
     tokenizer.eos_token = tokenizer.pad_token = "<|im_end|>"
     made = Codec(tokenizer, tokenizer.eos_token_id)

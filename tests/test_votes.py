@@ -22,7 +22,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n: int, right: int, 
         ("7 9", 0.5),  # a tie is shared
         ("7 8 9", 1 / 3),
         ("7 7 8 8 9", 0.5),  # only the tied winners share
-        ("7 - - -", 1.0),  # who abstains has no vote
+        ("7 - - -", 1.0),  # an abstention is no vote
         ("- -", 0.0),
     ],
 )

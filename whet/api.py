@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -22,10 +22,8 @@ from whet.run import Run, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
-    from whet.assembly import Parts, RunPlan
+    from whet.assembly import Parts
     from whet.loop import Watcher
-
-STOPPING = "Finishing this step and saving; Ctrl-C again stops at once."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,18 +66,13 @@ def train(
 
     folder = Path(out) if out else new_folder()
     sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]  # as JSON, such values are TOML
-    if resume:
-        chosen = load_config(folder / "config.toml", sets)
-    else:
-        sets = [*flag_sets(model, prompts, reward, curriculum, folder), *sets]
-        chosen = load_config(Path(recipe) if recipe else None, sets)
+    source = folder / "config.toml" if resume else recipe
+    flags = [] if resume else flag_sets(model, prompts, reward, curriculum, folder)
+    chosen = load_config(Path(source) if source else None, [*flags, *sets])
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
-    watcher = RunProgress(quiet=quiet)
-    try:
+    with closing(RunProgress(quiet=quiet)) as watcher:
         run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher)
-    finally:
-        watcher.close()
     return Result(folder=folder, metrics=read_metrics(folder))
 
 
@@ -95,7 +88,7 @@ def run_recipe(
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    from whet.assembly import check_run
+    from whet.assembly import build_parts, check_run
 
     plan = check_run(settings, reward)
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
@@ -105,9 +98,12 @@ def run_recipe(
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in plan.notes:
             watcher.message(note)
-        stack.enter_context(run.stop_signals(lambda: watcher.message(STOPPING)))
-        parts = start(run, plan, watcher)
+        stopping = "Finishing this step and saving; Ctrl-C again stops at once."
+        stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
+        newest = run.newest_checkpoint(watcher.message)
+        parts = build_parts(plan, weights=newest)
         stack.callback(parts.close)
+        prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train
 
         try:
@@ -123,14 +119,12 @@ def run_recipe(
     return 0 if parts.done else run.signal
 
 
-def start(run: Run, plan: RunPlan, watcher: Watcher) -> Parts:
-    """Build the parts where the run left off, or warm-started at its beginning."""
-    from whet.assembly import build_parts, restore_parts
+def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watcher) -> None:
+    """Restore the parts where the run left off, or warm-start them at its beginning."""
+    from whet.assembly import restore_parts
     from whet.learn.checkpoint import load_checkpoint
     from whet.loop import warm_start_parts
 
-    folder = run.newest_checkpoint(watcher.message)
-    parts = build_parts(plan, weights=folder)
     for note in parts.notes:
         watcher.message(note)
 
@@ -139,19 +133,14 @@ def start(run: Run, plan: RunPlan, watcher: Watcher) -> Parts:
             raise Stopped(run.signal)
         watcher.warm_start(name, step, steps, loss)
 
-    try:
-        if folder is not None:
-            restore_parts(parts, load_checkpoint(folder))
-            watcher.message(f"Resuming after step {parts.tally.step}.")
-            if parts.done:
-                watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
-        run.cut_back(parts.tally.step if folder is not None else -1)
-        if parts.fresh:
-            warm_start_parts(parts, on_progress)
-    except BaseException:
-        parts.close()
-        raise
-    return parts
+    if checkpoint is not None:
+        restore_parts(parts, load_checkpoint(checkpoint))
+        watcher.message(f"Resuming after step {parts.tally.step}.")
+        if parts.done:
+            watcher.message("The run has come to its end; more steps go on from here: --set steps=N.")
+    run.cut_back(parts.tally.step if checkpoint is not None else -1)
+    if parts.fresh:
+        warm_start_parts(parts, on_progress)
 
 
 def new_folder(kind: str = "") -> Path:
@@ -176,12 +165,7 @@ def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
 
 def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:
     """Function arguments (or command-line flags) as overrides of the recipe."""
-    sets = [f"model.name={json.dumps(str(model))}"] if model is not None else []
-    if prompts is not None:
-        path = prompts if isinstance(prompts, str | Path) else folder / "prompts.jsonl"
-        sets += [f"data.0.path={json.dumps(str(path))}"]
-    if isinstance(reward, str):
-        sets.append(f"data.0.reward={json.dumps(reward)}")
-    if curriculum is not None:
-        sets.append(f"curriculum.name={json.dumps(curriculum)}")
-    return sets
+    path = prompts if prompts is None or isinstance(prompts, str | Path) else folder / "prompts.jsonl"
+    judge = reward if isinstance(reward, str) else None
+    given = {"model.name": model, "data.0.path": path, "data.0.reward": judge, "curriculum.name": curriculum}
+    return [f"{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]

@@ -1,16 +1,13 @@
 """A run, checked once and then used: the one file that depends on every component.
 
-`api` and the tools call it. `check_run` reads the recipe and its data, tokenises every prompt and builds all that needs
-no weights; what can be wrong is said in one sentence here, before a run folder is made or a weight is loaded. Its
-`RunPlan` is what `whet train --dry-run` and `whet doctor` print. `build_actor` and `build_parts` turn that plan into
-running parts, `save_parts` and `restore_parts` carry them over a checkpoint. `loop.py` moves the parts. The fast path
-(`whet.fast`) is handed in here and imported nowhere else; torch is imported by the functions that need it, so that a
-wrong path is found without waiting for it.
+`check_run` builds all that needs no weights, and refuses what is wrong before a run folder is made or a weight is
+loaded. `build_actor` and `build_parts` turn its `RunPlan` into running parts, which `loop.py` moves; `save_parts` and
+`restore_parts` carry them over a checkpoint. The fast path (`whet.fast`) is handed in here and nowhere else; functions
+that need torch import it, so that a wrong path is found without waiting for it.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -21,9 +18,9 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.base import Curriculum
-from whet.curriculum.build import build_curriculum, check_curriculum, notes_of, stages_of
+from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
 from whet.errors import WhetError
-from whet.estimate import Machine, budget_lines, card_of, dims_of_shape, estimate_lines, workloads
+from whet.estimate import Machine, budget_lines, dims_of, estimate_lines, gpu_of, workloads
 from whet.eval import EvalSet, eval_sets
 from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
@@ -31,7 +28,7 @@ from whet.rollout.base import Engine, RolloutStore
 from whet.tasks.judge import Judge
 from whet.text import Codec
 from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
-from whet.watch import Stopwatch, ready_lines
+from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     import torch
@@ -44,8 +41,6 @@ if TYPE_CHECKING:
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
-# ---- the plan
-
 
 @dataclass(kw_only=True)
 class RunPlan:
@@ -53,7 +48,6 @@ class RunPlan:
 
     settings: config.Config  # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
     problems: Problems
-    tokenizer: Any
     codec: Codec
     encoded: EncodedPrompts
     network: PreTrainedModel  # without weights
@@ -73,15 +67,11 @@ class RunPlan:
         return self.footprint.room(free_memory(device) or 0) if device.type == "cuda" else None
 
     def findings(self, response: float | None = None) -> list[Finding]:
-        """Model, decoding path, memory and time on this machine: what the dry run and `whet doctor` both show.
-
-        response: tokens of a mean response, where an earlier run was measured; else half of the limit is assumed.
-        """
-        settings = self.footprint.settings
+        """Model, path, memory and time on this machine; `response`: its mean tokens, where a run has measured them."""
         prompt = float(self.encoded.train_lengths.mean())
-        works = workloads(settings, self.problems, prompt, response, graphs=settings.rollout.graphs)
+        works = workloads(self.footprint.settings, self.problems, prompt, response)
         machine = machine_of(self.footprint.device)
-        lines = estimate_lines(works, dims_of_shape(self.footprint.shape), machine, known=response is not None)
+        lines = estimate_lines(works, dims_of(self.footprint.shape), machine, known=response is not None)
         return [*model_findings(self.network, self.footprint), *(("time", line, True) for line in lines)]
 
     def describe(self, response: float | None = None) -> list[str]:
@@ -104,14 +94,11 @@ class RunPlan:
 
 
 def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, training: bool = True) -> RunPlan:
-    """Check a recipe and its data, and fill in what the recipe left to be derived.
-
-    `reward` is a Python callable that judges every prompt. Without `training` no training data is needed.
-    """
+    """Check a recipe and its data, and fill in what the recipe left to be derived. `reward` judges every prompt."""
     if training and not settings.data:
         raise WhetError("There is nothing to train on: name the problems by [[data]] or --data.")
     for curriculum in _curricula(settings):
-        check_curriculum(curriculum.name)
+        find_plan(curriculum.name)
     settings = anchor_paths(settings)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:
@@ -123,10 +110,9 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
         from whet.draft.eagle import refuse_undraftable
 
         refuse_undraftable(network)
-    tokenizer = load_tokenizer(settings.model, problems.alphabet)
-    codec = Codec(tokenizer, eos_of(settings.model), settings.text)
+    codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     encoded = EncodedPrompts(problems, codec)
-    problems, left_out = _leave_out_long(problems, encoded, settings.text.max_prompt)
+    problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
     notes = [*problems.notes, *check_answers(settings, problems), *left_out]
     built = None
     if training:  # refuses thresholds, budgets and subsets that cannot be met
@@ -141,7 +127,6 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     return RunPlan(
         settings=settings,
         problems=problems,
-        tokenizer=tokenizer,
         codec=codec,
         encoded=encoded,
         network=network or tiny_skeleton(settings),
@@ -150,29 +135,16 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     )
 
 
-def _curricula(settings: config.Config) -> list[config.Curriculum]:
+def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:
     """[curriculum], and what it becomes for the data entries that override it."""
     own = [entry.curriculum for entry in settings.data if entry.curriculum]
     return [settings.curriculum, *map(settings.curriculum.override, own)]
 
 
-def _leave_out_long(problems: Problems, encoded: EncodedPrompts, limit: int) -> tuple[Problems, list[str]]:
-    keep = encoded.train_lengths <= limit
-    if not limit or keep.all():
-        return problems, []
-    if not keep.any():
-        raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
-    problems = problems.keep(keep)
-    encoded.select(keep, problems)
-    note = f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
-    return problems, [note]
-
-
 def _with_context(
     settings: config.Config, problems: Problems, encoded: EncodedPrompts, network: PreTrainedModel | None
 ) -> tuple[config.Config, list[str]]:
-    """The recipe's rollout.context, where every prompt leaves room in it; else just enough for the longest prompt of
-    each kind with its response, or all positions that the model has."""
+    """rollout.context, by default just enough for the longest prompt of each kind with its response, where it fits."""
     r, name = settings.rollout, settings.model.name
     positions = getattr(network.config, "max_position_embeddings", None) if network is not None else None
     context, notes = r.context, []
@@ -181,18 +153,15 @@ def _with_context(
         limits = {entry.name: entry.max_tokens or r.max_tokens for entry in settings.eval}
         wanted = max(encoded.train_lengths, default=0) + max([r.max_tokens, *(stage.max_tokens for stage in stages)])
         for kind, prompts in problems.evals.items():
-            longest = max((encoded.length(p.id) for p in prompts), default=0)
+            longest = max((len(encoded(p.id)) for p in prompts), default=0)
             wanted = max(wanted, longest + limits.get(kind, r.max_tokens))
         context = int(min(wanted, positions or wanted))
         if context < wanted:
-            notes.append(
-                f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response: "
-                "such responses are cut there; a lower rollout.max_tokens or text.max_prompt avoids it."
-            )
+            few = f"{name} has {context} positions, fewer than the {wanted} of the longest prompt with its response"
+            remedy = "a lower rollout.max_tokens or text.max_prompt avoids it"
+            notes.append(f"{few}: such responses are cut there; {remedy}.")
     elif positions and context > positions:
-        raise WhetError(
-            f"rollout.context = {context} is more than the {positions} positions of {name}; lower it, or leave it out."
-        )
+        raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {name}; leave it out.")
     encoded.refuse_long(context)
     return settings.model_copy(update={"rollout": r.model_copy(update={"context": context})}), notes
 
@@ -265,23 +234,23 @@ def decoding_of(network: Any, settings: config.Config, device: torch.device) -> 
 
 def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
     """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
+    import torch
+
     from whet.fast.fused import graphs_lack
-    from whet.model.load import DTYPES
-    from whet.model.memory import cache_shapes
+    from whet.model.twin import kv_shapes
 
-    return graphs_lack(cache_shapes(network), device, DTYPES[dtype])
+    return graphs_lack(kv_shapes(network), device, getattr(torch, dtype))
 
 
-def machine_of(device: torch.device) -> Machine | str:
-    """The device as `whet.estimate` sees it; only the name of a GPU whose speed is not known."""
+def machine_of(device: torch.device) -> Machine:
+    """The device as `whet.estimate` sees it."""
     import torch
 
     if device.type != "cuda":
         threads = torch.get_num_threads()
         return Machine(name=f"a CPU, {threads} thread{'s' * (threads > 1)}", threads=threads)
     name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "the GPU of another machine"
-    card = card_of(name)
-    return Machine(name=name, card=card) if card else name
+    return Machine(name=name, gpu=gpu_of(name))
 
 
 # ---- the parts
@@ -315,12 +284,8 @@ class Tally:
 class Actor:
     """What makes judged rollouts: all that evaluating a model takes."""
 
-    config: config.Config
-    problems: Problems
+    plan: RunPlan
     model: PreTrainedModel
-    tokenizer: Any
-    codec: Codec
-    encoded: EncodedPrompts
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
@@ -331,14 +296,11 @@ class Actor:
         """What the model wrote, for RUN/rollouts."""
         rows = []
         for rollout in rollouts:
-            prompt = self.problems.lookup(rollout.prompt_id)
+            prompt = self.plan.problems.lookup(rollout.prompt_id)
             assert rollout.trace is not None
-            row = rollout_to_json(rollout)
+            row = rollout_to_json(rollout) | {"prompt": prompt.text or list(prompt.messages), "answer": prompt.answer}
             del row["sampling"]
-            row["prompt"] = prompt.text or list(prompt.messages)
-            row["response"] = self.codec.decode(rollout.trace.ids.tolist())
-            row["answer"] = prompt.answer
-            rows.append(row)
+            rows.append(row | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())})
         return rows
 
     def close(self) -> None:
@@ -357,32 +319,31 @@ class Parts(Actor):
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
-        from whet.model.meter import DeviceMeter
+        from whet.model.ops import DeviceMeter
 
         self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
 
     @property
     def progress(self) -> float:
-        shares = [self.tally.step / self.config.steps if self.config.steps else 1.0]  # steps = 0 only evaluates
-        if self.config.token_budget:
-            shares.append(self.tally.tokens_generated / self.config.token_budget)
-        if self.config.time_budget:
-            shares.append(self.tally.time_s / self.config.time_budget)
-        return min(1.0, max(shares))
+        settings, tally = self.plan.settings, self.tally
+        shares = [tally.step / settings.steps if settings.steps else 1.0]  # steps = 0 only evaluates
+        budgets = ((tally.tokens_generated, settings.token_budget), (tally.time_s, settings.time_budget))
+        return min(1.0, max(shares + [spent / budget for spent, budget in budgets if budget]))
 
     @property
     def done(self) -> bool:
         return self.progress >= 1.0
 
     def clock(self) -> Clock:
+        settings = self.plan.settings
         return Clock(
             step=self.tally.step,
             version=self.learner.version,
-            groups=self.config.curriculum.groups,
+            groups=settings.curriculum.groups,
             free=self.engine.free,
             tokens=self.tally.tokens_generated,
             progress=self.progress,
-            cut=self.config.rollout.mode == "stream" and self.config.on_update == "cut",
+            cut=settings.rollout.mode == "stream" and settings.on_update == "cut",
         )
 
 
@@ -390,42 +351,44 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
     """`weights`: a checkpoint folder in place of the recipe's model. `room`: how a GPU is shared with a learner."""
     from whet.model.load import load_model
 
-    settings, problems, codec, model_settings = plan.settings, plan.problems, plan.codec, plan.settings.model
-    if weights is not None:
-        model_settings = model_settings.model_copy(update={"name": str(weights)})
+    settings, problems = plan.settings, plan.problems
     model = load_model(
-        model_settings,
-        vocab_size=len(plan.tokenizer),
+        settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)}),
+        vocab_size=len(plan.codec.tokenizer),
         context=settings.rollout.context,
         seed=settings.seed,
         checked=plan.network if weights is None else None,
     )
-    asked = settings.judge
     judge = Judge(  # forks its workers: before the engine fills the GPU
         problems.lookup,
         problems.judges,
-        total=problems.rewards.total,
-        truncated=asked.truncated,
-        decode=codec.judged,
-        workers=asked.workers or min(8, max(1, (os.cpu_count() or 2) - 1)),
-        timeout_s=asked.timeout_s,
-        memory_mb=asked.memory_mb,
-        pass_at=asked.pass_at,
+        settings.judge,
+        decode=plan.codec.judged,
         ordered=settings.rollout.ordered,
+        total=problems.rewards.total,
     )
-    drafter = build_drafter(settings, model)
-    engine = build_engine(settings, model, plan.encoded, codec, room, drafter)
+    drafts, on_gpu = "eagle" in settings.draft.drafters, model.device.type == "cuda"
+    if on_gpu and (drafts or settings.rollout.graphs):
+        from whet.fast.fused import share_storage
+
+        share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
+    drafter = None
+    if drafts:
+        from whet.draft.training import AdaptiveDrafter
+
+        drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+        if on_gpu:
+            from whet.fast.fused import KERNELS
+
+            drafter.live.ops = KERNELS
+    engine = build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
-        config=settings,
-        problems=problems,
+        plan=plan,
         model=model,
-        tokenizer=plan.tokenizer,
-        codec=codec,
-        encoded=plan.encoded,
         engine=engine,
         judge=judge,
-        evals=eval_sets(settings, problems.evals, codec.stop_ids),
+        evals=eval_sets(settings, problems.evals, training_sampling(settings, plan.codec)),
         drafter=drafter,
         notes=(*(f"Memory: {line}." for line in memory), *engine.notes()),
     )
@@ -433,44 +396,36 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
 
 def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     """Load the weights and start the parts. The plan's curriculum becomes that of the run."""
-    from whet.learn.learner import Learner
+    from whet.learn.learner import Learner, Passes
 
     assert plan.curriculum is not None
     watch, room = Stopwatch(), plan.room
     with watch.timing("model, judges and engine"):
         actor = build_actor(plan, weights, room=room)
+    passes: Callable[[Any, config.Learn], Passes] = Passes
+    if actor.model.device.type == "cuda":
+        from whet.fast.graphed import FastPasses
+
+        # There are no graphs where the KV cache lends the memory of a pass.
+        passes = partial(FastPasses, graphs=room is None or room.plan.replays > 0)
     actor.engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
     with watch.timing("the learner"):
-        learner = Learner(
-            actor.model,
-            plan.settings.learn,
-            encode=plan.encoded,
-            passes=learner_passes(actor.model, room),
-        )
+        learner = Learner(actor.model, plan.settings.learn, encode=plan.encoded, passes=passes)
     parts = Parts(**vars(actor), learner=learner, curriculum=plan.curriculum)
     parts.engine.take_back()
     with watch.timing("the learner"):
         learner.rehearse()
     refuse_unmet(parts)
-    parts.notes = (*parts.notes, *ready_lines(watch.without(), watch.seconds))
+    if watch.without() >= 5:  # long enough to be noticed
+        shares = ", ".join(f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items())
+        parts.notes = (*parts.notes, f"Ready after {watch.without():.0f} s: {shares}.")
     return parts
-
-
-def learner_passes(model: PreTrainedModel, room: Room | None) -> Callable[[Any, config.Learn], Passes]:
-    """On a GPU compiled and captured passes; no graphs where the memory of a pass is lent by the KV cache."""
-    from whet.learn.learner import Passes
-
-    if model.device.type != "cuda":
-        return Passes
-    from whet.fast.graphed import FastPasses
-
-    return partial(FastPasses, graphs=room is None or room.plan.replays > 0)
 
 
 def refuse_unmet(parts: Parts) -> None:
     """Refuse a recipe that needs what the engine or the learner cannot do."""
-    rollout, name = parts.config.rollout, parts.config.curriculum.name
-    wanted = {"stream", parts.config.on_update} if rollout.mode == "stream" else set()
+    settings, name = parts.plan.settings, parts.plan.settings.curriculum.name
+    wanted = {"stream", settings.on_update} if settings.rollout.mode == "stream" else set()
     if missing := frozenset(wanted) - parts.engine.can:
         raise WhetError(f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for.")
     if missing := parts.curriculum.needs - parts.learner.can_signal:
@@ -478,35 +433,25 @@ def refuse_unmet(parts: Parts) -> None:
 
 
 def build_engine(
-    settings: config.Config,
-    model: PreTrainedModel,
-    encode: Callable[[str], Sequence[int]],
-    codec: Codec,
-    room: Room | None = None,
-    drafter: AdaptiveDrafter | None = None,
+    plan: RunPlan, model: PreTrainedModel, room: Room | None = None, drafter: AdaptiveDrafter | None = None
 ) -> LocalEngine:
-    """`room`: how a GPU is shared with a learner; None where there is no learner, or no GPU."""
+    """`room`: how a GPU is shared with a learner, if there is one. On a GPU the model's storage is shared already."""
     from whet.draft.speculation import build_speculation
     from whet.rollout.engine import LocalEngine
 
-    rollout, vocab = settings.rollout, model.config.get_text_config().vocab_size
+    settings, rollout, vocab = plan.settings, plan.settings.rollout, model.config.get_text_config().vocab_size
     runners, sizes = None, list(range(1, rollout.slots + 1))
     if rollout.graphs and model.device.type == "cuda":
-        from whet.fast.fused import share_storage
         from whet.fast.graphs import GraphRunners, buckets
 
-        share_storage(model)  # before there is an optimiser: it is the last time that weights move
         runners, sizes = GraphRunners(), buckets(rollout.slots)
     engine = LocalEngine(
         model,
-        encode=encode,
-        decode=codec.decode,
+        encode=plan.encoded,
+        decode=plan.codec.decode,
         seed=settings.seed,
-        slots=rollout.slots,
-        context=rollout.context,
-        page=rollout.page,
+        **rollout.model_dump(include={"slots", "context", "page", "mode"}),
         pages=room.pages if room else rollout.pages,
-        mode=rollout.mode,
         on_update=settings.on_update,
         runners=runners,
         releasable=room is not None and room.release,
@@ -516,21 +461,6 @@ def build_engine(
     )
     engine.begin()
     return engine
-
-
-def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
-    if "eagle" not in settings.draft.drafters:
-        return None
-    from whet.draft.training import AdaptiveDrafter
-
-    if model.device.type != "cuda":
-        return AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    from whet.fast.fused import KERNELS, share_storage
-
-    share_storage(model)  # before the drafter looks at any weight: it is the last time that they move
-    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
-    drafter.live.ops = KERNELS
-    return drafter
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
@@ -555,7 +485,7 @@ def save_parts(parts: Parts, folder: Path) -> None:
     save_checkpoint(
         folder,
         model=parts.model,
-        tokenizer=parts.tokenizer,
+        tokenizer=parts.plan.codec.tokenizer,
         tensors=parts.learner.tensors() | ({"drafter": drafter.tensors()} if drafter else {}),
         arrays={
             "traces": parts.store.arrays(),
@@ -587,9 +517,7 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         if parts.drafter and states["drafter"]:
             parts.drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:
-        raise WhetError(
-            f"The checkpoint {checkpoint.folder} holds no {missing}; was it written by whet train?"
-        ) from None
+        raise WhetError(f"{checkpoint.folder} holds no {missing}; was it written by whet train?") from None
     waiting = RolloutStore()
     waiting.load(arrays["judge"])
     parts.judge.send(waiting.attach_rollouts([rollout_from_json(r) for r in states["judge"]]))

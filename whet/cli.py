@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +15,16 @@ from rich.text import Text
 
 from whet import __version__, config
 from whet.errors import Stopped, WhetError
-from whet.recipe import describe, dump_config, everyday, load_config, recipes
+from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
 from whet.tools.bench.commands import bench_app
 
-# Packages that commands need -> the extra of whet that installs them.
-EXTRAS = dict.fromkeys(("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub"), "train")
+# Packages that the extra "train" installs.
+TRAIN = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
+DataName = Annotated[str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")]
+ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")]
+Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
@@ -27,9 +32,16 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(data_app, name="data")
 
 
+def print_table(columns: tuple[str, ...], rows: Iterable[Iterable[str]]) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    out_console.print(table)
+
+
 @data_app.command("look")
 def data_look(
-    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    path: DataName,
     split: Annotated[str, typer.Option(help="Split of a named data set: train, test, ...")] = "train",
     subset: Annotated[str, typer.Option(help="Configuration of a datasets name.")] = "",
     data_folder: DataFolder = None,
@@ -37,15 +49,13 @@ def data_look(
     """Show how whet reads a problem set: columns, repeats, levels, the first problem."""
     from whet.tasks.golds import describe_problems
 
-    table = Table("what", "found")
-    for what, found in describe_problems(config.Data(path=path, split=split, subset=subset), str(data_folder or "")):
-        table.add_row(Text(printable(what)), Text(printable(found)))
-    out_console.print(table)
+    data = config.Data(path=path, split=split, subset=subset)
+    print_table(("what", "found"), describe_problems(data, str(data_folder or "")))
 
 
 @data_app.command("prepare")
 def data_prepare(
-    path: Annotated[str, typer.Argument(help="A file, a short name, or a name for datasets.")],
+    path: DataName,
     out: Annotated[Path, typer.Argument(help="The JSONL file to write.")],
     against: Annotated[list[str] | None, typer.Option(help="Leave out the problems of this evaluation set.")] = None,
     pass_rates: Annotated[
@@ -58,19 +68,9 @@ def data_prepare(
     """Write the problems worth training on: no repeats, broken answers, evaluation problems or hopeless ones."""
     from whet.tools.prepare import prepare_file
 
-    lines = prepare_file(
-        config.Data(path=path),
-        out,
-        folder=str(data_folder or ""),
-        against=against or (),
-        pass_rates=pass_rates,
-        size=size,
-        seed=seed,
-    )
-    table = Table("what", "problems")
-    for what, count in lines:
-        table.add_row(Text(printable(what)), Text(printable(count)))
-    out_console.print(table)
+    data, folder = config.Data(path=path), str(data_folder or "")
+    lines = prepare_file(data, out, folder=folder, against=against or (), pass_rates=pass_rates, size=size, seed=seed)
+    print_table(("what", "problems"), lines)
 
 
 @data_app.command("smollm2")
@@ -90,14 +90,14 @@ def main() -> None:
     """Run a command; print an error that the user can repair as one sentence and exit with code 2."""
     try:
         app()
-    except WhetError as error:
-        say(f"whet: {error}", style="red")
-        sys.exit(2)
-    except ModuleNotFoundError as error:
-        name = (error.name or "").split(".")[0]
-        if name not in EXTRAS:
-            raise
-        say(f'whet: This needs {name}, which is not installed: pip install "whet[{EXTRAS[name]}]".', style="red")
+    except (WhetError, ModuleNotFoundError) as error:
+        sentence = str(error)
+        if isinstance(error, ModuleNotFoundError):
+            name = (error.name or "").split(".")[0]
+            if name not in TRAIN:
+                raise
+            sentence = f'This needs {name}, which is not installed: pip install "whet[train]".'
+        say(f"whet: {sentence}", style="red")
         sys.exit(2)
     except KeyboardInterrupt:
         say("whet: stopped.")
@@ -105,9 +105,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     """Train language models to reason by reinforcement learning, for a fraction of the tokens."""
     if version:
         out_console.print(f"whet {__version__}", highlight=False)
@@ -116,23 +114,16 @@ def root(
 
 @app.command()
 def train(
-    recipe: Annotated[
-        Path | None,
-        typer.Argument(help="A TOML recipe or its name in whet list; default: made from flags."),
-    ] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe, or its name in whet list.")] = None,
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Problems: a file, a short name (gsm8k), or a name for datasets.")
-    ] = None,
+    data: Annotated[str | None, typer.Option(help="A file, a short name (gsm8k), or a name for datasets.")] = None,
     reward: Annotated[str | None, typer.Option(help="Your judge as module:function.")] = None,
     curriculum: Annotated[str | None, typer.Option(help="See whet list.")] = None,
     sets: Sets = None,
     data_folder: DataFolder = None,
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, print the resolved recipe and the plan, train nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan only.")] = False,
 ) -> None:
     """Train a model by a recipe."""
     from whet import api
@@ -143,10 +134,8 @@ def train(
         if not (out / "config.toml").is_file():
             raise WhetError(f"There is no run to resume in {out}: it holds no config.toml.")
         if recipe or model or data or reward or curriculum:
-            raise WhetError(
-                f"--resume goes on with the recipe in {out / 'config.toml'}: leave the other recipe and its flags out; "
-                "--set changes a setting."
-            )
+            rest = "leave the other recipe and its flags out; --set changes a setting."
+            raise WhetError(f"--resume goes on with the recipe in {out / 'config.toml'}: {rest}")
         settings = load_config(out / "config.toml", sets or [])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
@@ -154,19 +143,23 @@ def train(
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
-        show_dry_run(settings, out)
+        from whet.assembly import check_run
+        from whet.run import mean_response
+
+        plan = check_run(settings)
+        out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
+        for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
+            show(f"# {printable(line, one_line=True)}")
         return
     folder = out or api.new_folder()
     from whet.report.live import RunProgress
 
-    watcher = RunProgress()
     try:
-        stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+        with closing(RunProgress()) as watcher:
+            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None
-    finally:
-        watcher.close()
     show(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
     if stopped:
         from whet.report.arms import read_run
@@ -175,39 +168,19 @@ def train(
         raise typer.Exit(128 + stopped)
 
 
-def show_dry_run(settings: config.Config, like: Path | None) -> None:
-    """Print the plan of a run; `like` is an earlier run whose response lengths the estimate uses."""
-    from whet.assembly import check_run
-    from whet.run import mean_response
-
-    plan = check_run(settings)
-    out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
-    for line in plan.describe(mean_response(like) if like else None):
-        show(f"# {printable(line, one_line=True)}")
-
-
 @app.command("eval")
 def eval_command(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")],
-    data: Annotated[
-        list[str] | None, typer.Option(help="Problems to evaluate on: a file or a name. Repeatable.")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="Recipe with the [[eval]] sets; default: the run's own recipe.")
-    ] = None,
+    model: ModelName,
+    data: Annotated[list[str] | None, typer.Option(help="A file or name to evaluate on. Repeatable.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="Recipe with the [[eval]] sets; default: the run's own.")] = None,
     n: Annotated[int | None, typer.Option(help="Rollouts per prompt (with --data).")] = None,
     temperature: Annotated[float | None, typer.Option(help="Temperature (with --data); 0 is greedy.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Response limit (with --data).")] = None,
     limit: Annotated[int | None, typer.Option(help="At most this many prompts of each set (with --data).")] = None,
-    draft: Annotated[
-        bool,
-        typer.Option("--draft", help="Repeat with speculation: accept length, tokens per second, equal responses."),
-    ] = False,
+    draft: Annotated[bool, typer.Option("--draft", help="Repeat with speculation, and compare.")] = False,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for eval.json and responses.jsonl; default runs/eval-DATE-TIME.")
-    ] = None,
+    out: Results = None,
 ) -> None:
     """Evaluate a checkpoint or any model: pass@k, maj@k, lengths, levels, with 95% intervals."""
     from whet.api import new_folder
@@ -216,16 +189,10 @@ def eval_command(
 
     folder = out or new_folder("eval-")
     entries = eval_entries(data or [], n=n, temperature=temperature, max_tokens=max_tokens, limit=limit)
+    sets = [*folder_set(data_folder), *(sets or [])]
     with counting() as on_progress:
         metrics = evaluate_model(
-            model,
-            recipe=recipe,
-            entries=entries,
-            sets=[*folder_set(data_folder), *(sets or [])],
-            draft=draft,
-            out=folder,
-            on_progress=on_progress,
-            say=say,
+            model, recipe=recipe, entries=entries, sets=sets, draft=draft, out=folder, on_progress=on_progress, say=say
         )
     out_console.print(eval_table(metrics))
     if draft:
@@ -235,8 +202,8 @@ def eval_command(
 
 @app.command()
 def probe(
-    model: Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")],
-    data: Annotated[str, typer.Argument(help="Problems to train on: a file, a short name, or a name for datasets.")],
+    model: ModelName,
+    data: DataName,
     n: Annotated[int, typer.Option(min=2, help="Rollouts per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(min=1, help="Number of prompts, drawn at random.")] = 200,
     group: Annotated[int, typer.Option(min=2, help="Rollouts per group in the training you plan.")] = 16,
@@ -244,9 +211,7 @@ def probe(
     temperature: Annotated[float, typer.Option(min=0.01, help="Temperature of the rollouts.")] = 1.0,
     sets: Sets = None,
     data_folder: DataFolder = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for probe.json and responses.jsonl; default runs/probe-DATE-TIME.")
-    ] = None,
+    out: Results = None,
 ) -> None:
     """Forecast whether a curriculum pays on a model: pass rates, signal, lengths, the cost of each curriculum."""
     from whet.api import new_folder
@@ -286,8 +251,7 @@ def export(
     folder = export_model(source, out, merge=merge, drafter=drafter, push=push)
     show(f"The model is in {folder}.")
     if (folder / "drafter").is_dir():
-        served = f"for {drafter or 'vllm'}: an EAGLE drafter of this model"
-        show(f"Its drafter is in {folder / 'drafter'}, {served}.")
+        show(f"Its drafter is in {folder / 'drafter'}, for {drafter or 'vllm'}: an EAGLE drafter of this model.")
 
 
 @app.command()
@@ -322,9 +286,7 @@ def view(
 
 
 @app.command()
-def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that continue or failed.")],
-) -> None:
+def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on or failed.")]) -> None:
     """Write RUN/report.html: curves, settings and rollouts of a run so far."""
     from whet.report.arms import read_run
     from whet.report.page import write_page
@@ -333,7 +295,7 @@ def report(
         read_run(run.name, run)  # check all of them before one page is written
     for run in runs:
         write_page(run / "report.html", [run], title=run.absolute().name)
-        out_console.print(f"Page: {run / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+        show(f"Page: {run / 'report.html'}")
 
 
 def need_runs(runs: list[Path]) -> None:
@@ -369,24 +331,17 @@ def list_command(
     """List recipes, tasks, curricula and estimators, and the settings with their defaults."""
     from whet.curriculum.build import CURRICULA
     from whet.tasks.build import REWARDS, TASKS
-    from whet.tasks.text import NAMES
+    from whet.tasks.reading import NAMES
 
-    table = Table("kind", "names")
-    table.add_row("recipes", ", ".join(recipes()))
-    table.add_row("tasks", ", ".join(TASKS))
-    table.add_row("data", ", ".join(NAMES))
-    table.add_row("rewards", ", ".join(REWARDS))
-    table.add_row("curricula", ", ".join(CURRICULA))
     estimators = config.Learn.model_fields["estimator"].annotation
-    table.add_row("estimators", ", ".join(estimators.__args__ if estimators else ()))
-    out_console.print(table)
-    settings, common = Table("setting", "default", "meaning"), everyday()
-    shown = [row for row in describe() if every or row[0] in common]
-    for name, default, meaning in shown:
-        settings.add_row(name, Text(default), Text(meaning))
-    out_console.print(settings)
+    kinds: dict[str, Iterable[str]] = {"recipes": recipes(), "tasks": TASKS, "data": NAMES, "rewards": REWARDS}
+    kinds |= {"curricula": CURRICULA, "estimators": estimators.__args__ if estimators else ()}
+    print_table(("kind", "names"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
+    settings = describe()
+    shown = [row for row in settings if every or row[0] in config.EVERYDAY]
+    print_table(("setting", "default", "meaning"), shown)
     if not every:
-        say(f"{len(describe()) - len(shown)} more settings are for experts: whet list --all.")
+        say(f"{len(settings) - len(shown)} more settings are for experts: whet list --all.")
 
 
 @app.command()

@@ -13,24 +13,20 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 HELD_OUT = "held_out"  # name of the evaluation set that chooses the best checkpoint
-# Section -> the settings that `whet list` shows; `whet list --all` shows every one.
-EVERYDAY = {
-    "": "seed steps token_budget time_budget",
-    "model": "name dtype device lora.rank",
-    "text": "system_prompt prompt_suffix",
-    "data": "path task split columns limit reward weight",
-    "eval": "path name n temperature max_tokens every",
-    "held_out": "size every",
-    "reward": "name weight",
-    "warm_start": "steps batch lr",
-    "rollout": "mode slots context max_tokens temperature",
-    "draft": "drafters",
-    "curriculum": "name groups rollouts max_age starvation speed.n_init cures.tau scalingrl.share",
-    "curriculum.stages": "subset max_tokens steps",
-    "learn": "estimator lr schedule kl_coef minibatches pack_tokens",
-    "judge": "timeout_s workers truncated",
-    "save": "every keep rollouts",
-}
+# The settings that `whet list` shows; `whet list --all` shows every one.
+_EVERYDAY = """
+seed steps token_budget time_budget model.name model.dtype model.device model.lora.rank
+text.system_prompt text.prompt_suffix data.path data.task data.split data.columns data.limit data.reward data.weight
+eval.path eval.name eval.n eval.temperature eval.max_tokens eval.every held_out.size held_out.every
+reward.name reward.weight warm_start.steps warm_start.batch warm_start.lr
+rollout.mode rollout.slots rollout.context rollout.max_tokens rollout.temperature draft.drafters
+curriculum.name curriculum.groups curriculum.rollouts curriculum.max_age curriculum.starvation
+curriculum.speed.n_init curriculum.cures.tau curriculum.scalingrl.share
+curriculum.stages.subset curriculum.stages.max_tokens curriculum.stages.steps
+learn.estimator learn.lr learn.schedule learn.kl_coef learn.minibatches learn.pack_tokens
+judge.timeout_s judge.workers judge.truncated save.every save.keep save.rollouts
+"""
+EVERYDAY = frozenset(_EVERYDAY.split())
 
 
 class Section(BaseModel):
@@ -75,7 +71,7 @@ class Text(Section):
     """Training problems with more tokens are left out and counted; 0 keeps all."""
 
 
-class Problems(Section):
+class ProblemSettings(Section):
     """The settings that [[data]] and [[eval]] share."""
 
     task: str = ""
@@ -102,14 +98,14 @@ class Problems(Section):
         return self.task or ("text" if self.path else "chain")
 
 
-class Data(Problems):
+class Data(ProblemSettings):
     weight: float = Field(1.0, gt=0)
     """Prompts of this entry come up this many times as often as those of an entry with weight 1."""
     curriculum: dict[str, Any] = {}
     """These [curriculum] settings differ for the entry's prompts: { name = "speed", speed = { n_init = 8 } }."""
 
 
-class Eval(Problems):
+class Eval(ProblemSettings):
     name: str = ""
     """The metrics carry this name; empty means the name of the data, or "held_out" without a path."""
     n: int = Field(1, ge=1)
@@ -165,7 +161,7 @@ class WarmStart(Section):
     """These keyword arguments go to the task's worked solutions."""
 
 
-class Rollout(Section):
+class RolloutSettings(Section):
     mode: Literal["barrier", "stream"] = "barrier"
     """A "barrier" finishes all requests before judging; a "stream" returns what finished and keeps the batch full."""
     slots: int = Field(64, ge=1)
@@ -185,8 +181,7 @@ class Rollout(Section):
     stop_strings: tuple[str, ...] = ()
     """A response ends after any of these strings."""
     on_update: Literal["", "cut", "recompute", "keep"] = ""
-    """At a weight update running rollouts are cut, recomputed or kept (stream); empty keeps them if curriculum.max_age
-    allows it and cuts them if not."""
+    """A weight update cuts, recomputes or keeps running rollouts (stream); empty keeps them if max_age allows it."""
     ordered: bool = True
     """Verdicts are taken in engine order, so that a stream run repeats exactly; false never waits for a judge."""
 
@@ -202,7 +197,7 @@ class Draft(Section):
     """After a step the eagle drafter trains on this share of the step's tokens."""
 
 
-class Speed(Section):
+class SpeedSettings(Section):
     n_init: int = Field(4, ge=2)
     """This many rollouts screen a prompt before the rest of its group is generated."""
     low: float = Field(0.0, ge=0, lt=1)
@@ -213,7 +208,7 @@ class Speed(Section):
     """Screening rollouts are trained on as well; false only gates by them, which leaves the gradient unbiased."""
 
 
-class Cures(Section):
+class CuresSettings(Section):
     tau: float = Field(0.1, gt=0)
     """The temperature of the choice of prompts: large is uniform, small takes those nearest to half solved."""
     minimum: int = Field(2, ge=2)
@@ -243,8 +238,6 @@ class ScalingRL(Section):
     """This share of all prompts is in the active set of an epoch (gumbel_topk)."""
     threshold: float = Field(0.6, gt=0, lt=1)
     """A prompt is active from this score on (des_threshold) or from this share of the best chance (rel_threshold)."""
-    floor: float = Field(0.4, ge=0, lt=1)
-    """Prompts with a lower score take no part in gumbel_topk."""
     new: float = Field(0.2, ge=0, le=1)
     """At least this share of the active set was never seen before."""
     old: float = Field(0.1, ge=0, le=1)
@@ -286,7 +279,7 @@ class Stage(Section):
     """The optimiser's moments are reset when the stage begins."""
 
 
-class Curriculum(Section):
+class CurriculumSettings(Section):
     name: str = "uniform"
     """The curriculum is uniform, dapo, speed, cures, scalingrl, stages, all, or your own as "module:Class"."""
     source: Literal["", "uniform", "kimi", "cures", "scalingrl", "cures over scalingrl"] = ""
@@ -297,8 +290,6 @@ class Curriculum(Section):
     """A batch ends with the group that reaches this many tokens (C3PO); 0 counts groups only."""
     reset_every: int = Field(0, ge=0)
     """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
-    reset_plateau: int = Field(0, ge=0)
-    """They are also reset when the reward gains less than 0.01 over this many updates; 0 switches this off."""
     groups: int = Field(16, ge=1)
     """Each update trains on this many groups."""
     rollouts: int = Field(16, ge=2)
@@ -311,18 +302,18 @@ class Curriculum(Section):
     """If no batch can be filled, the run stops, trains on groups without signal, or trains on fewer groups."""
     patience: int = Field(20, ge=1)
     """A batch starves after this many times its groups were requested without success."""
-    speed: Speed = Speed()
-    cures: Cures = Cures()
+    speed: SpeedSettings = SpeedSettings()
+    cures: CuresSettings = CuresSettings()
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
     """The stages wrap the named curriculum; an empty list is one stage with everything."""
 
-    def override(self, own: Mapping[str, Any]) -> Curriculum:
+    def override(self, own: Mapping[str, Any]) -> CurriculumSettings:
         """Return a validated copy in which the settings of `own` replace these."""
-        return Curriculum.model_validate(merged(self.model_dump(), own))
+        return CurriculumSettings.model_validate(merged(self.model_dump(), own))
 
     @model_validator(mode="after")
-    def _in_order(self) -> Curriculum:
+    def _in_order(self) -> CurriculumSettings:
         if self.speed.low >= self.speed.high:
             raise ValueError(f"speed.low = {self.speed.low} must be below speed.high = {self.speed.high}")
         if self.name in ("speed", "all") and self.speed.n_init >= self.rollouts:
@@ -355,8 +346,6 @@ class Learn(Section):
     """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(0.2, gt=0)
     """The ratio is clipped above 1 + clip_high; DAPO's clip-higher uses 0.28."""
-    importance_cap: float = Field(2.0, ge=1)
-    """The importance weight min(pi_old / pi_behaviour, C) is capped at this C."""
     updates: int = Field(1, ge=1)
     """Each batch is passed over this many times, with one optimiser step per pass."""
     minibatches: int = Field(1, ge=1)
@@ -375,7 +364,7 @@ class Learn(Section):
     """On a GPU in bfloat16 the layers and the head are compiled once, before the first batch."""
 
 
-class Judge(Section):
+class JudgeSettings(Section):
     workers: int = Field(0, ge=0)
     """This many processes judge responses; 0 means one less than the cores, at least 1 and at most 8."""
     timeout_s: float = Field(5.0, gt=0)
@@ -417,11 +406,11 @@ class Config(Section):
     held_out: HeldOut = HeldOut()
     reward: tuple[Reward, ...] = ()
     warm_start: tuple[WarmStart, ...] = ()
-    rollout: Rollout = Rollout()
+    rollout: RolloutSettings = RolloutSettings()
     draft: Draft = Draft()
-    curriculum: Curriculum = Curriculum()
+    curriculum: CurriculumSettings = CurriculumSettings()
     learn: Learn = Learn()
-    judge: Judge = Judge()
+    judge: JudgeSettings = JudgeSettings()
     save: Save = Save()
 
     @field_validator("data", "eval", "reward", "warm_start", mode="before")
@@ -450,8 +439,6 @@ class Config(Section):
         if len({e.name for e in self.eval}) < len(self.eval):
             raise ValueError(f"eval names must differ, got {', '.join(e.name for e in self.eval)}")
         if self.rollout.mode == "stream" and self.on_update != "cut" and self.curriculum.max_age == 0:
-            raise ValueError(
-                f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, '
-                "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
-            )
+            remedy = "which curriculum.max_age = 0 forbids; set curriculum.max_age to 1 or more"
+            raise ValueError(f'rollout.on_update = "{self.rollout.on_update}" carries tokens over an update, {remedy}')
         return self

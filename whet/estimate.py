@@ -1,10 +1,9 @@
 """What a run will cost, roughly: tokens per step, seconds by part, hours in all; from constants that were measured.
 
-`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_rate` for
-its share of the attainable. Everything here is arithmetic: a recipe's numbers, a model's sizes and a machine in,
-seconds out; no device is queried. Judging, saving and evaluation are left out. The estimate is right within a factor
-of two where it was measured (an H200; one CPU thread), and elsewhere as good as its scaling by memory bandwidth and
-arithmetic.
+`assembly` calls `estimate_lines` for the dry run and `whet doctor`; `whet bench rollout` calls `attainable_step` for
+its share of the attainable. Everything here is arithmetic, and no device is queried. Judging, saving and evaluation are
+left out. The estimate is right within a factor of two where it was measured (an H200; one CPU thread), and elsewhere as
+good as its scaling by memory bandwidth and arithmetic.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from whet import config
 from whet.curriculum.build import stages_of
@@ -42,11 +43,7 @@ OTHERS = 8  # kernels per step outside of the layers: the head, three of the sam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dims:
-    """The sizes of a model that decide the bytes and operations of a step.
-
-    >>> f"{SMOLLM2_135M.weights / 1e9:.3f} B read, {SMOLLM2_135M.kv_bytes / 1e3:.1f} kB per token"
-    '0.134 B read, 23.0 kB per token'
-    """
+    """The sizes of a model that decide the bytes and operations of a step."""
 
     layers: int
     hidden: int
@@ -62,30 +59,12 @@ class Dims:
         attention = self.hidden * (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of keys and values per token, in bf16."""
-        return 4 * self.layers * self.kv_heads * self.head_dim
-
 
 SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152)
 QWEN25_15B = Dims(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128, vocab=151936)
 
 
-def dims_of(settings: Any) -> Dims:
-    """The sizes in a Hugging Face config of the Llama or Qwen2 family."""
-    return Dims(
-        layers=settings.num_hidden_layers,
-        hidden=settings.hidden_size,
-        intermediate=settings.intermediate_size,
-        heads=settings.num_attention_heads,
-        kv_heads=settings.num_key_value_heads,
-        head_dim=getattr(settings, "head_dim", None) or settings.hidden_size // settings.num_attention_heads,
-        vocab=settings.vocab_size,
-    )
-
-
-def dims_of_shape(shape: ModelShape) -> Dims:
+def dims_of(shape: ModelShape) -> Dims:
     """The sizes as `whet.model.memory` measures them on a network of any family."""
     size = shape.query // shape.heads
     return Dims(
@@ -100,8 +79,8 @@ def dims_of_shape(shape: ModelShape) -> Dims:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
-    """A GPU as the sum above sees it, in seconds, bytes and operations per second."""
+class Gpu:
+    """A GPU in seconds, bytes per second and operations per second; the defaults are those of the sum above."""
 
     bandwidth: float = 4.8e12
     bandwidth_share: float = 0.8
@@ -117,8 +96,8 @@ class Card:
     gap: float = 0.0  # between two kernels of a graph
 
 
-PAPER = Card()
-MEASURED = Card(
+PAPER = Gpu()
+MEASURED = Gpu(
     busy_bandwidth_share=0.9,
     gemm_floor=5e-6,
     narrow_gemm_floor=3.5e-6,
@@ -127,50 +106,28 @@ MEASURED = Card(
     merge=1.65e-6,
     gap=0.3e-6,
 )
-CARDS = {"paper": PAPER, "measured": MEASURED}
 
 
-def attainable_step(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Seconds of one decode step of `batch` sequences at `context` tokens: the sum above."""
-    d, h = dims.head_dim, dims.hidden
-    rate = card.bandwidth * card.bandwidth_share
-    products = (
-        _gemm((dims.heads + 2 * dims.kv_heads) * d, h, batch, card)
-        + _gemm(h, dims.heads * d, batch, card)
-        + _gemm(2 * dims.intermediate, h, batch, card)
-        + _gemm(h, dims.intermediate, batch, card)
-    )
-    layer = products + _attention(dims, batch, context, card) + SMALL * card.small
-    sampler = max(14 * batch * dims.vocab / rate, 3 * card.small)
-    kernels = dims.layers * (GEMMS + SMALL + ATTENTION) + OTHERS
-    head = _gemm(dims.vocab, h, batch, card)
-    return dims.layers * layer + head + sampler + 4 * card.small + kernels * card.gap
+def attainable_step(dims: Dims, batch: int, context: int, gpu: Gpu = PAPER) -> float:
+    """The sum above: seconds of a decode step of `batch` sequences at `context` tokens, without a gap for the host."""
+    d, h, tokens, kernels = dims.head_dim, dims.hidden, batch * context, GEMMS + SMALL + ATTENTION
+    rate, operations = gpu.bandwidth * gpu.bandwidth_share, gpu.flops * gpu.flops_share
 
+    def gemm(n: int, k: int) -> float:
+        floor = gpu.narrow_gemm_floor if k <= 576 else gpu.gemm_floor
+        return max(2 * n * k / rate, 2 * n * k * batch / operations, floor)
 
-def attainable_rate(dims: Dims, batch: int, context: int, card: Card = PAPER) -> float:
-    """Tokens per second, without a gap for the host.
+    projections = gemm((dims.heads + 2 * dims.kv_heads) * d, h) + gemm(h, dims.heads * d)
+    products = projections + gemm(2 * dims.intermediate, h) + gemm(h, dims.intermediate)
+    share = gpu.busy_bandwidth_share if tokens >= gpu.busy_tokens else gpu.bandwidth_share
+    memory = 4 * tokens * dims.kv_heads * d / (gpu.bandwidth * share)
+    compute = 4 * tokens * dims.heads * d / (operations / 2)
+    attention = max(max(memory, compute) + gpu.merge, gpu.attention_floor)
+    layer = products + attention + SMALL * gpu.small
+    sampler = max(14 * batch * dims.vocab / rate, 3 * gpu.small)
+    gaps = (dims.layers * kernels + OTHERS) * gpu.gap
+    return dims.layers * layer + gemm(dims.vocab, h) + sampler + 4 * gpu.small + gaps
 
-    >>> round(attainable_rate(QWEN25_15B, 64, 512), -2), round(attainable_rate(SMOLLM2_135M, 64, 512), -3)
-    (43800.0, 77000.0)
-    """
-    return batch / attainable_step(dims, batch, context, card)
-
-
-def _gemm(n: int, k: int, batch: int, card: Card) -> float:
-    floor = card.narrow_gemm_floor if k <= 576 else card.gemm_floor
-    memory = 2 * n * k / (card.bandwidth * card.bandwidth_share)
-    return max(memory, 2 * n * k * batch / (card.flops * card.flops_share), floor)
-
-
-def _attention(dims: Dims, batch: int, context: int, card: Card) -> float:
-    tokens = batch * context
-    share = card.busy_bandwidth_share if tokens >= card.busy_tokens else card.bandwidth_share
-    memory = 4 * tokens * dims.kv_heads * dims.head_dim / (card.bandwidth * share)
-    compute = 4 * tokens * dims.heads * dims.head_dim / (card.flops * card.flops_share / 2)
-    return max(max(memory, compute) + card.merge, card.attention_floor)
-
-
-# ---- what a training step costs
 
 # A decode step by graphs against its kernels' sum on an H200: the median over all cells of
 # benchmarks/results/rollout_gpu.json, which lie between 0.96 (135M, few rows) and 1.36 (135M, 256 rows).
@@ -184,7 +141,7 @@ CPU_LAYER = 1e-3  # seconds per layer and step on a CPU (tiny model, one thread:
 CPU_RATE = 1e10  # operations per second and thread
 SIGNAL = 0.5  # share of prompts with right and wrong rollouts: a guess, until `whet probe` measures it
 
-KNOWN_CARDS: dict[str, tuple[float, float]] = {
+KNOWN_GPUS: dict[str, tuple[float, float]] = {
     # words of a GPU's name -> bytes and bf16 operations per second, by its maker; the first that is found counts
     "H200": (4.8e12, 989e12),
     "H100 PCIe": (2.0e12, 756e12),
@@ -200,49 +157,45 @@ KNOWN_CARDS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where a run takes place: a GPU whose speed is known, or some threads of a CPU."""
+    """Where a run takes place: threads of a CPU, or a GPU. `whet` does not know the speed of one that has neither."""
 
     name: str
-    card: Card | None = None  # None is a CPU
-    threads: int = 1
+    gpu: Gpu | None = None
+    threads: int = 0
 
 
-def card_of(name: str) -> Card | None:
+def gpu_of(name: str) -> Gpu | None:
     """The constants measured on an H200, with another GPU's bandwidth and arithmetic; None for one that is not known.
 
-    >>> card_of("NVIDIA A100-SXM4-80GB").bandwidth, card_of("Voodoo 2")
+    >>> gpu_of("NVIDIA A100-SXM4-80GB").bandwidth, gpu_of("Voodoo 2")
     (2000000000000.0, None)
     """
-    words = name.replace("-", " ").split()
-    for known, (bandwidth, flops) in KNOWN_CARDS.items():
-        if set(known.split()) <= set(words):
-            return replace(MEASURED, bandwidth=bandwidth, flops=flops)
-    return None
+    words = set(name.replace("-", " ").split())
+    found = next((speeds for known, speeds in KNOWN_GPUS.items() if words.issuperset(known.split())), None)
+    return replace(MEASURED, bandwidth=found[0], flops=found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """One step of one stage. Lengths are in tokens, on average."""
 
-    steps: float  # of this stage
+    steps: float  # steps of this stage
     prompts: float  # prompts asked, each read once for all of its rollouts
-    generated: float  # rollouts
-    trained: float  # rollouts
+    generated: float  # rollouts generated
+    trained: float  # rollouts trained on
     prompt: float
     response: float
-    limit: int  # of the longest response
-    slots: int
-    stream: bool
-    graphs: bool  # whether rollouts run by captured graphs
-    passes: float  # over the trained tokens: 3 for forward and backward, 1 more for each other forward
+    limit: int  # tokens of the longest response
+    rollout: config.RolloutSettings
+    passes: float  # passes over the trained tokens: 3 for forward and backward, 1 more for each other forward
 
 
 def cost(work: Workload, dims: Dims, machine: Machine) -> tuple[float, float]:
     """Seconds of one step: to generate its rollouts, and to train on them."""
-    steps = decode_steps(work.generated, work.response, work.limit, work.slots, work.stream)
+    steps = decode_steps(work.generated, work.response, work.limit, work.rollout.slots, work.rollout.mode == "stream")
     batch = max(1, round(work.generated * work.response / steps))
     context = round(work.prompt + work.response / 2)
-    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.graphs)
+    generate = steps * step_seconds(dims, batch, context, machine, graphs=work.rollout.graphs)
     generate += forward_seconds(dims, work.prompts * work.prompt, machine)
     return generate, work.passes * forward_seconds(dims, work.trained * (work.prompt + work.response), machine)
 
@@ -260,40 +213,21 @@ def decode_steps(rollouts: float, response: float, limit: int, slots: int, strea
 
 
 def step_seconds(dims: Dims, batch: int, context: int, machine: Machine, *, graphs: bool) -> float:
-    """Seconds of one decode step.
-
-    >>> round(1000 * step_seconds(QWEN25_15B, 64, 192, Machine(name="H200", card=MEASURED), graphs=True), 2)
-    1.78
-    """
-    if machine.card is None:
+    """Seconds of one decode step."""
+    if machine.gpu is None:
         return dims.layers * CPU_LAYER + 2 * dims.weights * batch / (CPU_RATE * machine.threads)
-    seconds = HOST * attainable_step(dims, batch, context, machine.card)
+    seconds = HOST * attainable_step(dims, batch, context, machine.gpu)
     return seconds if graphs else max(seconds, dims.layers * PLAIN_LAYER)
 
 
 def forward_seconds(dims: Dims, tokens: float, machine: Machine) -> float:
-    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out.
-
-    >>> round(3 * forward_seconds(QWEN25_15B, 16384, Machine(name="H200", card=MEASURED)), 2)
-    0.34
-    """
+    """Seconds of 2 operations per weight and token at the learner's rate; attention's own are left out."""
     operations = 2 * dims.weights * tokens
-    if machine.card is None:
+    if machine.gpu is None:
         return operations / (CPU_RATE * machine.threads)
-    return operations / (machine.card.flops * PEAK * learner_mfu(dims.weights))
-
-
-def learner_mfu(parameters: float) -> float:
-    """
-    >>> learner_mfu(0.135e9), learner_mfu(7e9), round(learner_mfu(0.45e9), 2)
-    (0.24, 0.56, 0.4)
-    """
-    (small, low), (large, high) = MFU
-    place = (math.log(parameters) - math.log(small)) / (math.log(large) - math.log(small))
-    return low + (high - low) * min(1.0, max(0.0, place))
-
-
-# ---- what a recipe asks for
+    sizes, shares = zip(*MFU, strict=True)
+    mfu = float(np.interp(math.log(dims.weights), np.log(sizes), shares))  # constant beyond the two ends
+    return operations / (machine.gpu.flops * PEAK * mfu)
 
 
 def rollouts_asked(name: str, rollouts: int, n_init: int) -> float:
@@ -316,19 +250,13 @@ def stage_steps(total: int, limits: Sequence[int]) -> list[float]:
     >>> stage_steps(100, [30, 0, 0]), stage_steps(100, [80, 80]), stage_steps(100, [10, 10])
     ([30.0, 35.0, 35.0], [80.0, 20.0], [10.0, 90.0])
     """
-    left, out = float(total), []
-    free = sum(limit == 0 for limit in limits[:-1]) + 1
-    fixed = sum(limits[:-1])
-    for limit in limits[:-1]:
-        taken = min(left, float(limit) if limit else max(0.0, total - fixed) / free)
-        out.append(taken)
-        left -= taken
-    return [*out, left]
+    *early, _ = limits
+    even = max(0.0, total - sum(early)) / (early.count(0) + 1)
+    ends = np.minimum(np.cumsum([limit or even for limit in early]), total)
+    return np.diff([0.0, *ends, total]).tolist()
 
 
-def workloads(
-    settings: config.Config, problems: Problems, prompt: float, response: float | None, *, graphs: bool
-) -> list[Workload]:
+def workloads(settings: config.Config, problems: Problems, prompt: float, response: float | None) -> list[Workload]:
     """A step of each stage; where data entries have curricula of their own, of the one with the largest share."""
     r, learn = settings.rollout, settings.learn
     portions = portions_of(settings.curriculum, problems.shares, problems.curricula)
@@ -350,9 +278,7 @@ def workloads(
                 prompt=prompt,
                 response=min(limit, response) if response else limit / 2,
                 limit=limit,
-                slots=r.slots,
-                stream=r.mode == "stream",
-                graphs=graphs,
+                rollout=r,
                 passes=passes,
             )
         )
@@ -382,7 +308,7 @@ def budget_lines(settings: config.Config, problems: Problems) -> list[str]:
     return lines
 
 
-def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> list[str]:
+def _stage_lines(settings: config.Config, c: config.CurriculumSettings, groups: str) -> list[str]:
     r = settings.rollout
     return [
         f"stage {number}: {stage.subset} prompts, {f'{stage.groups} x ' if stage.groups else groups}"
@@ -391,26 +317,22 @@ def _stage_lines(settings: config.Config, c: config.Curriculum, groups: str) -> 
     ]
 
 
-def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine | str, known: bool) -> list[str]:
-    """Tokens and seconds of a step of each stage, and the hours of the run.
-
-    `machine` is only a name where whet does not know how fast it is; `known`: whether the response length was measured.
-    """
+def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, known: bool) -> list[str]:
+    """Tokens and seconds of a step of each stage, and the hours of the run; `known` responses were measured."""
     several, source = len(works) > 1, "as in that run" if known else "half of the limit"
-    lines = []
-    seconds = 0.0
+    timed = machine.gpu is not None or machine.threads > 0
+    lines, seconds = [], 0.0
     for number, work in enumerate(works, 1):
         tokens = f"{work.generated * work.response:,.0f} tokens per step"
         words = f"{work.generated:,.0f} rollouts of {work.response:,.0f} tokens ({source}) are {tokens}"
-        if isinstance(machine, Machine):
+        if timed:
             generate, train = cost(work, dims, machine)
             seconds += work.steps * (generate + train)
             words += f"; {_time(generate + train)} per step: generate {_time(generate)}, train {_time(train)}"
         lines.append(f"stage {number}, {work.steps:.0f} steps: {words}" if several else words)
-    if isinstance(machine, str):
-        return [*lines, f"no estimate of the time, since whet does not know how fast {machine} is"]
-    steps = sum(work.steps for work in works)
-    return [*lines, f"{steps:.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"]
+    total = f"{sum(w.steps for w in works):.0f} steps on {machine.name} take {_time(seconds)}, without evaluation"
+    unknown = f"no estimate of the time, since whet does not know how fast {machine.name} is"
+    return [*lines, total if timed else unknown]
 
 
 def _time(seconds: float) -> str:
@@ -418,6 +340,5 @@ def _time(seconds: float) -> str:
     >>> [_time(s) for s in (0.0123, 4.2, 300, 36_000)]
     ['0.012 s', '4.2 s', '5 min', '10 h']
     """
-    if seconds < 100:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.2g} min" if seconds < 5400 else f"{seconds / 3600:.2g} h"
+    unit, size = ("s", 1) if seconds < 100 else ("min", 60) if seconds < 5400 else ("h", 3600)
+    return f"{seconds / size:.2g} {unit}"

@@ -1,9 +1,8 @@
 """Accuracy on held-out prompts: requests to the engine, verdicts from the judge, numbers with intervals.
 
-`loop` calls `evaluate` for a row of metrics, `whet eval` for everything there is to say (`full`); reports and probes
-use the intervals. Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so
-that two evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better
-because its answers cannot be judged.
+Evaluation has its own limits and its own noise, never the stage's, and the same noise each time, so that two
+evaluations differ by the weights alone. Unjudged rollouts count as wrong here: a model must not look better because its
+answers cannot be judged.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import comb
 from statistics import fmean
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from whet import config
 from whet.rollout.base import Engine
+from whet.tasks.judge import Judge
 from whet.types import Prompt, Request, Rollout, Sampling
+from whet.watch import length_metrics
 
-# ---- intervals over prompts
-#
 # The prompts are the sample: rollouts of one prompt resemble each other, and count for less than as many prompts.
 
+Values = Sequence[float] | np.ndarray
 Z95 = 1.959964  # standard deviations around the mean that hold 95% of a normal distribution
 
 
@@ -53,7 +53,7 @@ def wilson(share: float, size: float) -> Interval:
     return Interval(max(0.0, centre - half), min(1.0, centre + half))
 
 
-def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> Interval:
+def mean_interval(values: Values, draws: float = 1.0) -> Interval:
     """The interval of the mean of one value in 0..1 per prompt, each obtained from `draws` independent rollouts.
 
     Wilson's interval at the effective number of draws, as for proportions in cluster samples (Korn and Graubard 1998):
@@ -69,9 +69,6 @@ def mean_interval(values: Sequence[float] | np.ndarray, draws: float = 1.0) -> I
     share = float(widened.mean())
     worth = float(share * (1.0 - share) / widened.var(ddof=1))
     return wilson(float(values.mean()), values.size * min(max(worth, 1.0), draws))
-
-
-# ---- pass@k and maj@k, exactly, from n rollouts of one prompt
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -136,8 +133,6 @@ def _beaten(rest: Sequence[int], abstain: int, votes: int, left: int) -> float:
     return sum(number * comb(harmless, left - taken) / (1 + tied) for (taken, tied), number in ways.items())
 
 
-# ---- evaluation
-
 SLICE = 2048  # rollouts generated and judged at once: bounds memory. Each slice waits for its longest response
 VOTES = 64  # rollouts per prompt up to which all maj@k are given: the exact sum grows steeply; beyond, only maj@n
 OnProgress = Callable[[int, int], None]  # called with (rollouts finished, rollouts in all)
@@ -155,7 +150,7 @@ class EvalSet:
 
 
 def eval_sets(
-    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], stop_ids: tuple[int, ...]
+    settings: config.Config, evals: Mapping[str, tuple[Prompt, ...]], training: Sampling
 ) -> tuple[EvalSet, ...]:
     """The recipe's evaluation sets, then the slice of the training data that was set aside, if any."""
     entries = list(settings.eval)
@@ -163,29 +158,19 @@ def eval_sets(
         entries.append(config.Eval(name=config.HELD_OUT, every=settings.held_out.every))
     sets = []
     for entry in entries:
-        sampling = Sampling(
-            max_tokens=entry.max_tokens or settings.rollout.max_tokens,
-            temperature=entry.temperature,
-            top_p=entry.top_p,
-            stop_ids=stop_ids,
-            stop_strings=settings.rollout.stop_strings,
-        )
-        prompts = evals[entry.name]
+        limit, prompts = entry.max_tokens or training.max_tokens, evals[entry.name]
+        sampling = replace(training, max_tokens=limit, temperature=entry.temperature, top_p=entry.top_p)
         sets.append(EvalSet(name=entry.name, prompts=prompts, n=entry.n, sampling=sampling, every=entry.every))
     return tuple(sets)
-
-
-class Verdicts(Protocol):
-    def judge(self, rollouts: Sequence[Rollout]) -> list[Rollout]: ...
 
 
 def evaluate(
     eval_set: EvalSet,
     engine: Engine,
-    judge: Verdicts,
-    seen: Callable[[Sequence[Rollout]], None] | None = None,
+    judge: Judge,
+    seen: Callable[[Sequence[Rollout]], None] = lambda judged: None,
     *,
-    on_progress: OnProgress | None = None,
+    on_progress: OnProgress = lambda done, total: None,
     full: bool = False,
 ) -> dict[str, float]:
     """`eval_metrics` of the set. To bound memory, prompts are taken in slices; `seen` gets each one once judged."""
@@ -195,22 +180,20 @@ def evaluate(
     ]
     rollouts: list[Rollout] = []
     for judged in judged_slices(requests, engine, judge, on_progress):
-        if seen is not None:
-            seen(judged)
+        seen(judged)
         rollouts += (replace(r, trace=None) for r in judged)
     return eval_metrics(eval_set, rollouts, full=full)
 
 
 def judged_slices(
-    requests: Sequence[Request], engine: Engine, judge: Verdicts, on_progress: OnProgress | None = None
+    requests: Sequence[Request], engine: Engine, judge: Judge, on_progress: OnProgress = lambda done, total: None
 ) -> Iterator[list[Rollout]]:
     """The requests' rollouts, generated and judged in slices, in order."""
     total, done = sum(r.n for r in requests), 0
     size = max(1, SLICE // max((r.n for r in requests), default=1))
 
     def finished(count: int) -> None:
-        if on_progress is not None:
-            on_progress(done + count, total)
+        on_progress(done + count, total)
 
     for start in range(0, len(requests), size):
         judged = judge.judge(engine.generate(requests[start : start + size], finished))
@@ -236,14 +219,20 @@ def eval_metrics(eval_set: EvalSet, rollouts: Sequence[Rollout], *, full: bool =
     rates = np.array([sum(r.verdict == "right" for r in group) / eval_set.n for group in groups])
     metrics = _with_interval("accuracy", rates, eval_set.n)
     metrics |= _tries(groups, eval_set.n, full)
-    metrics |= {
-        "length": float(np.mean([r.length for r in rollouts])),
-        "truncated": float(np.mean([r.finish == "length" for r in rollouts])),
-        "unjudged": float(np.mean([not r.judged for r in rollouts])),
-    }
+    lengths = length_metrics(rollouts)
+    metrics |= {"length": lengths.pop("mean"), "truncated": lengths.pop("truncated")}
+    metrics["unjudged"] = float(np.mean([not r.judged for r in rollouts]))
     if full:
-        metrics |= {"prompts": float(len(groups)), "n": float(eval_set.n), **_more(rollouts)}
-    metrics |= _levels([p.meta.get("level") for p in eval_set.prompts], rates, eval_set.n, full)
+        metrics |= {"prompts": float(len(groups)), "n": float(eval_set.n)}
+        metrics |= {f"length_{name}": value for name, value in lengths.items() if name != "max"}
+        if names_answers(rollouts):
+            metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
+    levels = [p.meta.get("level") for p in eval_set.prompts]
+    for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
+        mine = rates[[x == level for x in levels]]
+        metrics[f"level/{level}"] = float(mine.mean())
+        if full:  # intervals have a prefix of their own, since a level may have any name
+            metrics[f"level_low/{level}"], metrics[f"level_high/{level}"] = mean_interval(mine, eval_set.n)
     return {f"eval/{eval_set.name}/{name}": value for name, value in metrics.items()}
 
 
@@ -275,33 +264,7 @@ def _tries(groups: Sequence[Sequence[Rollout]], n: int, full: bool) -> dict[str,
     return metrics
 
 
-def _more(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Mean lengths of right and wrong responses, percentiles of all, and the share that gave no answer."""
-    lengths = [r.length for r in rollouts]
-    metrics = {f"length_p{share}": float(np.percentile(lengths, share)) for share in (50, 90, 99)}
-    for verdict in ("right", "wrong"):
-        mine = [r.length for r in rollouts if r.verdict == verdict]
-        if mine:
-            metrics[f"length_{verdict}"] = float(np.mean(mine))
-    if names_answers(rollouts):
-        metrics["no_answer"] = float(np.mean([r.judged and not r.final for r in rollouts]))
-    return metrics
-
-
-def _levels(levels: Sequence[object], rates: np.ndarray, n: int, full: bool) -> dict[str, float]:
-    """Accuracy by level. Intervals have a prefix of their own, since a level may have any name."""
-    metrics: dict[str, float] = {}
-    for level in sorted({x for x in levels if x is not None}, key=lambda x: (str(type(x)), x)):
-        mine = rates[[x == level for x in levels]]
-        metrics[f"level/{level}"] = float(mine.mean())
-        if full:
-            metrics[f"level_low/{level}"], metrics[f"level_high/{level}"] = mean_interval(mine, n)
-    return metrics
-
-
-def _with_interval(
-    name: str, values: Sequence[float] | np.ndarray, draws: float, wanted: bool = True
-) -> dict[str, float]:
+def _with_interval(name: str, values: Values, draws: float, wanted: bool = True) -> dict[str, float]:
     metrics = {name: float(np.mean(values))}
     if wanted:
         metrics[f"{name}_low"], metrics[f"{name}_high"] = mean_interval(values, draws)

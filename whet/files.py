@@ -1,27 +1,29 @@
 """Atomic writes: a file of a run changes whole or not at all, even if the process is killed at any instant.
 
-Data is written to a temporary neighbour, synced to the disk and renamed. A name that starts with TMP is rubbish after a
-kill, and one that starts with OLD is a folder that was about to be replaced; `recover` removes the first and restores
-the second. Callers hold the run's lock. A full disk or a missing permission becomes a WhetError of one sentence.
+Data is written to a temporary neighbour (TMP), synced to the disk and renamed; a folder that is replaced is OLD until
+then. Callers hold the run's lock. A full disk or a missing permission becomes a WhetError of one sentence.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from errno import EACCES, EDQUOT, EEXIST, EINVAL, EIO, ENOSPC, ENOSYS, ENOTDIR, ENOTSUP, EPERM, EROFS
 from pathlib import Path
 
 from whet.errors import WhetError
 
-TMP = ".whet-tmp-"
-OLD = ".whet-old-"
-
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+TMP, OLD = ".whet-tmp-", ".whet-old-"
 _RUST_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+_REASONS = {
+    (ENOSPC, EDQUOT): "There is no space left to write {path}: free some and go on with --resume",
+    (EACCES, EPERM): "There is no permission to write {path}: choose another folder or change its owner or mode",
+    (EROFS,): "{path} cannot be written, it lies on a read-only file system: choose another folder",
+    (ENOTDIR, EEXIST): "{path} cannot be made, a part of that path is a file: choose another folder",
+}
 
 
 def temporary(path: Path) -> Path:
@@ -37,10 +39,13 @@ def one_sentence(path: Path) -> Iterator[None]:
     except WhetError:
         raise
     except Exception as error:
-        code = _os_error_code(error)
+        rust = _RUST_OS_ERROR.search(str(error))  # safetensors writes from Rust and gives the code in words only
+        code = (error.errno or EIO) if isinstance(error, OSError) else int(rust[1]) if rust else None
         if code is None:
             raise
-        raise WhetError(f"{_reason(path, code)}; everything saved before is untouched.") from error
+        reason = next((words for codes, words in _REASONS.items() if code in codes), None)
+        reason = reason or f"{{path}} cannot be written ({os.strerror(code)})"
+        raise WhetError(f"{reason.format(path=path)}; everything saved before is untouched.") from error
 
 
 def make_folder(path: Path) -> None:
@@ -63,13 +68,13 @@ def write_with(path: Path, writer: Callable[[Path], object]) -> None:
     with one_sentence(path):
         try:
             writer(tmp)
-            _sync(tmp)
+            sync(tmp)
             os.replace(tmp, path)
         except Exception:
             with contextlib.suppress(OSError):
                 os.unlink(tmp)  # a full disk needs the space back
             raise
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def write_into(folder: Path, writer: Callable[[Path], object]) -> None:
@@ -101,11 +106,6 @@ def keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
         write_bytes(path, after)
 
 
-def sync(path: Path) -> None:
-    with one_sentence(path):
-        _sync(path)
-
-
 def publish(tmp: Path, final: Path) -> None:
     """Rename the folder `tmp` to `final` once all of it is on the disk; replace an earlier `final`."""
     old = final.with_name(OLD + final.name)
@@ -115,14 +115,27 @@ def publish(tmp: Path, final: Path) -> None:
         for path in sorted(tmp.rglob("*"), reverse=True):
             if path.is_file():
                 os.chmod(path, mode)
-            _sync(path)
-        _sync(tmp)
+            sync(path)
+        sync(tmp)
         if final.exists():
             remove_tree(old)
             os.rename(final, old)
         os.rename(tmp, final)
-        _sync(final.parent)
+        sync(final.parent)
     remove_tree(old)
+
+
+@contextlib.contextmanager
+def preparing(folder: Path) -> Iterator[Path]:
+    """Give a neighbour to write into; it is published as `folder` at the end, and removed after an error."""
+    tmp = temporary(folder)
+    remove_tree(tmp)
+    make_folder(tmp)
+    try:
+        yield tmp
+        publish(tmp, folder)
+    finally:
+        remove_tree(tmp)
 
 
 def remove_file(path: Path) -> None:
@@ -134,19 +147,15 @@ def remove_file(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a folder if it exists; its name goes first, so that a kill leaves no half folder under it."""
     with one_sentence(path):
-        if not path.exists():
-            return
-        doomed = path
-        if not path.name.startswith(TMP):
-            doomed = temporary(path)
-            if doomed.exists():
-                shutil.rmtree(doomed)
-            os.rename(path, doomed)
-        shutil.rmtree(doomed)
+        if path.exists() and not path.name.startswith(TMP):
+            remove_tree(temporary(path))
+            path = path.rename(temporary(path))
+        if path.exists():
+            shutil.rmtree(path)
 
 
 def recover(folder: Path) -> None:
-    """Finish or undo the writes that a killed process left half done directly in `folder`."""
+    """After a kill, restore the folders that were about to be replaced and remove what was half written."""
     with one_sentence(folder):
         for old in sorted(folder.glob(OLD + "*")):
             final = folder / old.name.removeprefix(OLD)
@@ -171,32 +180,12 @@ def _write(path: Path, data: bytes, flag: int) -> None:
         os.close(handle)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in _CANNOT_SYNC:  # some network file systems cannot sync
+        if error.errno not in (EINVAL, ENOSYS, ENOTSUP):  # some network file systems cannot sync
             raise
     finally:
         os.close(handle)
-
-
-def _os_error_code(error: Exception) -> int | None:
-    """Return the errno; safetensors writes from Rust and gives it in words only."""
-    if isinstance(error, OSError):
-        return error.errno or errno.EIO
-    found = _RUST_OS_ERROR.search(str(error))
-    return int(found[1]) if found else None
-
-
-def _reason(path: Path, code: int) -> str:
-    if code in (errno.ENOSPC, errno.EDQUOT):
-        return f"There is no space left to write {path}: free some and go on with --resume"
-    if code in (errno.EACCES, errno.EPERM):
-        return f"There is no permission to write {path}: choose another folder or change its owner or mode"
-    if code == errno.EROFS:
-        return f"{path} cannot be written, it lies on a read-only file system: choose another folder"
-    if code in (errno.ENOTDIR, errno.EEXIST):
-        return f"{path} cannot be made, a part of that path is a file and not a folder: choose another folder"
-    return f"{path} cannot be written ({os.strerror(code)})"

@@ -1,9 +1,9 @@
 """The loop, for every curriculum and every engine.
 
-`api` calls `warm_start_parts` at the beginning of a run and then `train`, which moves the parts: plan, generate, judge,
-observe, until the curriculum emits a batch; then one update. Under barrier `collect` drains the engine; under stream
-it returns as soon as a rollout finished, and `plan` is called again with the capacity that became free. `Log` holds
-what is no part of the algorithm: metrics, evaluation, advice and checkpoints.
+`api` calls `warm_start_parts` at the beginning of a run and then `train`, which repeats plan, generate, judge and
+observe until the curriculum emits a batch, and then makes one update. Under barrier `collect` drains the engine; under
+stream it returns as soon as a rollout finished, and `plan` is called again with the capacity that became free. `Log`
+holds what is no part of the algorithm: metrics, evaluation, advice and checkpoints.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -25,11 +26,11 @@ from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
 
-DRAFTER_SHARE = 0.03  # of the time of the steps on a GPU, for training the drafter
+DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
 
 class Watcher(Protocol):
-    """What shows a run while it goes on: the terminal, or a silent one."""
+    """Shows a run while it goes on: a terminal display, or one that shows nothing."""
 
     def update(self, metrics: dict[str, float], progress: float) -> None: ...
 
@@ -39,7 +40,7 @@ class Watcher(Protocol):
 
 
 def train(parts: Parts, log: Log) -> None:
-    """Train from where `parts` stands to the end of the recipe, or to the step in which a signal asked to stop."""
+    """Train from where `parts` stands to the end of the recipe, or to the step in which an interrupt asked to stop."""
     curriculum, engine, judge, learner, store = parts.curriculum, parts.engine, parts.judge, parts.learner, parts.store
     log.begin()
     while not parts.done and not log.stopping:
@@ -50,9 +51,9 @@ def train(parts: Parts, log: Log) -> None:
                     engine.submit(asked)
                     finished = engine.collect(judge.send)  # the judges work while the engine decodes
                 with watch.timing("judge"):
-                    judged = judge.receive(wait=engine.idle)
+                    judged = judge.receive(wait=engine.idle)  # wait only if nothing is left to decode
                 parts.tally.generated(asked, finished)
-                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped rollouts count, too
+                curriculum.observe(store.put(judged))  # the store keeps the tokens; dropped groups teach, too
                 log.observe(asked, judged)  # raises Starved if nothing was asked, runs or was judged
             log.emitted(batch)
             with watch.timing("sync"):
@@ -69,10 +70,10 @@ def train(parts: Parts, log: Log) -> None:
 
 
 class Log:
-    """The books of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
+    """The records of a run: rows of metrics, rollouts that were written, evaluations, advice and checkpoints."""
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
-        self.run, self.parts, self.watcher = run, parts, watcher
+        self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
         self.advice, self.guard = Advice(), CollapseGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
@@ -90,7 +91,7 @@ class Log:
             return
         metrics = self.evaluate_due()
         self.guard.check(0, metrics)
-        if self.parts.config.warm_start:
+        if self.settings.warm_start:
             metrics["time/warm_start"] = self.parts.warm_start_s
         self.record(metrics)
         self.save(metrics)
@@ -111,20 +112,15 @@ class Log:
             raise Starved(f"{quoted}; whet view shows them. {error}") from None
 
     def observe(self, asked: Sequence[Request], judged: Sequence[Rollout]) -> None:
-        """Raises where nothing was asked, running or judged twice in a row: waiting longer would change nothing.
-
-        Twice, because `plan` may lead a curriculum to apply its starvation policy at the next `emit`.
-        """
+        """Raise where nothing was asked, running or judged twice in a row: waiting longer would change nothing."""
         parts = self.parts
         self.seen += judged
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
-        if self.still == 2:
-            raise Starved(
-                f"Step {parts.tally.step}: the curriculum {parts.config.curriculum.name} asks for nothing, nothing "
-                'runs, and no batch is full; set curriculum.starvation = "relax" or "partial", or lower '
-                "curriculum.groups."
-            )
+        if self.still == 2:  # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
+            state = f"the curriculum {self.settings.curriculum.name} asks for nothing, nothing runs, no batch is full"
+            remedy = 'set curriculum.starvation = "relax" or "partial", or lower curriculum.groups'
+            raise Starved(f"Step {parts.tally.step}: {state}; {remedy}.")
 
     def emitted(self, batch: Batch) -> None:
         """A batch is full; `seen` is all that was judged on the way to it."""
@@ -145,23 +141,18 @@ class Log:
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         for sentence in self.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
-        if parts.done or run.stopping or collapsed or parts.tally.step % parts.config.save.every == 0:
+        if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
-            raise Collapsed(
-                f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. Begin again with a lower "
-                "learn.lr or a larger batch; --resume would go on from here."
-            )
+            remedy = "Begin again with a lower learn.lr or a larger batch; --resume would go on from here."
+            raise Collapsed(f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}")
 
     def train_drafter(self) -> dict[str, float]:
-        """Train the drafter while nothing is decoded. No token depends on it, so a failure ends only its lessons.
-
-        On a GPU, where steps are short and a drafter's updates wait for the host, it gets a small share of the steps'
-        time; where that is not enough for an update in each step, it trains in some of them.
-        """
+        """Train the drafter while nothing is decoded. No token depends on it, so a failure only stops its training."""
         parts = self.parts
         if parts.drafter is None:
             return {}
+        # On a GPU, where steps are short and the drafter's updates wait for the host, it may not train in every step.
         granted = DRAFTER_SHARE * self.watch.without("save") if parts.model.device.type == "cuda" else math.inf
         with self.watch.timing("draft"), parts.meter.span():
             try:
@@ -193,14 +184,9 @@ class Log:
         }
 
     def evaluate_due(self) -> dict[str, float]:
-        """Evaluate before the first step, every so many steps, and after the last.
-
-        Under stream, training rollouts are decoded in the same batches: their share of the tokens is their share of
-        the time.
-        """
+        """Evaluate before the first step, every so many steps, and after the last."""
         parts, watch = self.parts, self.watch
-        metrics: dict[str, float] = {}
-        kept: list[Rollout] = []
+        metrics, kept = dict[str, float](), list[Rollout]()
         with watch.timing("eval"):
             for eval_set in parts.evals:
                 if parts.tally.step % eval_set.every == 0 or parts.done:
@@ -211,7 +197,7 @@ class Log:
         decoded = parts.engine.stats().get("rollout/tokens", 0.0)
         parts.judge.stats()  # evaluation is no part of the next step's counters
         others = max(0.0, decoded - sum(r.length for r in kept))
-        if others:
+        if others:  # under stream, training rollouts decode in the same batches, so the time is divided by tokens
             beside = watch.seconds["eval"] * others / decoded
             watch.move("eval", "generate", beside)
             parts.tally.time_s += beside
@@ -230,38 +216,30 @@ class Log:
         parts = self.parts
         score = metrics.get(f"eval/{config.HELD_OUT}/accuracy")
         with self.watch.timing("save"):
-            self.run.save(
-                parts.tally.step, lambda folder: save_parts(parts, folder), score, keep=parts.config.save.keep
-            )
+            self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=self.settings.save.keep)
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
-        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.parts.config.save.rollouts]), kind=kind)
-
-
-# ---- before the first step
+        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.settings.save.rollouts]), kind=kind)
 
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
-    """Train on worked solutions, one [[warm_start]] entry after the other.
-
-    `on_progress(name, step, steps, loss)` is called after each update.
-    """
+    """Train on worked solutions, entry by entry; on_progress(name, step, steps, loss) is called after each update."""
     from whet.learn.learner import warm_start
 
     begun = time.perf_counter()
     parts.engine.release()
-    for number, entry in enumerate(parts.config.warm_start):
-        rng = np.random.default_rng((parts.config.seed, 7919, number))
+    for number, entry in enumerate(parts.plan.settings.warm_start):
+        rng = np.random.default_rng((parts.plan.settings.seed, 7919, number))
 
-        def on_step(step: int, loss: float, number: int = number, entry: config.WarmStart = entry) -> None:
-            on_progress(f"warm start {number + 1}", step + 1, entry.steps, loss)
+        def on_step(step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps) -> None:
+            on_progress(name, step + 1, steps, loss)
 
         warm_start(
             parts.model,
             solution_batches(parts, entry, rng),
             steps=entry.steps,
             lr=entry.lr,
-            pack_tokens=parts.config.learn.pack_tokens,
+            pack_tokens=parts.plan.settings.learn.pack_tokens,
             on_step=on_step,
         )
     parts.engine.take_back()
@@ -275,6 +253,7 @@ def solution_batches(
     waiting: list[tuple[Prompt, str]] = []
     for _ in range(entry.steps):
         while len(waiting) < entry.batch:
-            waiting += parts.problems.solutions(rng, max(entry.batch, parts.problems.worked), entry.options)
+            waiting += parts.plan.problems.solutions(rng, max(entry.batch, parts.plan.problems.worked), entry.options)
         pairs, waiting = waiting[: entry.batch], waiting[entry.batch :]
-        yield [(parts.codec.encode(prompt), parts.codec.encode_response(text)) for prompt, text in pairs]
+        prompts = parts.plan.codec.encode_all([prompt for prompt, _ in pairs])
+        yield list(zip(prompts, (parts.plan.codec.encode_response(text) for _, text in pairs), strict=True))

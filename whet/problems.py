@@ -1,9 +1,8 @@
 """The prompts and judges of a run, read from the recipe's [[data]] and [[eval]] entries.
 
 `assembly` and the tools call `load_problems`; it calls the tasks. A slice of the training problems is set aside to
-choose the best checkpoint by, unless the recipe brings its own. What the user should know of the data (rows left out,
-repeats, training problems in an evaluation set) is collected as sentences in `notes`. Nothing here imports torch, so
-that a wrong path or a missing judge is found before any weight is loaded.
+choose the best checkpoint by, unless the recipe brings its own. Nothing here imports torch, so that a wrong path or a
+missing judge is found before any weight is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +25,13 @@ from whet.curriculum.build import Facts
 from whet.errors import WhetError
 from whet.tasks import golds
 from whet.tasks.base import PromptTable, Task, problem_key
-from whet.tasks.build import Grader, Rewards, TaskNames, build_task, load_judge
-from whet.tasks.text import NAMES, VARIABLE, TextTask
+from whet.tasks.build import Grader, Rewards, build_task, load_judge, name_task
+from whet.tasks.reading import NAMES, VARIABLE
+from whet.tasks.text import TextTask
 from whet.text import Codec
 from whet.types import Prompt
 
-ProblemsT = TypeVar("ProblemsT", bound=config.Problems)
+Evals = Mapping[str, tuple[Prompt, ...]]
 JudgeFunction = Callable[[Prompt, str], float]
 BATCH = 1024  # prompts tokenised per call, a quarter of the time that they take one by one
 FEWEST = 10  # problems: a smaller slice would be all noise
@@ -42,7 +42,7 @@ class Problems:
     """What a run trains on and is evaluated on."""
 
     train: PromptTable
-    evals: Mapping[str, tuple[Prompt, ...]]  # by name; their ids carry the name, so they never equal a training id
+    evals: Evals  # by name; their ids carry the name, so they never equal a training id
     eval_by_id: Mapping[str, Prompt]
     judges: Mapping[str, Grader]  # by `Prompt.task`
     matched: Mapping[str, TextTask]  # the tasks that compare answers with the data's, without a judge of the user's
@@ -50,8 +50,6 @@ class Problems:
     tasks: tuple[Task, ...]  # one per [[data]] entry
     shares: tuple[tuple[int, float], ...]  # (training prompts, weight) of each [[data]] entry, in the order of `train`
     curricula: tuple[Mapping[str, Any], ...]  # settings of each [[data]] entry that differ from [curriculum]
-    repeats: int  # training rows whose problem and answer occur earlier
-    overlap: Mapping[str, int]  # prompts of each evaluation set whose problem is also trained on
     notes: tuple[str, ...]  # sentences for the user, each shown once
     held_out: frozenset[int]  # keys of the problems set aside, whose worked solutions are not imitated either
 
@@ -94,31 +92,41 @@ class Problems:
         pairs: list[tuple[Prompt, str]] = []
         for number, task in enumerate(self.tasks):
             share = count // len(self.tasks) + (number < count % len(self.tasks))
-            pairs += self._solutions_of(task, rng, share, options) if share else []
+            found: list[tuple[Prompt, str]] = []
+            for _ in range(100):
+                if len(found) >= share:
+                    break
+                drawn = task.solutions(rng, share - len(found) + len(self.held_out), **options)
+                found += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
+            else:
+                raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
+            pairs += found[:share]
         return pairs
-
-    def _solutions_of(
-        self, task: Task, rng: np.random.Generator, count: int, options: Mapping[str, Any]
-    ) -> list[tuple[Prompt, str]]:
-        pairs: list[tuple[Prompt, str]] = []
-        for _ in range(100):
-            drawn = task.solutions(rng, count - len(pairs) + len(self.held_out), **options)
-            pairs += [(prompt, text) for prompt, text in drawn if key_of(prompt) not in self.held_out]
-            if len(pairs) >= count:
-                return pairs[:count]
-        raise WhetError(f"Task {task.name} has no worked solutions except those of problems that are held out.")
 
 
 def load_problems(settings: config.Config, reward: JudgeFunction | None = None) -> Problems:
-    """Read the data. Without [[data]] there is nothing to train on, only to evaluate.
+    """Read the data; without [[data]] there is only something to evaluate on. `reward` judges every prompt."""
+    rewards = Rewards(settings.judge.weight, settings.reward)
+    names, notes = dict[str, config.ProblemSettings](), list[str]()
+    judges, matched = dict[str, Grader](), dict[str, TextTask]()
 
-    `reward` is a Python callable that judges every prompt, training and evaluation.
-    """
-    loader = Loader(settings, reward)
-    tasks = tuple(loader.task(entry) for entry in settings.data)
-    tables = [loader.table(task, entry) for task, entry in zip(tasks, settings.data, strict=True)]
-    table = PromptTable.concat(tables)
-    evals = {entry.name: loader.eval_prompts(entry) for entry in settings.eval}
+    def read(entry: config.ProblemSettings, split: str) -> tuple[Task, PromptTable]:
+        """The problems of an entry; its judge gets a name of its own."""
+        task = build_task(entry, name_task(entry, names), settings.data_folder)
+        judges[task.name] = rewards.grader(reward or load_judge(task, entry), task.final)
+        notes.extend(getattr(task, "notes", ()))
+        if isinstance(task, TextTask) and not (reward or entry.reward):
+            if "answer" not in task.columns:
+                remedy = 'name the column by columns = { answer = "..." }, or the judge by reward = "module:function".'
+                lack = "is read without an answer column, and no judge of yours decides"
+                raise WhetError(f"{task.origin} {lack}; {remedy}")
+            matched[task.name] = task
+        table = task.prompts(split, settings.seed)
+        return task, table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
+
+    parts = [read(entry, "train") for entry in settings.data]
+    table = PromptTable.concat([part for _, part in parts])
+    evals = {entry.name: under_name(entry.name, read(entry, "eval")[1]) for entry in settings.eval}
     keys = [problem_key(problem) for problem in table.problems]
     wants_slice = HELD_OUT not in evals and settings.held_out.size > 0 and settings.data
     held = choose_held_out(keys, settings.held_out.size) if wants_slice else frozenset()
@@ -127,66 +135,27 @@ def load_problems(settings: config.Config, reward: JudgeFunction | None = None) 
         first = {keys[row]: row for row in reversed(range(len(keys))) if keys[row] in held}
         evals[HELD_OUT] = under_name(HELD_OUT, map(table.at, sorted(first.values())))
     elif wants_slice:
-        loader.notes.append(
-            f"{len(set(keys)):,} training problems are too few to set some aside; to judge the best checkpoint, name "
-            f"an [[eval]] entry {HELD_OUT}."
-        )
+        few = f"{len(set(keys)):,} training problems are too few to set some aside"
+        notes.append(f"{few}; to judge the best checkpoint, name an [[eval]] entry {HELD_OUT}.")
     train = table.select(kept) if held else table
     by_id = {p.id: p for prompts in evals.values() for p in prompts}
     if (clash := next((i for i in by_id if i in train), None)) is not None:
         raise WhetError(f'The training id "{clash}" is reserved for evaluation; rename it.')
-    trained = {keys[row] for row in kept}
-    overlap = {name: sum(key_of(p) in trained for p in prompts) for name, prompts in evals.items()}
-    repeats = len(kept) - len({(keys[row], table.answers[row]) for row in kept})
-    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for part in tables], dtype=int)), prepend=0)
+    notes += overlap_notes([(keys[row], table.answers[row]) for row in kept], evals, any(e.path for e in settings.data))
+    sizes = np.diff(np.searchsorted(kept, np.cumsum([len(part) for _, part in parts], dtype=int)), prepend=0)
     return Problems(
         train=train,
         evals=evals,
         eval_by_id=by_id,
-        judges=loader.judges,
-        matched=loader.matched,
-        rewards=loader.rewards,
-        tasks=tasks,
+        judges=judges,
+        matched=matched,
+        rewards=rewards,
+        tasks=tuple(task for task, _ in parts),
         shares=tuple((size, entry.weight) for size, entry in zip(sizes.tolist(), settings.data, strict=True)),
         curricula=tuple(entry.curriculum for entry in settings.data),
-        repeats=repeats,
-        overlap=overlap,
-        notes=(*loader.notes, *data_notes(settings, len(kept), repeats, overlap, evals)),
+        notes=tuple(notes),
         held_out=held,
     )
-
-
-class Loader:
-    """Builds the tasks of all entries, each with a judge under a name of its own."""
-
-    def __init__(self, settings: config.Config, reward: JudgeFunction | None) -> None:
-        self.settings, self.reward = settings, reward
-        self.names = TaskNames()
-        self.rewards = Rewards(settings.judge.weight, settings.reward)
-        self.judges: dict[str, Grader] = {}
-        self.matched: dict[str, TextTask] = {}
-        self.notes: list[str] = []
-
-    def task(self, entry: config.Problems) -> Task:
-        task = build_task(entry, self.names.of(entry), self.settings.data_folder)
-        self.judges[task.name] = self.rewards.grader(self.reward or load_judge(task, entry), task.final)
-        self.notes += getattr(task, "notes", ())
-        if isinstance(task, TextTask) and not (self.reward or entry.reward):
-            if "answer" not in task.columns:
-                raise WhetError(
-                    f"{task.origin} is read without an answer column, and no judge of yours decides; name the column "
-                    'by columns = { answer = "..." }, or the judge by reward = "module:function".'
-                )
-            self.matched[task.name] = task
-        return task
-
-    def table(self, task: Task, entry: config.Data) -> PromptTable:
-        table = task.prompts("train", self.settings.seed)
-        return table.select(range(entry.limit)) if 0 < entry.limit < len(table) else table
-
-    def eval_prompts(self, entry: config.Eval) -> tuple[Prompt, ...]:
-        prompts = self.task(entry).prompts("eval", self.settings.seed)
-        return under_name(entry.name, islice(prompts, entry.limit or None))
 
 
 def key_of(prompt: Prompt) -> int:
@@ -211,22 +180,16 @@ def choose_held_out(keys: Sequence[int], size: int) -> frozenset[int]:
     return frozenset(heapq.nsmallest(count, problems)) if count >= min(size, FEWEST) else frozenset()
 
 
-def data_notes(
-    settings: config.Config,
-    rows: int,
-    repeats: int,
-    overlap: Mapping[str, int],
-    evals: Mapping[str, Sequence[Prompt]],
-) -> list[str]:
-    notes = []
-    if repeats and any(entry.path for entry in settings.data):  # generated problems repeat by design
-        notes.append(f"{repeats:,} of the {rows:,} training rows repeat a problem; each counts as a prompt of its own.")
-    notes += [
-        f"{count:,} of the {len(evals[name]):,} problems of {name} are also trained on, so its accuracy flatters; "
-        "leave them out of [[data]] by where, or take other data."
-        for name, count in overlap.items()
-        if count
-    ]
+def overlap_notes(rows: Sequence[tuple[int, str]], evals: Evals, read: bool) -> list[str]:
+    """Sentences on training rows (key, answer) that repeat others or are evaluated on; `read`: they come from files."""
+    trained, total = {key for key, _ in rows}, len(rows)
+    repeats = total - len(set(rows)) if read else 0  # generated problems repeat by design
+    sentence = f"{repeats:,} of the {total:,} training rows repeat a problem; each counts as a prompt of its own."
+    notes = [sentence] if repeats else []
+    for name, prompts in evals.items():
+        if count := sum(key_of(p) in trained for p in prompts):
+            many = f"{count:,} of the {len(prompts):,} problems of {name} are also trained on, so its accuracy flatters"
+            notes.append(f"{many}; leave them out of [[data]] by where, or take other data.")
     return notes
 
 
@@ -248,15 +211,9 @@ def check_answers(settings: config.Config, problems: Problems) -> list[str]:
     for origin, task_name, rows, prompt_at in sets:
         if task_name not in problems.matched or not rows:
             continue
-        found = golds.check_golds(
-            problems.matched[task_name],
-            rows,
-            prompt_at,
-            sample=golds.SAMPLE,
-            seed=settings.seed,
-            seconds=until - time.monotonic(),
-            memory_mb=settings.judge.memory_mb,
-        )
+        limits = {"seed": settings.seed, "memory_mb": settings.judge.memory_mb, "sample": golds.SAMPLE}
+        left = until - time.monotonic()
+        found = golds.check_golds(problems.matched[task_name], rows, prompt_at, **limits, seconds=left)
         said = [f"{origin}: {sentence}" for sentence in found.sentences()]
         if found.mostly_wrong:
             raise WhetError(said[0])
@@ -271,45 +228,41 @@ def anchor_paths(settings: config.Config) -> config.Config:
         path = Path(name).expanduser()
         return str(path.absolute()) if name and name not in NAMES and path.exists() else name
 
-    def entries(problems: Iterable[ProblemsT]) -> tuple[ProblemsT, ...]:
-        return tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in problems)
-
     folder = settings.data_folder or os.environ.get(VARIABLE, "")  # a resumed run may have another environment
     model = settings.model
-    update = {
+    update: dict[str, Any] = {
         "model": model if model.name == "tiny" else model.model_copy(update={"name": whole(model.name)}),
-        "data": entries(settings.data),
-        "eval": entries(settings.eval),
         "data_folder": whole(folder),
     }
+    for name in ("data", "eval"):
+        entries: tuple[config.ProblemSettings, ...] = getattr(settings, name)
+        update[name] = tuple(entry.model_copy(update={"path": whole(entry.path)}) for entry in entries)
     return settings.model_copy(update=update)
 
 
 class EncodedPrompts:
-    """The tokens of every prompt of a run, each encoded once, when the run is checked.
-
-    They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
-    """
+    """The tokens of every prompt of a run, each encoded once, when the run is checked."""
 
     def __init__(self, problems: Problems, codec: Codec) -> None:
-        self.table = problems.train
-        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+        # They lie end to end in one array: as lists of Python's integers, a million prompts would take gigabytes.
         tokens, ends = array("i"), array("q")
-        waiting = chain(self.table, problems.eval_by_id.values())
+        waiting = chain(problems.train, problems.eval_by_id.values())
         while batch := list(islice(waiting, BATCH)):
-            for prompt, ids in zip(batch, codec.encode_all(batch), strict=True):
-                if not ids:
-                    raise WhetError(
-                        f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.'
-                    )
+            for ids in codec.encode_all(batch):
                 tokens.fromlist(ids)
                 ends.append(len(tokens))
         self.tokens = np.frombuffer(tokens, np.int32)
         self.ends = np.frombuffer(ends, np.int64)
-        self.lengths = np.diff(self.ends, prepend=0)  # of the training prompts, then of those for evaluation
+        self.lengths = np.diff(self.ends, prepend=0)  # training prompts, then those for evaluation
+        self._number_rows(problems)
+
+    def _number_rows(self, problems: Problems) -> None:
+        self.table = problems.train
+        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
 
     def __call__(self, prompt_id: str) -> list[int]:
-        row = self._row(prompt_id)
+        row = self.eval_rows.get(prompt_id)
+        row = self.table.row(prompt_id) if row is None else row
         end = self.ends[row]
         return self.tokens[end - self.lengths[row] : end].tolist()
 
@@ -317,25 +270,23 @@ class EncodedPrompts:
     def train_lengths(self) -> np.ndarray:
         return self.lengths[: len(self.table)]
 
-    def length(self, prompt_id: str) -> int:
-        return int(self.lengths[self._row(prompt_id)])
-
-    def _row(self, prompt_id: str) -> int:
-        row = self.eval_rows.get(prompt_id)
-        return self.table.row(prompt_id) if row is None else row
-
-    def select(self, mask: np.ndarray, problems: Problems) -> None:
-        """Keep those training prompts for which `mask` is True; `problems` are what is left."""
-        kept = np.concatenate([mask, np.ones(len(self.eval_rows), bool)])
-        self.table, self.ends, self.lengths = problems.train, self.ends[kept], self.lengths[kept]
-        self.eval_rows = {prompt_id: row for row, prompt_id in enumerate(problems.eval_by_id, len(self.table))}
+    def leave_out_long(self, problems: Problems, limit: int) -> tuple[Problems, list[str]]:
+        """Leave out training prompts of more than `limit` tokens (0 keeps all); return the problems left and a note."""
+        keep = self.train_lengths <= limit
+        if not limit or keep.all():
+            return problems, []
+        if not keep.any():
+            raise WhetError(f"Every training problem has more than text.max_prompt = {limit} tokens.")
+        rows = np.concatenate([keep, np.ones(len(self.eval_rows), bool)])
+        self.ends, self.lengths = self.ends[rows], self.lengths[rows]
+        self._number_rows(problems := problems.keep(keep))
+        note = f"{(~keep).sum():,} training problems of more than text.max_prompt = {limit} tokens are left out."
+        return problems, [note]
 
     def refuse_long(self, context: int) -> None:
         """Refuse the first prompt that leaves no room for a token of the response in `context` tokens."""
         if self.lengths.size and self.lengths.max() >= context:
             row = int(np.argmax(self.lengths >= context))
-            prompt_id = self.table.ids[row] if row < len(self.table) else list(self.eval_rows)[row - len(self.table)]
-            raise WhetError(
-                f'The prompt "{prompt_id}" has {self.lengths[row]} tokens, which with 1 for the response is more than '
-                f"rollout.context = {context}; raise rollout.context, or leave this prompt out."
-            )
+            size = f'The prompt "{[*self.table.ids, *self.eval_rows][row]}" has {self.lengths[row]} tokens'
+            limit = f"which with 1 for the response is more than rollout.context = {context}"
+            raise WhetError(f"{size}, {limit}; raise rollout.context, or leave this prompt out.")

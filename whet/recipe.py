@@ -9,14 +9,14 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
 
-from whet.config import EVERYDAY, Config, Section, merged
+from whet.config import Config, Section, merged
 from whet.errors import WhetError
 
 
@@ -33,30 +33,23 @@ def override(tree: dict[str, Any], item: str) -> None:
     parsed: Any = value.strip()
     with suppress(tomllib.TOMLDecodeError):  # a bare word is a string
         parsed = tomllib.loads(f"v = {parsed}")["v"]
-    path, node = key.strip().split("."), cast(Any, tree)
-    for here, following in pairwise(path):
+    path = key.strip().split(".")
+    node: Any = tree
+    for here, following in zip_longest(path, path[1:]):
+        spot: Any = here
         if isinstance(node, list):
-            node = _list_item(node, here, item)
-            continue
-        fresh: Any = [] if following.isdigit() else {}
-        node = node.setdefault(here, fresh)
-        if not isinstance(node, dict | list):
-            raise WhetError(f'--set {item}: "{here}" holds a value, not a section.')
-    if isinstance(node, list):
-        if not path[-1].isdigit():
-            raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
-        _list_item(node, path[-1], item)
-        node[int(path[-1])] = parsed
-    else:
-        node[path[-1]] = parsed
-
-
-def _list_item(node: list[Any], index: str, item: str) -> Any:
-    if not index.isdigit() or int(index) > len(node):
-        raise WhetError(f'--set {item}: "{index}" names no entry of a list of {len(node)}.')
-    if int(index) == len(node):
-        node.append({})
-    return node[int(index)]
+            if not here.isdigit():
+                raise WhetError(f'--set {item}: name the entry by number, as in "{path[0]}.0.{path[-1]}".')
+            spot = int(here)
+            if spot > len(node):
+                raise WhetError(f'--set {item}: "{here}" names no entry of a list of {len(node)}.')
+            node += [{}] * (spot == len(node))
+        elif not isinstance(node, dict):
+            raise WhetError(f'--set {item}: "{here}" lies below a value, not a section.')
+        if following is None:
+            node[spot] = parsed
+        else:
+            node = node[spot] if isinstance(node, list) else node.setdefault(here, [] if following.isdigit() else {})
 
 
 def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mapping[str, Any] | None = None) -> Config:
@@ -74,15 +67,11 @@ def find_recipe(path: Path) -> Path:
     if path.exists():
         return path
     known = recipes()
-    if path.as_posix() in known:
-        return known[path.as_posix()]
-    if not path.suffix and len(path.parts) == 1:
-        near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
-        raise WhetError(
-            f'There is no recipe "{path}", as a file or by name; '
-            + (f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}.")
-        )
-    return path
+    if path.as_posix() in known or path.suffix or len(path.parts) > 1:
+        return known.get(path.as_posix(), path)
+    near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
+    advice = f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}."
+    raise WhetError(f'There is no recipe "{path}", as a file or by name; {advice}')
 
 
 def recipes() -> dict[str, Path]:
@@ -95,17 +84,15 @@ def recipes() -> dict[str, Path]:
 
 
 def parse_config(tree: Mapping[str, Any]) -> Config:
-    settings = _validated(tree)
-    for number, entry in enumerate(settings.data):
-        if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
-            whole = settings.model_dump() | {"curriculum": merged(settings.curriculum.model_dump(), entry.curriculum)}
-            _validated(whole, f"In data.{number}: ")
-    return settings
-
-
-def _validated(tree: Mapping[str, Any], where: str = "") -> Config:
+    where = ""
     try:
-        return Config.model_validate(tree)
+        settings = Config.model_validate(tree)
+        for number, entry in enumerate(settings.data):
+            where = f"In data.{number}: "
+            if entry.curriculum:  # it must fit the whole recipe, as [curriculum] must
+                own = merged(settings.curriculum.model_dump(), entry.curriculum)
+                Config.model_validate(settings.model_dump() | {"curriculum": own})
+        return settings
     except ValidationError as error:
         raise WhetError(where + _one_sentence(error)) from None
 
@@ -153,28 +140,16 @@ def _nearest(parents: list[str], last: str) -> str:
     return f"; known are {', '.join(sorted(siblings))}."
 
 
-def everyday() -> set[str]:
-    """Return the dotted names of the settings that most users meet."""
-    return {f"{section}.{name}".lstrip(".") for section, names in EVERYDAY.items() for name in names.split()}
-
-
-def describe() -> list[tuple[str, str, str]]:
+def describe(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
     """Return (dotted name, default, meaning) of every setting; list sections have no number in their names."""
-
-    def walk(section: type[Section], prefix: str) -> Iterable[tuple[str, str, str]]:
-        for name, info in section.model_fields.items():
-            inner = _section_of(info.annotation)
-            if inner is None:
-                default = "required" if info.is_required() else repr(info.default)
-                yield prefix + name, default, info.description or ""
-            else:
-                yield from walk(inner, f"{prefix}{name}.")
-
-    return list(walk(Config, ""))
-
-
-def _section_of(annotation: Any) -> type[Section] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, Section):
-            return candidate
-    return None
+    rows = []
+    for name, info in section.model_fields.items():
+        kinds = (info.annotation, *getattr(info.annotation, "__args__", ()))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)), None)
+        if inner is not None:
+            rows += describe(inner, f"{prefix}{name}.")
+        else:
+            rows.append(
+                (prefix + name, "required" if info.is_required() else repr(info.default), info.description or "")
+            )
+    return rows

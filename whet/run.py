@@ -4,8 +4,7 @@
     RUN/checkpoints/step_00000012/   scores.json (of all kept)   best.json (the best of them, for other tools)
 
 The loop records and saves through a Run; reports and viewers use the readers at the end. Every change goes through
-`whet.files`, so a process may be killed at any instant and the folder can be resumed. This file does not depend on what
-a checkpoint holds, only on whether it is whole, and never imports torch.
+`whet.files`, so a process may be killed at any instant and the folder can be resumed. This file never imports torch.
 """
 
 from __future__ import annotations
@@ -32,33 +31,30 @@ from whet.learn.checkpoint import verify_checkpoint
 CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
 SCORES, BEST = "scores.json", "best.json"
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
-_ROLLOUTS_NAME = re.compile(r"([a-z]+)_(\d{8,})\.jsonl")
+_ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
+_HELD: set[int] = set()  # handles of the locks of this process
 
 
-class Run:
+class Run(contextlib.AbstractContextManager["Run"]):
     """A run folder, from `Run.create` or `Run.resume`; it is locked until it is closed or the process ends."""
 
-    def __init__(self, folder: Path, lock: Lock, config_text: str) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config_text = config_text
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
-        self._lock = lock
+        self._lock = _lock(folder / LOCK)
 
     @classmethod
     def create(cls, folder: Path, config_toml: str) -> Self:
         files.make_folder(folder)
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
-            for name in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS):
-                if (folder / name).exists():
-                    raise WhetError(
-                        f"{folder} already holds a run ({name}): go on with --resume, or choose another with --out."
-                    )
+            if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
+                raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
             files.write_text(folder / CONFIG, config_toml)
         except BaseException:
-            lock.release()
+            run.close()
             raise
-        return cls(folder, lock, config_toml)
+        return run
 
     @classmethod
     def resume(cls, folder: Path) -> Self:
@@ -66,32 +62,26 @@ class Run:
         if not (folder / CONFIG).is_file():
             what = "there is no such folder" if not folder.is_dir() else f"it holds no {CONFIG}"
             raise WhetError(f"There is no run to resume in {folder}: {what}; start one without --resume.")
-        lock = Lock(folder / LOCK)
+        run = cls(folder)
         try:
             for part in (folder, folder / ROLLOUTS, folder / CHECKPOINTS):
                 files.recover(part)
-            run = cls(folder, lock, (folder / CONFIG).read_text(encoding="utf-8"))
             run._name_best(read_scores(folder))
-            return run
-        except (OSError, UnicodeDecodeError) as error:
-            lock.release()
-            raise WhetError(f"{folder / CONFIG} cannot be read: {error}.") from error
         except BaseException:
-            lock.release()
+            run.close()
             raise
+        return run
 
     @property
     def stopping(self) -> bool:
         return self.signal != 0
 
-    def close(self) -> None:
-        self._lock.release()
+    def close(self, *_: object) -> None:
+        if self._lock in _HELD:
+            _HELD.remove(self._lock)
+            os.close(self._lock)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    __exit__ = close
 
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
@@ -100,32 +90,32 @@ class Run:
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
         """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
-
-        def write(path: Path) -> None:
-            with path.open("w") as file:
-                for row in rows:
-                    file.write(json.dumps(_plain({"step": step, **row})) + "\n")
-
-        files.write_with(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", write)
+        lines = [json.dumps(_plain({"step": step, **row})) + "\n" for row in rows]
+        files.write_text(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", "".join(lines))
 
     def cut_back(self, step: int) -> None:
         """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
-        for path, _, of_step in _rollout_files(self.folder):
+        for of_step, path in _rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
+
+        def is_kept(line: str) -> bool:
+            of_step = (_parse(line) or {}).get("step")
+            return isinstance(of_step, int) and of_step <= step
+
         if (self.folder / METRICS).exists():
-            files.keep_lines(self.folder / METRICS, lambda line: _step_of_line(line) <= step)
+            files.keep_lines(self.folder / METRICS, is_kept)
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
-        """Write a checkpoint through `write`, which makes its argument appear whole; then remove old ones.
+        """Write a checkpoint through `write`, which makes its argument appear whole; keep the newest and the best.
 
-        The `keep` newest and the one with the highest score are kept. Checkpoints of later steps belong to a future
-        that was abandoned when the run went on from an older checkpoint.
+        Checkpoints of later steps belong to a future that was abandoned when the run went on from an older one.
         """
         final = checkpoint_path(self.folder, step)
         files.make_folder(final.parent)
-        if (self.folder / METRICS).exists():
-            files.sync(self.folder / METRICS)  # no checkpoint may be newer than its log
+        if (log := self.folder / METRICS).exists():
+            with files.one_sentence(log):
+                files.sync(log)  # no checkpoint may be newer than its log
         there = checkpoint_steps(self.folder)
         scores = {s: v for s, v in read_scores(self.folder).items() if s in there and s <= step}
         if score is not None and math.isfinite(score):
@@ -134,7 +124,11 @@ class Run:
         files.write_text(final.parent / SCORES, json.dumps(scores))
         write(final)
         assert final.is_dir(), f"{final} was not written"
-        self._prune(step, keep, best=self._name_best(scores))
+        kept = {self._name_best(scores), *[s for s in checkpoint_steps(self.folder) if s <= step][-keep:]}
+        for old in checkpoint_steps(self.folder):
+            if old not in kept:
+                files.remove_tree(checkpoint_path(self.folder, old))
+        files.recover(final.parent)
 
     def _name_best(self, scores: Mapping[int, float]) -> int | None:
         there = [step for step in checkpoint_steps(self.folder) if step in scores]
@@ -146,14 +140,6 @@ class Run:
             files.write_text(path, json.dumps({"step": best, "score": scores[best]}))
         return best
 
-    def _prune(self, step: int, keep: int, best: int | None) -> None:
-        steps = checkpoint_steps(self.folder)
-        kept = {best, *[s for s in steps if s <= step][-keep:]}
-        for old in steps:
-            if old not in kept:
-                files.remove_tree(checkpoint_path(self.folder, old))
-        files.recover(self.folder / CHECKPOINTS)
-
     def newest_checkpoint(self, warn: Callable[[str], None]) -> Path | None:
         """The newest whole checkpoint, None if the run has none yet. `warn` gets a sentence for each one skipped."""
         steps = checkpoint_steps(self.folder)
@@ -164,18 +150,13 @@ class Run:
                 return path
             warn(f"The checkpoint {path.name} is skipped: {wrong}.")
         if steps:  # starting again would delete all logs
-            raise WhetError(
-                f"No checkpoint in {self.folder / CHECKPOINTS} is whole: bring one back from a backup, "
-                "or start again in another folder."
-            )
+            remedy = "bring one back from a backup, or start again in another folder"
+            raise WhetError(f"No checkpoint in {self.folder / CHECKPOINTS} is whole: {remedy}.")
         return None
 
     @contextlib.contextmanager
     def stop_signals(self, on_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT raises KeyboardInterrupt.
-
-        Signals are handled in the main thread only.
-        """
+        """In the main thread SIGINT and SIGTERM set `signal` and call `on_signal`; a further SIGINT is an interrupt."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -194,43 +175,32 @@ class Run:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-class Lock:
-    """Lets one process work on a run. The system frees it when the process ends, however it ends."""
-
-    held: set[int] = set()  # noqa: RUF012 (handles of this process, which its forks must close)
-
-    def __init__(self, path: Path) -> None:
-        with files.one_sentence(path):
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(self._handle, 0)
-                os.write(self._handle, f"{os.getpid()}\n".encode())
-            except BlockingIOError:
-                holder = os.read(self._handle, 32).decode(errors="replace").strip()
-                os.close(self._handle)
-                raise WhetError(
-                    f"{path.parent} is in use by {f'process {holder}' if holder else 'another process'}: "
-                    "wait for it to end, or stop it."
-                ) from None
-            except BaseException:
-                os.close(self._handle)
+def _lock(path: Path) -> int:
+    """Let one process work on a run; return the handle. The system frees it when the process ends, however it ends."""
+    with files.one_sentence(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, f"{os.getpid()}\n".encode())
+        except BaseException as error:
+            holder = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            if not isinstance(error, BlockingIOError):
                 raise
-        self.held.add(self._handle)
-
-    def release(self) -> None:
-        if self._handle in self.held:
-            self.held.remove(self._handle)
-            os.close(self._handle)
-
-    @classmethod
-    def forget_inherited(cls) -> None:
-        """Close the handles in a forked worker, which may outlive the run and must not hold its lock."""
-        while cls.held:
-            os.close(cls.held.pop())
+            by = f"process {holder}" if holder else "another process"
+            raise WhetError(f"{path.parent} is in use by {by}: wait for it to end, or stop it.") from None
+    _HELD.add(handle)
+    return handle
 
 
-os.register_at_fork(after_in_child=Lock.forget_inherited)
+def _close_inherited() -> None:
+    """Close the locks in a forked worker, which may outlive the run and must not hold them."""
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
@@ -245,37 +215,31 @@ def checkpoint_steps(folder: Path) -> list[int]:
 
 def best_checkpoint(folder: Path) -> Path | None:
     """The whole checkpoint with the highest score, the earliest of equals; where none has a score, the newest."""
-    scores = read_scores(folder)
-    steps = checkpoint_steps(folder)
-    scored = sorted((s for s in steps if s in scores), key=lambda s: (-scores[s], s))
-    unscored = [s for s in reversed(steps) if s not in scores]
-    paths = (checkpoint_path(folder, step) for step in (*scored, *unscored))
+    scores, steps = read_scores(folder), checkpoint_steps(folder)
+    order = sorted(steps, key=lambda step: (step not in scores, -scores.get(step, float(step)), step))
+    paths = (checkpoint_path(folder, step) for step in order)
     return next((path for path in paths if verify_checkpoint(path) is None), None)
 
 
 def read_scores(folder: Path) -> dict[int, float]:
     """Scores by step, also of checkpoints that were removed."""
     path = folder / CHECKPOINTS / SCORES
-    if not path.exists():
-        return {}
     try:
-        return {int(step): float(score) for step, score in json.loads(path.read_bytes()).items()}
+        text = path.read_bytes() if path.exists() else "{}"
+        return {int(step): float(score) for step, score in json.loads(text).items()}
     except (OSError, ValueError, TypeError, AttributeError):
-        raise WhetError(
-            f"{path} is damaged: delete it, and the checkpoint after this one counts as the best."
-        ) from None
+        raise WhetError(f"{path} is damaged: delete it, and the next checkpoint counts as the best.") from None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, which a run may be writing at the same time."""
     _check_run(folder)
-    path = folder / METRICS
-    return list(_read_rows(path)) if path.exists() else []
+    return list(_read_rows(folder / METRICS))
 
 
 def has_collapsed(folder: Path) -> bool:
     """Whether a run was stopped by the guard against collapse (`whet.watch`), which is a result, not a failure."""
-    rows = read_metrics(folder) if (folder / METRICS).is_file() else []
+    rows = list(_read_rows(folder / METRICS))
     return bool(rows) and bool(rows[-1].get("collapsed"))
 
 
@@ -296,15 +260,14 @@ def is_in_use(folder: Path) -> bool:
 
 def mean_response(folder: Path) -> float | None:
     """Mean tokens per response in the last step of a run; None where there is no run, or no step."""
-    if not (folder / METRICS).is_file():
-        return None
-    return next((row["length/mean"] for row in reversed(read_metrics(folder)) if row.get("length/mean")), None)
+    rows = reversed(list(_read_rows(folder / METRICS)))
+    return next((row["length/mean"] for row in rows if row.get("length/mean")), None)
 
 
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The rollouts of one step, or of all steps in order; each row has its `step`."""
     _check_run(folder)
-    for path, _, of_step in _rollout_files(folder):
+    for of_step, path in _rollout_files(folder):
         if step is None or step == of_step:
             yield from _read_rows(path)
 
@@ -314,15 +277,16 @@ def _check_run(folder: Path) -> None:
         raise WhetError(f"There is no run in {folder}: it holds no {CONFIG}.")
 
 
-def _rollout_files(folder: Path) -> list[tuple[Path, str, int]]:
-    """(path, kind, step), by step."""
-    matches = ((path, _ROLLOUTS_NAME.fullmatch(path.name)) for path in (folder / ROLLOUTS).glob("*.jsonl"))
-    found = [(path, name[1], int(name[2])) for path, name in matches if name]
-    return sorted(found, key=lambda item: (item[2], item[1]))
+def _rollout_files(folder: Path) -> list[tuple[int, Path]]:
+    """(step, path), by step and kind."""
+    matches = ((_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl"))
+    return sorted((int(name[1]), path) for name, path in matches if name)
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Rows of a file; a last line without its end, torn by a kill or being written now, is left out."""
+    """Rows of a file, if it exists; a last line without its end, torn by a kill or being written now, is left out."""
+    if not path.exists():
+        return
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         for number, line in enumerate(file, 1):
             row = _parse(line)
@@ -338,12 +302,6 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
-
-
-def _step_of_line(line: str) -> float:
-    """The step of a record; infinite for any other line, so that it is cut."""
-    step = (_parse(line) or {}).get("step")
-    return step if isinstance(step, int) else math.inf
 
 
 def _plain(value: Any) -> Any:

@@ -19,8 +19,6 @@ out_console = Console()
 err_console = Console(stderr=True)
 
 Sets = Annotated[list[str] | None, typer.Option("--set", help="Override a setting: --set learn.lr=1e-5. Repeatable.")]
-
-
 DataFolder = Annotated[
     Path | None, typer.Option(help="Folder in which short names of data are looked for first; default: $WHET_DATA.")
 ]

@@ -1,18 +1,15 @@
 """Text to tokens and back: prompts are rendered and encoded, responses are decoded, and text is made safe to show.
 
-A Codec wraps a Hugging Face tokenizer object. It renders prompts as the recipe's [text] says, by the model's chat
-template or plainly, finds the tokens that end a response, and decodes any response without raising an error.
-For tokenizers whose tokens are runs of bytes (GPT-2's scheme: Llama 3, Qwen, SmolLM and others) a table of bytes
-decodes in a fifteenth of the tokenizer's time. `printable` makes model output safe for a terminal, not for HTML.
+A Codec renders prompts as the recipe's [text] says, by the model's chat template or plainly, finds the tokens that end
+a response, and decodes any response without raising an error. For tokenizers whose tokens are runs of bytes (GPT-2's
+scheme: Llama 3, Qwen, SmolLM and others) a table of bytes decodes in a fifteenth of the tokenizer's time.
 """
 
 from __future__ import annotations
 
-import json
 import unicodedata
-from array import array
-from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
@@ -26,23 +23,13 @@ _QUESTION = Prompt(id="?", text="?", answer="", task="")
 _SAID = "xyzzy"  # a word that no template writes by itself
 
 
-def byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: visible bytes stand for themselves, other bytes for the characters from 256 on.
-
-    >>> found = byte_of_character()
-    >>> found["a"], found[chr(0x120)], len(found)  # 0x120 is the space
-    (97, 32, 256)
-    """
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(visible))
-    return {chr(b): b for b in visible} | {chr(256 + i): b for i, b in enumerate(others)}
-
-
 def byte_table(backend: Any) -> dict[int, bytes] | None:
     """Return the bytes of every token of a `tokenizers.Tokenizer`, or None if it does not decode by them."""
     if type(getattr(backend, "decoder", None)).__name__ != "ByteLevel":
         return None
-    known = byte_of_character()
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # GPT-2's alphabet: byte -> character
+
+    known = {character: byte for byte, character in bytes_to_unicode().items()}
     table = {}
     for token, number in backend.get_vocab(with_added_tokens=True).items():
         try:
@@ -61,42 +48,37 @@ def spell(table: dict[int, bytes], ids: Sequence[int]) -> str:
 class Codec:
     """Renders, encodes and decodes what a model reads and writes."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        eos: int | Sequence[int] | None = None,
-        settings: config.Text = _DEFAULT,
-        *,
-        cache: int = 8192,
-    ) -> None:
-        """`eos` is the generation config's eos_token_id, one, several or none; `cache` counts encoded prompts."""
-        self.tokenizer = tokenizer
-        self._settings = settings
+    def __init__(self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT):
+        """`eos` is the generation config's eos_token_id: one, several or none."""
+        self.tokenizer, self._settings = tokenizer, settings
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
         self._switches: dict[str, bool] = {}  # arguments of the template beside the messages
         self._refuse_the_impossible()
         if settings.thinking != "auto":
             self._switches = {"enable_thinking": settings.thinking == "on"}
-        self._prefix = self._default_prefix()
+        # The bos token if the tokenizer would add it. An eos that it would append must not end a prompt.
+        bos, first = tokenizer.bos_token_id, tokenizer("")["input_ids"][:1]
+        self._prefix = [bos] if bos is not None and list(first) == [bos] else []
         self._read_specials(eos)
-        self._opening = self._open_thought()
-        # Arrays, because thousands of long prompts as Python integers would take gigabytes.
-        self._cache: OrderedDict[str, array[int]] = OrderedDict()
-        self._cache_size = cache
+        # Templates of reasoning models end prompts with the opening mark. `judged` puts it back in front: without it a
+        # thought that was cut short would read like an answer.
+        self._opening = ""
+        with suppress(WhetError):  # the real prompts may have another form; if not, they raise it again
+            self._opening = f"{THINK}\n" if self._text(_QUESTION).rstrip().endswith(THINK) else ""
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of `render(prompt)`, which the model reads before it writes."""
-        key = _key(prompt)
-        if (known := self._cache.get(key)) is not None:
-            self._cache.move_to_end(key)
-            return list(known)
-        [ids] = self.encode_all([prompt])
-        if not ids:
-            raise WhetError(f'The prompt "{prompt.id}" has no tokens; a model needs at least one to start from.')
-        self._cache[key] = array("i", ids)
-        if len(self._cache) > self._cache_size:
-            self._cache.popitem(last=False)
-        return ids
+        return self.encode_all([prompt])[0]
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
+        rows: list[list[int]] = self._tokens([self._text(prompt) for prompt in prompts])
+        if self._prefix and not self._chat:
+            rows = [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
+        if [] in rows:
+            empty = prompts[rows.index([])].id
+            raise WhetError(f'The prompt "{empty}" has no tokens; a model needs at least one to start from.')
+        return rows
 
     def render(self, prompt: Prompt) -> str:
         """Return the exact text that the model reads, special tokens included."""
@@ -116,24 +98,11 @@ class Codec:
 
     def decode(self, ids: Sequence[int] | Any) -> str:
         """Decode for readers, without special tokens. Unknown ids are left out; nothing is raised."""
-        return self._decode(self._spoken(ids), self._shown, self._special)
+        return self._decode(ids, self._special)
 
     def judged(self, ids: Sequence[int] | Any) -> str:
-        """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens.
-
-        If the prompt ends with the opening mark, as templates of reasoning models do, the mark is put back in front;
-        without it a thought that was cut short would read like an answer.
-        """
-        return self._opening + self._decode(self._spoken(ids), self._heard, self._silent)
-
-    # ---- from prompt to tokens
-
-    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Render prompts one by one and tokenise them together, which saves most of the calls' cost."""
-        rows = self._tokens([self._text(prompt) for prompt in prompts])
-        if self._chat or not self._prefix:
-            return rows
-        return [row if row[:1] == self._prefix else [*self._prefix, *row] for row in rows]
+        """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens."""
+        return self._opening + self._decode(ids, self._silent)
 
     def _text(self, prompt: Prompt) -> str:
         """Return the tokenizer's input. Under chat the template writes the bos token, if the model wants one."""
@@ -163,65 +132,47 @@ class Codec:
         return turns
 
     def _apply(self, turns: list[dict[str, str]], **switches: bool) -> str:
-        text = self.tokenizer.apply_chat_template(turns, tokenize=False, **switches)
-        assert isinstance(text, str)
-        return text
+        return str(self.tokenizer.apply_chat_template(turns, tokenize=False, **switches))
 
     def _tokens(self, text: str | list[str]) -> Any:
-        """Tokenise a text or a list of texts, without warnings: `check_lengths` reports what is too long."""
+        """Tokenise a text or a list of texts, without warnings: `check_run` reports what is too long."""
         return self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
 
-    # ---- from tokens to text
+    @cached_property
+    def _tables(self) -> dict[frozenset[int], dict[int, bytes]]:
+        """Silent tokens -> the bytes of every token, none for a silent one; {} if the tokenizer has no such bytes."""
+        table = byte_table(getattr(self.tokenizer, "backend_tokenizer", None))
+        kinds = {self._special, self._silent} if table is not None else ()
+        return {silent: {**(table or {}), **dict.fromkeys(silent, b"")} for silent in kinds}
 
-    def _spoken(self, ids: Sequence[int] | Any) -> list[int]:
-        """Drop the token that ended the response, which need not be a special token."""
+    def _decode(self, ids: Sequence[int] | Any, silent: frozenset[int]) -> str:
+        """Decode by a table of bytes if there is one, else by the tokenizer."""
         numbers = ids if type(ids) is list else [int(i) for i in ids]
-        return numbers[:-1] if numbers and numbers[-1] in self.stop_ids else numbers
-
-    @cached_property
-    def _bytes(self) -> dict[int, bytes] | None:
-        return byte_table(getattr(self.tokenizer, "backend_tokenizer", None))
-
-    @cached_property
-    def _shown(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._special, b"")}
-
-    @cached_property
-    def _heard(self) -> dict[int, bytes] | None:
-        return None if self._bytes is None else {**self._bytes, **dict.fromkeys(self._silent, b"")}
-
-    def _decode(self, ids: list[int], table: dict[int, bytes] | None, silent: Set[int]) -> str:
-        """Decode by the table of bytes if there is one, else by the tokenizer."""
-        if table is not None:
+        if numbers and numbers[-1] in self.stop_ids:  # it ended the response and need not be a special token
+            numbers = numbers[:-1]
+        if (table := self._tables.get(silent)) is not None:
             try:
-                return spell(table, ids)
+                return spell(table, numbers)
             except KeyError:
-                return spell(table, [i for i in ids if i in table])
-        heard = [i for i in ids if i not in silent]
+                return spell(table, [i for i in numbers if i in table])
+        kept = [i for i in numbers if i not in silent]
         try:
-            return self._ask(heard)
+            return self._ask(kept)
         except Exception:  # each kind of tokenizer raises its own: OverflowError, KeyError, TypeError
-            return self._ask([i for i in heard if self._exists(i)])
+            return self._ask([i for i in kept if self._exists(i)])
 
     def _ask(self, ids: list[int]) -> str:
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if backend is not None:  # `decode` would first check every id, which is most of its time
-            text = backend.decode(ids, skip_special_tokens=False)
-        else:
-            text = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
-
-    # ---- facts about the tokenizer and its template
+            return str(backend.decode(ids, skip_special_tokens=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _refuse_the_impossible(self) -> None:
         settings = self._settings
         if not self._chat:
             why = 'text.template = "plain"' if self.tokenizer.chat_template else "the model has no chat template"
             if settings.template == "chat":
-                raise WhetError(
-                    f'text.template = "chat", but {why}; set it to "plain", or take a model tuned for chat.'
-                )
+                raise WhetError(f'text.template = "chat", but {why}; set it to "plain", or take a chat model.')
             for name, asked in (("system_prompt", settings.system_prompt), ("thinking", settings.thinking != "auto")):
                 if asked:
                     raise WhetError(f"text.{name} is for chat templates, but {why}; leave it out.")
@@ -232,10 +183,8 @@ class Codec:
             except Exception as error:
                 raise WhetError(f"The chat template refuses a plain question: {error}") from error
             if on == off:
-                raise WhetError(
-                    f'text.thinking = "{settings.thinking}", but the chat template of the model has no such switch '
-                    "(enable_thinking makes no difference to it); leave it out."
-                )
+                why = "the chat template of the model has no such switch (enable_thinking makes no difference to it)"
+                raise WhetError(f'text.thinking = "{settings.thinking}", but {why}; leave it out.')
 
     def _read_specials(self, eos: int | Sequence[int] | None) -> None:
         listed = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
@@ -265,20 +214,6 @@ class Codec:
         found = [content for content in ends if content and rest.startswith(content)]
         return ends[max(found, key=len)] if found else None
 
-    def _open_thought(self) -> str:
-        """Return what `judged` puts in front: "<think>" if prompts end with it."""
-        try:
-            prompt = self._text(_QUESTION)
-        except WhetError:  # the real prompts may have another form; if not, they raise it again
-            return ""
-        return f"{THINK}\n" if prompt.rstrip().endswith(THINK) else ""
-
-    def _default_prefix(self) -> list[int]:
-        """Return the bos token if the tokenizer would add it. An eos that it would append must not end a prompt."""
-        bos = self.tokenizer.bos_token_id
-        first = self.tokenizer("")["input_ids"][:1]
-        return [bos] if bos is not None and list(first) == [bos] else []
-
     def _exists(self, token: int) -> bool:
         return 0 <= token < len(self.tokenizer) or token in self.tokenizer.added_tokens_decoder
 
@@ -295,13 +230,6 @@ def printable(text: str, *, one_line: bool = False) -> str:
     if text.isprintable():
         return text
     kept = "" if one_line else "\n\t"
-    return "".join(c if c in kept or _visible(c) else c.encode("unicode_escape").decode() for c in text)
-
-
-def _visible(character: str) -> bool:
-    """Accept what isprintable accepts and the spaces of other scripts, but no line separators."""
-    return character.isprintable() or unicodedata.category(character) == "Zs"
-
-
-def _key(prompt: Prompt) -> str:
-    return prompt.text if not prompt.messages else json.dumps(prompt.messages)
+    # isprintable refuses the spaces of other scripts (Zs), which are harmless; line separators are not.
+    shown = (c in kept or c.isprintable() or unicodedata.category(c) == "Zs" for c in text)
+    return "".join(c if fine else c.encode("unicode_escape").decode() for c, fine in zip(text, shown, strict=True))

@@ -21,11 +21,7 @@ Key = tuple[int, int]  # (group_id, index) names one rollout for a whole run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A problem with an answer.
-
-    >>> Prompt(id="chain-7", text="3+5*2=", answer="86", task="chain", meta={"level": 2}).answer
-    '86'
-    """
+    """A problem with an answer: Prompt(id="chain-7", text="3+5*2=", answer="86", task="chain", meta={"level": 2})."""
 
     id: str  # the data's id column, else hash(task, text, answer) + "#k" for the k-th repeat; never a row number
     text: str = ""  # the plain problem; empty if and only if `messages` is given
@@ -37,11 +33,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn; temperature 0 is greedy.
-
-    >>> Sampling(max_tokens=48, temperature=0.6, stop_ids=(2,)).top_p
-    1.0
-    """
+    """How tokens are drawn; temperature 0 is greedy."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -53,12 +45,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A wish for n rollouts of a prompt: rollouts first_index .. first_index + n - 1 of a group.
-
-    >>> Request(prompt_id="a", group_id=7, first_index=4, n=20, sampling=Sampling(max_tokens=48),
-    ...         phase="continue").n
-    20
-    """
+    """A request for n rollouts of a prompt: rollouts first_index .. first_index + n - 1 of a group."""
 
     prompt_id: str
     group_id: int  # new at each visit of a prompt; the requests of one visit share it
@@ -70,12 +57,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The tokens of a rollout, as the learner needs them: one entry per generated token, the stop token included.
-
-    >>> Trace(ids=np.array([5, 2], np.int32), log_probs=np.array([-0.7, -0.1], np.float32),
-    ...       versions=np.array([3, 3], np.int32)).ids.size
-    2
-    """
+    """The tokens of a rollout, as the learner needs them: one entry per generated token, the stop token included."""
 
     ids: np.ndarray  # int32
     log_probs: np.ndarray  # float32 or the model's float64: log-softmax(logits / temperature) before top-k and top-p
@@ -84,14 +66,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One generated response and, once it is judged, its verdict and reward.
-
-    >>> r = Rollout(prompt_id="a", group_id=7, index=0, phase="train", sampling=Sampling(max_tokens=48),
-    ...             length=12, finish="stop", first_version=3, last_version=3, verdict="right",
-    ...             score=1.0, reward=1.0)
-    >>> r.key, r.judged
-    ((7, 0), True)
-    """
+    """One generated response and, once it is judged, its verdict and reward."""
 
     prompt_id: str
     group_id: int
@@ -123,7 +98,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rollouts of one prompt that share a baseline. One right and one wrong rollout: pass rate 0.5, spread 0.5."""
+    """Rollouts of one prompt that share a baseline. With one right and one wrong one, pass rate and spread are 0.5."""
 
     prompt_id: str
     group_id: int
@@ -170,11 +145,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clock:
-    """How far the run is, as a curriculum sees it.
-
-    >>> Clock(step=3, version=3, groups=16, free=None, tokens=120_000, progress=0.03).groups
-    16
-    """
+    """How far the run is, as a curriculum sees it."""
 
     step: int  # updates done
     version: int  # the policy version that generates now
@@ -184,18 +155,14 @@ class Clock:
     free: int | None
     tokens: int  # tokens generated so far
     progress: float  # 0..1 of the run
-    # An update cuts running rollouts. Long ones would be cut more often, so no group that began before the update may
-    # train or count after it, finished or not: it is dropped and requested again.
+    # True under stream with rollout.on_update = "cut": each update then ends the running rollouts. Long rollouts would
+    # be ended more often, so every group begun before the update is dropped, finished or not, and requested again.
     cut: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The learner's results of one update.
-
-    >>> Report(metrics={"learn/grad_norm": 0.3}).signals
-    {}
-    """
+    """The learner's results of one update."""
 
     metrics: Mapping[str, float]
     # Per trained rollout, the signals that the curriculum's `needs` names. "score" is the score function: a float32
@@ -206,9 +173,7 @@ class Report:
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:
     """Return all fields except the trace, for a state_dict."""
     data = {f.name: getattr(rollout, f.name) for f in dataclasses.fields(rollout) if f.name != "trace"}
-    data["sampling"] = dataclasses.asdict(rollout.sampling)
-    data["terms"] = dict(rollout.terms)
-    return data
+    return {**data, "sampling": dataclasses.asdict(rollout.sampling), "terms": dict(rollout.terms)}
 
 
 def rollout_from_json(data: Mapping[str, Any]) -> Rollout:

@@ -1,9 +1,8 @@
 """What a run shows of itself: metrics of a step, where its time went, warnings, and the guard against collapse.
 
-`loop` calls everything here after each step; nothing here depends on another part of whet than `types`. A warning is
-given once per run, with the setting to change. The guard ends a run whose evaluations have fallen far below what they
-were, beyond chance: such a run seldom comes back, and costs as much as one that learns. Neither is saved: a resumed run
-is measured against itself from there on.
+`loop` calls everything here after each step. A warning is given once per run, with the setting to change. The guard
+ends a run whose evaluations have fallen far below what they were, beyond chance: such a run seldom comes back, and
+costs as much as one that learns. Neither is saved: a resumed run is measured against itself from there on.
 """
 
 from __future__ import annotations
@@ -13,45 +12,41 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from whet.types import Group, Rollout
+from whet.types import Group, Rollout, Verdict
 
 Metrics = Mapping[str, float]
-
-# ---- metrics
+VERDICTS = get_args(Verdict)
 
 # Classes of a group's pass rate in percent: never right, above the class before and up to 25, ..., always right.
 PASS_RATES = ("0", "to_25", "to_50", "to_75", "to_100", "100")
 
 
 def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none.
-
-    Each further reward has its mean under its own name, before its weight. Cut rollouts were never finished, so they
-    are left out here and counted by the engine; the caller leaves out what finished beside them (`Evidence`).
-    """
+    """reward/*, verdict/* (shares) and length/* of the training rollouts judged during a step; {} for none."""
+    # The engine counts cut rollouts, which never finished; the caller drops what finished beside them (`Evidence`).
     done = [r for r in rollouts if r.finish != "cut"]
     if not done:
         return {}
-    lengths = np.array([r.length for r in done], dtype=np.float64)
-    metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in ("right", "wrong", "unjudged")}
-    rewards = [r.reward for r in done if r.reward is not None]
-    if rewards:
+    metrics = {f"verdict/{v}": sum(r.verdict == v for r in done) / len(done) for v in VERDICTS}
+    if rewards := [r.reward for r in done if r.reward is not None]:
         metrics["reward/mean"] = float(np.mean(rewards))
     for name in dict.fromkeys(name for r in done for name in r.terms):
         metrics[f"reward/{name}"] = float(np.mean([r.terms[name] for r in done if name in r.terms]))
-    metrics["length/mean"] = float(lengths.mean())
-    for share in (50, 90, 99):
-        metrics[f"length/p{share}"] = float(np.percentile(lengths, share))
-    metrics["length/max"] = float(lengths.max())
-    metrics["length/truncated"] = sum(r.finish == "length" for r in done) / len(done)
-    for verdict in ("right", "wrong"):
-        mine = [r.length for r in done if r.verdict == verdict]
-        if mine:
-            metrics[f"length/{verdict}"] = float(np.mean(mine))
-    return metrics
+    return metrics | {f"length/{name}": value for name, value in length_metrics(done).items()}
+
+
+def length_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean, percentiles and maximum of the lengths, mean lengths of right and wrong ones, and the truncated share."""
+    lengths = {"": [r.length for r in rollouts]}
+    lengths |= {v: [r.length for r in rollouts if r.verdict == v] for v in ("right", "wrong")}
+    metrics = {name or "mean": float(np.mean(found)) for name, found in lengths.items() if found}
+    metrics |= {f"p{share}": float(np.percentile(lengths[""], share)) for share in (50, 90, 99)}
+    truncated = sum(r.finish == "length" for r in rollouts) / len(rollouts)
+    return {**metrics, "max": float(max(lengths[""])), "truncated": truncated}
 
 
 def group_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -66,9 +61,7 @@ def pass_rate_class(rate: float) -> str:
     >>> [pass_rate_class(k / 8) for k in (0, 1, 2, 3, 7, 8)]
     ['0', 'to_25', 'to_25', 'to_50', 'to_100', '100']
     """
-    if rate in (0.0, 1.0):
-        return f"{100 * rate:.0f}"
-    return PASS_RATES[math.ceil(4 * rate)]
+    return "100" if rate == 1.0 else PASS_RATES[math.ceil(4 * rate)]
 
 
 def gpu_metrics(generating: float | None, learning: float | None, step_s: float) -> dict[str, float]:
@@ -84,11 +77,10 @@ def gpu_metrics(generating: float | None, learning: float | None, step_s: float)
 
 
 class Stopwatch:
-    """Seconds by name, for the time/* metrics of a row: the time since the row before it.
+    """Seconds by name since the row of metrics before, for time/*.
 
-    generate, judge, log_probs (under the policy before the update, and under the reference), train, sync (the engine
-    lends and takes back memory and receives the new version), eval, save (rollouts, and the checkpoint after the row
-    before), and idle: the curriculum, and whatever has no name.
+    generate, judge, log_probs (under the policy before the update, and the reference), train, sync (memory is lent and
+    taken back), eval, save (rollouts, and the checkpoint after the row before), idle (the curriculum, and the rest).
     """
 
     def __init__(self) -> None:
@@ -120,30 +112,7 @@ class Stopwatch:
         return {**named, "time/total": total, "time/idle": max(0.0, total - sum(self.seconds.values()))}
 
 
-def ready_lines(seconds: float, named: Mapping[str, float]) -> list[str]:
-    """Where the time before the first step went, if it was long enough to be noticed.
-
-    >>> ready_lines(31.4, {"model, judges and engine": 16.2, "the learner": 14.0})
-    ['Ready after 31 s: model, judges and engine took 16, the learner 14.']
-    >>> ready_lines(2.0, {"the learner": 1.0})
-    []
-    """
-    if seconds < 5:
-        return []
-    (first, took), *others = named.items()
-    return [f"Ready after {seconds:.0f} s: {first} took {took:.0f}{''.join(f', {n} {s:.0f}' for n, s in others)}."]
-
-
-# ---- advice
-
 PATIENCE = 5  # steps in a row for which a sign must stand: single steps are noise
-
-
-def _judged(metrics: Metrics) -> float:
-    """Responses that went to the judges, masked ones left out."""
-    return sum(metrics.get(f"judge/{count}", 0.0) for count in ("right", "wrong", "unjudged"))
-
-
 SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
     "truncated": (
         lambda m: m.get("length/truncated", 0.0) > 0.5,
@@ -155,12 +124,13 @@ SIGNS: dict[str, tuple[Callable[[Metrics], bool], str]] = {
         "not see its answers (whet view shows them).",
     ),
     "unjudged": (
-        lambda m: m.get("judge/unjudged", 0.0) > 0.05 * _judged(m),
+        # The counts are those of the judges, which masked responses never reach.
+        lambda m: m.get("judge/unjudged", 0.0) > 0.05 * sum(m.get(f"judge/{verdict}", 0.0) for verdict in VERDICTS),
         "More than 5% of the responses were not judged; repair the judge, or raise judge.timeout_s or judge.memory_mb. "
         "The last one: {complaint}.",
     ),
     "signal": (
-        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # of what trains: a filter turns down the rest by design
+        lambda m: m.get("learn/signal_share", 1.0) < 0.05,  # share of what trains: a filter drops the rest by design
         'Fewer than 5% of the groups trained on have both right and wrong answers; try curriculum.name = "dapo", more '
         "curriculum.rollouts, or prompts nearer to what the model can do.",
     ),
@@ -198,8 +168,6 @@ class Advice:
         return due
 
 
-# ---- collapse
-
 FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
 COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
 
@@ -232,21 +200,15 @@ class CollapseGuard:
     def check(self, step: int, metrics: Metrics) -> str:
         """A sentence on what has collapsed, if all sets have that were evaluated more than once; else ""."""
         found = ""
-        for key in metrics:
-            kind, _, rest = key.partition("/")
-            name, _, what = rest.rpartition("/")
-            if kind == "eval" and what == "accuracy":
-                found = self._look_at(name, step, metrics) or found
+        for name in [key[5:-9] for key in metrics if key.startswith("eval/") and key.endswith("/accuracy")]:
+            accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
+            level = self.levels.setdefault(name, Level(accuracy, low, step))
+            if low > level.low:
+                level.accuracy, level.low, level.step = accuracy, low, step
+            level.times += 1
+            level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
+            if level.fallen:
+                best = f"{level.accuracy:.3f} after step {level.step}"
+                found = f"The accuracy on {name} fell from {best} to {accuracy:.3f}"
         again = [level for level in self.levels.values() if level.times > 1]
         return found if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
-
-    def _look_at(self, name: str, step: int, metrics: Metrics) -> str:
-        accuracy, low, high = (metrics[f"eval/{name}/accuracy{end}"] for end in ("", "_low", "_high"))
-        level = self.levels.setdefault(name, Level(accuracy, low, step))
-        if low > level.low:
-            level.accuracy, level.low, level.step = accuracy, low, step
-        level.times += 1
-        level.fallen = level.fallen + 1 if high < level.low and accuracy < FALL * level.accuracy else 0
-        if not level.fallen:
-            return ""
-        return f"The accuracy on {name} fell from {level.accuracy:.3f} after step {level.step} to {accuracy:.3f}"

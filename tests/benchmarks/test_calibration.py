@@ -112,7 +112,7 @@ def test_a_prompt_keeps_its_rank() -> None:
 
 
 def test_the_short_cut_is_what_play_does() -> None:
-    settings = config.Config(curriculum=config.Curriculum(groups=8, rollouts=8), learn=config.Learn(warmup=0))
+    settings = config.Config(curriculum=config.CurriculumSettings(groups=8, rollouts=8), learn=config.Learn(warmup=0))
     skill, passed = uniform_path(FIT, settings, prompts=200, updates=20)
     ends = []
     for seed in range(5):

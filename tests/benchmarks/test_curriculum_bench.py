@@ -45,7 +45,7 @@ def test_rollouts_to_a_level() -> None:
 
 
 def test_training_helps_and_repeats() -> None:
-    settings = config.Curriculum(name="speed", groups=16, rollouts=16)
+    settings = config.CurriculumSettings(name="speed", groups=16, rollouts=16)
     toys = [Toy("many", 3, prompts=500) for _ in range(2)]
     one, other = (play(settings, toy, lambda toy=toy: toy.rollouts / 6000)[0] for toy in toys)  # type: ignore[misc]
     assert one == other

@@ -15,10 +15,10 @@ from draft_watch import Fixed, Step, Watch, arm_shares, by_batch, chances
 from tail_work import model_work, read_texts, shape_work
 from typer.testing import CliRunner
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.eagle import eagle_head
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 
 pytestmark = pytest.mark.slow  # its fixture runs the whole ladder
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for weight in model.parameters():
             weight.mul_(3.0)
     model.save_pretrained(path)
-    char_tokenizer(ALPHABET).save_pretrained(path)
+    tiny_tokenizer(ALPHABET).save_pretrained(path)
     lines = [json.dumps({"text": f"{i}+{i + 1}="}) for i in range(6)]
     (path / "prompts.jsonl").write_text("\n".join(lines) + "\n")
     return path
@@ -95,10 +95,10 @@ def test_what_is_not_known_is_shown_so(
     for rung in shown["rungs"].values():
         rung["split"]["draft"] = None
     show_ladder(shown | {"split_missing": {"bandit": "No step came to it."}})
-    told = capsys.readouterr().out
-    assert told.count(" - ") >= len(shown["rungs"])
-    assert "bandit: how long its drafts took is not known. No step came to it." in told
-    assert told.count("a lesson of") == 3 and "Round 2: a lesson of" in told
+    printed = capsys.readouterr().out
+    assert printed.count(" - ") >= len(shown["rungs"])
+    assert "bandit: how long its drafts took is not known. No step came to it." in printed
+    assert printed.count("a lesson of") == 3 and "Round 2: a lesson of" in printed
 
 
 def test_a_drafter_that_was_written_is_read_again(
@@ -221,7 +221,7 @@ def test_figures_of_steps() -> None:
     assert found["8"]["accept_length"] is None and list(found) == ["2", "4", "8"]
     watch = Watch(Fixed(DraftArm("ngram", 3), lambda arm, batch: batch < 8))
     assert watch.choose(8) == OFF and watch.choose(4).name == "ngram_3_1_4"
-    watch.record(OFF, 8, 1.0)
+    watch.record(StepReport(OFF, 8, 1.0))
     assert [step.batch for step in watch.take()] == [8] and watch.take() == []
 
 
@@ -242,15 +242,14 @@ def test_graphs_are_shared() -> None:
 
 
 def test_what_the_naive_plan_captures() -> None:
-    """4 slots, sizes 2 and 4. Two drafters of one depth share what verifies it, and 4 rows of 200 drafts serve
-    nobody."""
+    """4 slots, sizes 2 and 4. Two drafters of one depth share what verifies it; 4 rows of 200 drafts have no use."""
     arms = (DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("ngram", 200))
     shared, naive = plans([Rung("a", arms=arms[:2]), Rung("b", arms=arms)], 4)
     assert shared == [(2, 3, ""), (4, 3, ""), (2, 201, "")]
     assert naive == [(size, arm.tokens, arm.drafter) for arm in arms for size in (2, 4)]
 
 
-def test_the_memory_of_both_plans_is_told() -> None:
+def test_the_memory_of_both_plans_is_shown() -> None:
     plan = {"bytes": 2**20, "bytes_naive": 4 * 2**20, "driver_bytes": 2**20, "driver_bytes_naive": 12 * 2**20}
     assert naive_plan(plan) == (
         "Graphs that verify take 1 MiB, 0.25 of those of the naive plan (0.12 with what the driver takes)."

@@ -1,4 +1,4 @@
-"""The grid with forced acceptance: drafts are right as often as they are told to be, and every cell is written."""
+"""The grid with forced acceptance: drafts are right as often as is set, and every cell is written."""
 
 import json
 from pathlib import Path

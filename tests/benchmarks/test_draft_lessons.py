@@ -78,7 +78,7 @@ def test_from_scratch_it_begins_as_in_a_run() -> None:
     assert all(torch.equal(a, b) for a, b in zip(made.live.parameters(), fresh.live.parameters(), strict=True))
 
 
-def test_names_are_told_apart() -> None:
+def test_names_differ() -> None:
     work = small_work(1)
     other = renamed(work)
     assert not other.prompts.keys() & work.prompts.keys()

@@ -75,7 +75,7 @@ def test_graphs_are_counted_and_those_that_are_wanted_timed() -> None:
     captures.wanted = [wanted]
     for key in (other, target, wanted, target, wanted):
         captures.replay(key)
-    assert captures.uses == {other: 1, wanted: 2}, "the target's are nobody's drafts"
+    assert captures.uses == {other: 1, wanted: 2}, "those of the target belong to no draft"
     assert calls.count(wanted) == 2 + REPLAYS and calls.count(other) == 1 and calls.count(target) == 2
     assert list(captures.costs()) == [wanted] and captures.costs()[wanted] > 0 and captures.wanted == []
 

@@ -1,4 +1,4 @@
-"""The card's tests, run by a few processes: every outcome is counted and stored, also of a file that cannot be read."""
+"""The GPU's tests, run by a few processes: every outcome is counted and stored, also of a file that cannot be read."""
 
 import json
 import subprocess

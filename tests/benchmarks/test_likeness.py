@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
-from whet.report.curves import Point
+from whet.report.arms import Point
 from whet.types import Batch, Request, Rollout
 from whet.watch import group_metrics, rollout_metrics
 
@@ -88,7 +88,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.slow
-def test_a_policy_that_is_a_toy_is_foretold_and_another_is_not(runs: dict[str, Path]) -> None:
+def test_a_policy_that_is_a_toy_is_predicted_and_another_is_not(runs: dict[str, Path]) -> None:
     """Fitted to the uniform run alone, wherever it stands in the list; runs of the same policy are within a fifth."""
     found = calibrate(list(runs.values()))
     assert found["fitted"] == "uniform" and list(found["runs"]) == list(runs)
@@ -168,12 +168,12 @@ def test_sentences_say_what_is_off_and_no_more() -> None:
         "tokens_to_0.90": values(None, None),
     }
     points = [Point(step=i, tokens=1000 * i, seconds=0, accuracy=0.5) for i in range(4)]
-    told = sentences("speed", found, points)
-    assert [sentence.split(";")[0] for sentence in told] == [
+    said = sentences("speed", found, points)
+    assert [sentence.split(";")[0] for sentence in said] == [
         "speed: kept is 0.60 times the measured",
         "speed: tokens to 0.50 is 1.90 times the measured",
         "speed: tokens to 0.60 is 2.10 times the measured",
         "speed: tokens to 0.70 is reached by the toy alone",
         "speed: tokens to 0.80 is never reached by the toy",
     ]
-    assert "one evaluation" in told[1] and "one evaluation" not in told[2]
+    assert "one evaluation" in said[1] and "one evaluation" not in said[2]

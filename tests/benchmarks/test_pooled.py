@@ -50,7 +50,7 @@ def test_a_lucky_evaluation_is_no_crossing() -> None:
     assert pooled_costs([lucky, steady], 0.2, "tokens")[0] == math.inf
 
 
-def test_what_is_not_reached_or_not_told() -> None:
+def test_what_is_not_reached_or_not_known() -> None:
     flat, slow = straight("flat", 1, 0.0), straight("slow", 1, 0.05)
     arms = {"slow": slow, "flat": flat, "shared": straight("shared", 2, 0.05, solo=False)}
     assert pooled_shares(arms, "slow", 0.3, "tokens")[1].startswith("never")

@@ -13,7 +13,7 @@ from matrix_document import document, marks, read_arms, short_table, write_repor
 from matrix_figures import write_figures
 from matrix_results import Arms, target_level
 
-from whet.report.curves import Point
+from whet.report.arms import Point
 from whet.report.formats import first_crossing
 from whet.tools.bench.matrix import MatrixPlan, read_plan
 

@@ -5,7 +5,7 @@ import pytest
 from snr_score import GradientMoments, bernoulli_snr, bound, choose_spread, jackknife, moments
 
 from whet.errors import WhetError
-from whet.learn.advantages import rloo
+from whet.learn.losses import rloo
 
 
 def scores(m: int, seed: int = 0, width: int = 3) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_estimates_are_unbiased() -> None:
 
 
 def test_closed_forms_are_means_over_all_groups() -> None:
-    """Of nine rollouts: ||g||^2 over all groups of four, <g, g'> over all disjoint pairs of them."""
+    """For nine rollouts: ||g||^2 over all groups of four, <g, g'> over all disjoint pairs of them."""
     s, r = scores(9), np.array([1, 0, 0, 1, 1, 0, 0, 0, 1.0])
     found = moments(s @ s.T, r)
     groups = [list(g) for g in itertools.combinations(range(9), 4)]

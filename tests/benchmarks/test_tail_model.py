@@ -20,7 +20,7 @@ from tail_model import (
     worked,
 )
 
-from whet.model.load import char_tokenizer
+from whet.model.load import tiny_tokenizer
 
 
 def test_every_worked_line_is_true() -> None:
@@ -37,7 +37,7 @@ def test_every_worked_line_is_true() -> None:
 
 def test_encoding_is_that_of_the_tokenizer() -> None:
     text = question(7, 11, 3) + solution(7, 11, 3, np.random.default_rng(0), 500)
-    assert encode(text).tolist() == char_tokenizer(ALPHABET)(text)["input_ids"]
+    assert encode(text).tolist() == tiny_tokenizer(ALPHABET)(text)["input_ids"]
     assert (CODES[[ord(c) for c in ALPHABET]] > EOS).all()
 
 

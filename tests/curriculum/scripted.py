@@ -11,6 +11,7 @@ import numpy as np
 
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.gate import Admission, Gate
+from whet.curriculum.rho import Posterior
 from whet.curriculum.source import UniformSource
 from whet.types import Batch, Clock, Finish, Group, Request, Rollout, Sampling
 
@@ -69,6 +70,16 @@ def trained(batch: Batch | None) -> list[str]:
 
 def metric(gate: Gate, name: str) -> float:
     return gate.metrics()[f"curriculum/{name}"]
+
+
+def held_tokens(gate: Gate) -> int:
+    """Tokens of all rollouts that the gate still holds."""
+    held = [*gate.book._visits.values(), *gate.book._spare.values()]
+    return sum(visit.tokens for visit in held)
+
+
+def mean_rates(posterior: Posterior, prompt_ids: Sequence[str]) -> np.ndarray:
+    return posterior.mean(posterior.ids.rows(prompt_ids))
 
 
 class Listed(UniformSource):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import sampling_weights
 
-from whet.curriculum.allocation import neyman, sigma_gradient, sigma_of
+from whet.curriculum.allocation import largest_remainder, sigma_gradient, sigma_of
 from whet.errors import WhetError
 
 P = [0.5, 0.1, 0.9, 0.0, 1.0]
@@ -61,36 +61,36 @@ def test_sigma_of_gradients() -> None:
 
 def test_allocation() -> None:
     sigmas = [0.5, 0.433013, 0.433013, 0.3, 0.0]
-    assert neyman(sigmas, 40) == [12, 11, 10, 7, 0]
-    assert neyman(sigmas, 40, minimum=2) == [11, 10, 10, 7, 2]
+    assert largest_remainder(sigmas, 40) == [12, 11, 10, 7, 0]
+    assert largest_remainder(sigmas, 40, minimum=2) == [11, 10, 10, 7, 2]
     assert int(np.round(np.array(sigmas) / sum(sigmas) * 40).sum()) == 39  # what rounding each would lose
-    assert neyman([0.3] * 3, 8) == [3, 3, 2]
-    assert neyman([0.3] * 4, 10) == [3, 3, 2, 2]
-    assert neyman(sigma_of([0.5, 0.25, 0.75, 0.1]).tolist(), 32) == [10, 8, 8, 6]
+    assert largest_remainder([0.3] * 3, 8) == [3, 3, 2]
+    assert largest_remainder([0.3] * 4, 10) == [3, 3, 2, 2]
+    assert largest_remainder(sigma_of([0.5, 0.25, 0.75, 0.1]).tolist(), 32) == [10, 8, 8, 6]
 
 
 def test_allocation_beats_equal_shares() -> None:
     sigmas = np.array([0.5, 0.25, 0.25])
-    sizes = neyman(sigmas.tolist(), 16)
+    sizes = largest_remainder(sigmas.tolist(), 16)
     assert sizes == [8, 4, 4]
     assert (sigmas**2 / sizes).sum() == pytest.approx(0.0625)
     assert (sigmas**2 / (16 / 3)).sum() == pytest.approx(0.0703125)
 
 
 def test_nothing_to_go_by_divides_evenly() -> None:
-    assert neyman([0.0, 0.0, 0.0], 9, minimum=2) == [3, 3, 3]
+    assert largest_remainder([0.0, 0.0, 0.0], 9, minimum=2) == [3, 3, 3]
 
 
 def test_a_budget_below_the_minimum_is_refused() -> None:
     with pytest.raises(WhetError, match="7 rollouts cannot be divided among 4 prompts with at least 2 each"):
-        neyman([0.5] * 4, 7, minimum=2)
+        largest_remainder([0.5] * 4, 7, minimum=2)
 
 
 @given(rates=st.lists(st.floats(0, 1), min_size=1, max_size=20), spare=st.integers(0, 200), minimum=st.integers(0, 5))
 def test_the_sum_is_exact_and_the_minimum_holds(rates: list[float], spare: int, minimum: int) -> None:
     total = minimum * len(rates) + spare
     sigmas = sigma_of(rates).tolist()
-    sizes = neyman(sigmas, total, minimum)
+    sizes = largest_remainder(sigmas, total, minimum)
     assert sum(sizes) == total
     assert min(sizes) >= minimum
     by_sigma = sorted(zip(sigmas, sizes, strict=True))

@@ -64,7 +64,7 @@ def test_exact_fair_and_never_below_the_minimum(shares: list[float], total: int,
     parts = largest_remainder(shares, total, minimum)
     assert sum(parts) == total and min(parts) >= minimum
     order = sorted(range(len(shares)), key=lambda i: (-shares[i], i))
-    assert [parts[i] for i in order] == sorted(parts, reverse=True)  # who has more gets no less
+    assert [parts[i] for i in order] == sorted(parts, reverse=True)  # a larger share gets no less
     if minimum == 0 and any(shares):
         whole = sum(Fraction(share) for share in shares)
         assert all(abs(part - Fraction(share) * total / whole) < 1 for part, share in zip(parts, shares, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, answer_all, answers, asks, at, cut, metric, trained
+from scripted import SAMPLING, answer_all, answers, asks, at, cut, held_tokens, mean_rates, metric, trained
 from test_contract import KNOBS, WORLDS
 
 from whet import config
@@ -52,7 +52,7 @@ def test_the_contract_with_look_ahead_forgetting_and_subsets() -> None:
 
 
 def test_the_contract_while_probing() -> None:
-    """Probes are extra: they wear out no patience, so the suite is told of as many more."""
+    """Probes are extra: they wear out no patience, so the suite allows as many more."""
     for world in ALL_WORLDS:
         source = {"subsets": min(3, world.prompts), "subset_steps": 2}
         batches = check_world(
@@ -107,9 +107,7 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> N
     assert gate.book.next_id == m["accepted"] + m["unjudged_groups"] + m["probed"] + m["cut"] + m["open"]
     assert m["accepted"] == m["trained"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
-    book = gate.state_dict()["book"]
-    held = sum(r["length"] for visit in book["visits"] for r in visit["came"])
-    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.tokens
+    assert m["tokens_kept"] + m["tokens_dropped"] + held_tokens(gate) == run.simulator.tokens
 
 
 def test_work_does_not_grow_with_the_number_of_prompts() -> None:
@@ -163,7 +161,7 @@ def test_every_group_trains_with_equal_weight() -> None:
     assert (metric(gate, "allocation_min"), metric(gate, "allocation_max")) == (4, 4)
 
 
-def test_who_takes_the_place_of_a_dropped_group_gets_its_rollouts() -> None:
+def test_the_successor_of_a_dropped_group_gets_its_rollouts() -> None:
     gate = knowing({"p0": "", "p1": "w" * 8, "p2": "w" * 8, "p3": "w" * 8}, rollouts=4)
     first = gate.plan(at(groups=2))
     assert sum(n for _, n in asks(first)) == 8
@@ -174,7 +172,7 @@ def test_who_takes_the_place_of_a_dropped_group_gets_its_rollouts() -> None:
     assert second.prompt_id not in [request.prompt_id for request in first]
 
 
-def test_who_was_cut_is_asked_again_for_as_many() -> None:
+def test_a_cut_group_is_asked_again_for_as_many() -> None:
     gate = knowing({"p0": "", "p1": "w" * 8, "p2": "rr", "p3": "w" * 20}, rollouts=5)
     first = gate.plan(at(groups=4))
     gate.observe([cut(first[1], 0)])
@@ -235,11 +233,13 @@ def test_a_subset_is_probed_in_slices_before_it_trains() -> None:
     assert {r.phase for r in requests} == {"train"}
     answer_all(gate, requests, ["rw", "rr"])
     assert set(trained(gate.emit(at()))) <= set(probed)
-    assert gate.source.posterior.mean_of([requests[1].prompt_id]) == pytest.approx([4 / 6])  # 1 + 1 + 2 of 2 + 2 + 2
+    assert mean_rates(gate.source.posterior, [requests[1].prompt_id]) == pytest.approx(
+        [4 / 6]
+    )  # 1 + 1 + 2 of 2 + 2 + 2
     again = gate.plan(at(step=1))  # the other subset: counts are forgotten, probing begins anew
     assert {r.phase for r in again} == {"probe"}
     assert not {r.prompt_id for r in again} & set(probed)
-    assert gate.source.posterior.mean_of(ids).tolist() == [0.5] * 10
+    assert mean_rates(gate.source.posterior, ids).tolist() == [0.5] * 10
 
 
 def test_the_step_within_a_subset_survives_a_resume() -> None:
@@ -300,7 +300,7 @@ def test_what_was_screened_counts_in_the_division() -> None:
 
 
 def test_sigma_is_of_the_probe_where_there_was_one() -> None:
-    """Of four, p0 was probed right twice (p = 1/2), p1 never (p = 1/6); what trains later changes the draw alone."""
+    """p0 was probed right twice (p = 1/2), p1 never (p = 1/6); what trains later changes the draw alone."""
     gate = make(IDS, 0, probe=4, rollouts=4)
     probed: dict[str, str] = {"p0": "rrww"}
     while (requests := gate.plan(at()))[0].phase == "probe":
@@ -309,7 +309,7 @@ def test_sigma_is_of_the_probe_where_there_was_one() -> None:
     assert gate.sigmas(["p0", "p1"]) == expected
     late = [replace(r, phase="train") for r in group("p1", "rrrr").rollouts]
     gate.source.observe(late)
-    assert gate.source.posterior.mean_of(["p1"]) == pytest.approx([0.5])
+    assert mean_rates(gate.source.posterior, ["p1"]) == pytest.approx([0.5])
     assert gate.sigmas(["p0", "p1"]) == expected
     again = make(IDS, 0, probe=4, rollouts=4)
     again.load_state_dict(json.loads(json.dumps(gate.state_dict())))
@@ -317,8 +317,8 @@ def test_sigma_is_of_the_probe_where_there_was_one() -> None:
 
 
 def test_a_subset_begins_with_a_new_reference_and_optimiser() -> None:
-    settings = config.Curriculum(
-        name="cures", groups=2, rollouts=2, cures=config.Cures(subsets=2, subset_steps=3, probe=0)
+    settings = config.CurriculumSettings(
+        name="cures", groups=2, rollouts=2, cures=config.CuresSettings(subsets=2, subset_steps=3, probe=0)
     )
 
     def build() -> Any:

@@ -80,14 +80,14 @@ def test_only_groups_with_signal_train(slots: int | None) -> None:
 
 def test_a_source_hears_of_long_responses_as_often_as_they_are_written() -> None:
     """Where an update cuts what runs: what is asked in reserve is finished if it is short, and cut if it is long."""
-    heard: list[float] = []
+    seen: list[float] = []
 
     class Listening(UniformSource):
         def observe(self, rollouts: Sequence[Rollout]) -> None:
-            heard.extend(r.length / r.sampling.max_tokens for r in rollouts)
+            seen.extend(r.length / r.sampling.max_tokens for r in rollouts)
 
     def build(ids: Sequence[str], seed: int) -> Dapo:
         return Dapo(Listening(ids, seed), sampling=SAMPLING, rollouts=6, max_age=1)
 
     _, policy = measure_lengths(build, replace(LONG_RUN, pass_rates=(0.2, 0.8), slots=64, cut=1.0))
-    assert sum(heard) / len(heard) == pytest.approx(policy, rel=0.02)  # it was 12% less
+    assert sum(seen) / len(seen) == pytest.approx(policy, rel=0.02)  # it was 12% less

@@ -104,7 +104,7 @@ def test_a_prompt_asked_again_keeps_its_place_in_line() -> None:
     a, b, c, d = gate.plan(at(free=100))
     answer_all(gate, [a, b, d], ["rw", "rw", "rw"])
     assert trained(gate.emit(at())) == ["A", "B"]
-    e, f = gate.plan(at(step=1, free=100))  # asked before anybody heard that C was cut
+    e, f = gate.plan(at(step=1, free=100))  # asked before the cut of C is known
     gate.observe([cut(c, 0)])
     (again,) = gate.plan(at(step=1, free=100))
     assert (again.prompt_id, again.group_id) == ("C", 6)
@@ -324,23 +324,23 @@ def test_where_an_update_cuts_nothing_that_was_begun_before_it_is_kept() -> None
 
 def test_where_an_update_cuts_a_group_counts_once_the_batch_cannot_do_without_it() -> None:
     """The verdict on C, and what the source hears of it, wait until A or B is rejected: an update could still cut D."""
-    heard: list[str] = []
+    seen: list[str] = []
 
     class Listening(Listed):
         def observe(self, rollouts: Any) -> None:
-            heard.extend(r.prompt_id for r in rollouts)
+            seen.extend(r.prompt_id for r in rollouts)
 
     gate, now = Dapo(Listening("ABCDE"), sampling=SAMPLING, rollouts=2), at(free=100, cut=True)
     assert gate.emit(now) is None
     a, b, c, _ = gate.plan(now)
     gate.observe([*answers(c, "ww"), *answers(b, "rw")])
-    assert heard == ["B", "B"] and metric(gate, "rejected_hard") == 0
+    assert seen == ["B", "B"] and metric(gate, "rejected_hard") == 0
     copy = Dapo(Listening("ABCDE"), sampling=SAMPLING, rollouts=2)
     copy.load_state_dict(json.loads(json.dumps(gate.state_dict())))
     gate.observe(answers(a, "rr"))
-    assert heard == [*"BBAACC"] and (metric(gate, "rejected_easy"), metric(gate, "rejected_hard")) == (1, 1)
+    assert seen == [*"BBAACC"] and (metric(gate, "rejected_easy"), metric(gate, "rejected_hard")) == (1, 1)
     copy.observe(answers(a, "rr"))
-    assert heard == [*"BBAACCAACC"] and copy.metrics() == gate.metrics()
+    assert seen == [*"BBAACCAACC"] and copy.metrics() == gate.metrics()
 
 
 # State
@@ -356,13 +356,13 @@ def test_a_state_is_json_and_reads_back_equal() -> None:
 
 
 def test_a_source_hears_of_every_judged_rollout_also_of_dropped_groups() -> None:
-    heard = []
+    seen = []
 
     class Listening(Listed):
         def observe(self, rollouts: Any) -> None:
-            heard.extend(r.key for r in rollouts)
+            seen.extend(r.key for r in rollouts)
 
     gate = Dapo(Listening("ABCD"), sampling=SAMPLING, rollouts=2, max_age=1)
     a, b, c, _ = gate.plan(at())
     gate.observe([*answers(a, "ww"), answers(b, "ru")[1], cut(c, 0), *answers(c, "rw")[1:]])
-    assert heard == [(0, 0), (0, 1), (2, 1)]
+    assert seen == [(0, 0), (0, 1), (2, 1)]

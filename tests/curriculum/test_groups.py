@@ -95,7 +95,7 @@ def test_expiry_takes_out_ready_groups_alone() -> None:
     assert [v.prompt_id for v in book.expire(3)] == ["d"]
 
 
-def test_spare_groups_stand_in_nobodys_way() -> None:
+def test_spare_groups_leave_the_line() -> None:
     book = GroupBook()
     a, b, c, d = ask(book, *"abcd", n=4)
     for request, letters in ((a, "wwww"), (b, "rwww"), (c, "rrww"), (d, "rrrr")):
@@ -103,13 +103,13 @@ def test_spare_groups_stand_in_nobodys_way() -> None:
             book.add(r)
     for request in (d, c, b, a):
         book.set_aside(request.group_id)
-    assert (len(book), book.open, book.spare, book.holds()) == (0, 0, 4, {0, 1, 2, 3})
+    assert (len(book), book.open, len(book.best_spare()), book.holds()) == (0, 0, 4, {0, 1, 2, 3})
     assert [g.prompt_id for g in book.best_spare()] == ["c", "b", "a", "d"]
     book.remove(c.group_id)
     assert [g.prompt_id for g in book.best_spare()] == ["b", "a", "d"]
 
 
-def test_a_rollout_nobody_asked_for_or_that_comes_twice_is_our_own_mistake() -> None:
+def test_a_rollout_that_was_not_asked_for_or_comes_twice_is_our_own_mistake() -> None:
     book = GroupBook()
     (request,) = ask(book, "a")
     book.add(rollout(request, 0, "r"))
@@ -133,6 +133,6 @@ def test_a_saved_book_reads_back_equal() -> None:
     ask(copy, "x", "y")  # whatever it held before is gone
     copy.load_state_dict(json.loads(text))
     assert json.dumps(copy.state_dict()) == text
-    assert (copy.next_id, copy.open, copy.ready, copy.spare) == (book.next_id, book.open, book.ready, book.spare)
+    assert (copy.next_id, copy.open, copy.ready) == (book.next_id, book.open, book.ready)
     assert copy.waiting() == book.waiting() and copy.best_spare() == book.best_spare()
     assert [v.prompt_id for v in copy.expire(5)] == ["b"]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.ids import Ids, Part
+from whet.curriculum.source import Ids
 from whet.errors import WhetError
 
 ABC = list("abcdefgh")
@@ -29,17 +29,17 @@ def test_a_part_is_a_list_of_its_own_also_of_a_part(first: set[int], second: set
 def test_all_rows_are_the_ids_themselves() -> None:
     ids = Ids(ABC)
     assert ids.some(np.arange(8)) is ids and Ids.of(ids) is ids and ids[:] is ids
-    assert isinstance(ids[2:4], Part) and list(ids[2:4]) == ["c", "d"]
+    assert isinstance(ids[2:4], Ids) and list(ids[2:4]) == ["c", "d"]
 
 
 def test_a_fingerprint_is_of_the_ids_their_order_and_of_what_they_are_part_of() -> None:
     ids, rows = Ids(ABC), np.array([1, 3])
-    ids.check(Ids(tuple(ABC)).fingerprint)
-    ids.some(rows).check(Ids(ABC).some(rows).fingerprint)
+    ids.load_state_dict(Ids(tuple(ABC)).state_dict())
+    ids.some(rows).load_state_dict(Ids(ABC).some(rows).state_dict())
     others = [Ids(ABC[::-1]), Ids(ABC[:-1]), ids.some(rows), Ids(ABC[:-1]).some(rows), ids.some(np.array([1, 4]))]
-    assert len({ids.fingerprint, *(other.fingerprint for other in others)}) == 6
+    assert len({ids.state_dict(), *(other.state_dict() for other in others)}) == 6
     with pytest.raises(WhetError, match="other prompts than the 8 given now"):
-        ids.check(others[0].fingerprint)
+        ids.load_state_dict(others[0].state_dict())
 
 
 def test_no_ids_and_repeated_ids_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Several curricula side by side: shares, ids, who waits for whom, and the contract for mixtures of all kinds."""
+"""Several curricula side by side: shares, ids, which part waits, and the contract for mixtures of all kinds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from scripted import SAMPLING, Listed, Once, answers, asks, at, metric
 
 from whet import config
-from whet.curriculum.base import Curriculum
+from whet.curriculum.base import Curriculum, from_json, to_json
 from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
-from whet.curriculum.mixture import Member, Mixture, batch_from_json, batch_to_json, join, next_groups
+from whet.curriculum.mixture import Member, Mixture, join, next_groups
 from whet.curriculum.neighbours import Reset
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages
@@ -55,7 +55,7 @@ def built(ids: Sequence[str], seed: int, own: Sequence[Mapping[str, Any]], **com
         levels=[i % 5 for i in range(len(ids))],
         tasks=["t"] * len(ids),
     )
-    base = config.Curriculum.model_validate({"rollouts": 6, "groups": 4, **common})
+    base = config.CurriculumSettings.model_validate({"rollouts": 6, "groups": 4, **common})
     return build_curriculum(base, facts=facts, sampling=SAMPLING, seed=seed)
 
 
@@ -76,7 +76,7 @@ def test_shares_of_one_and_five_sixths_over_updates_of_three() -> None:
     weights=st.lists(st.integers(1, 1000), min_size=1, max_size=6),
     groups=st.lists(st.integers(1, 40), min_size=1, max_size=40),
 )
-def test_nobody_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
+def test_no_part_is_a_group_ahead_and_all_is_given(weights: list[int], groups: list[int]) -> None:
     shares = [weight / sum(weights) for weight in weights]
     given_ = [0] * len(shares)
     for count in groups:
@@ -183,20 +183,20 @@ def test_starvation_is_the_part_s_own_and_says_which() -> None:
         run("raise")
 
 
-def test_signals_go_to_whose_they_are() -> None:
-    heard: list[dict[Any, Any]] = []
+def test_signals_go_to_their_part() -> None:
+    seen: list[dict[Any, Any]] = []
 
     class Listens(Uniform):
         needs = frozenset({"score"})
 
         def updated(self, clock: Any, report: Report) -> None:
-            heard.append(dict(report.signals))
+            seen.append(dict(report.signals))
 
     parts = [Listens(Listed(list(letters)), sampling=SAMPLING, rollouts=2) for letters in ("AB", "CD")]
     mixed = mixture(uniform("EF"), *parts)
     assert mixed.needs == {"score"}
     mixed.updated(at(step=1, groups=3), Report(metrics={}, signals={(7, 0): {"score": 1.0}, (5, 1): {"score": 2.0}}))
-    assert heard == [{(2, 0): {"score": 1.0}}, {(1, 1): {"score": 2.0}}]
+    assert seen == [{(2, 0): {"score": 1.0}}, {(1, 1): {"score": 2.0}}]
 
 
 def test_join_rescales_weights_and_keeps_flags() -> None:
@@ -205,7 +205,7 @@ def test_join_rescales_weights_and_keeps_flags() -> None:
     batch = join([Batch(groups=(group, group), stage=1), Batch(groups=tuple(weighed), reset_reference=True)])
     assert [g.weight for g in batch.groups] == [None, None, 0.125, 0.375]
     assert batch.reset_reference and not batch.reset_optimizer and batch.stage == 1
-    assert batch_from_json(json.loads(json.dumps(batch_to_json(batch)))) == batch
+    assert from_json(json.loads(json.dumps(to_json(batch)))) == batch
     with pytest.raises(AssertionError, match="different coefficients"):
         join([Batch(groups=(), kl_coef=0.1), Batch(groups=())])
 
@@ -290,7 +290,7 @@ def test_totals_are_those_of_all_parts() -> None:
     assert m["trained"] == 24 and m["prompts"] == 24
     assert m["screened"] == m["speed/screened"] + m["speed_2/screened"] > 0
     assert min(m[f"{p}/signal_share"] for p in names) <= m["signal_share"] <= max(m[f"{p}/signal_share"] for p in names)
-    assert "stage" not in m and "qualified_share" not in m  # of one part only
+    assert "stage" not in m and "qualified_share" not in m  # these belong to one part only
 
 
 def test_equal_wishes_share_a_curriculum() -> None:
@@ -309,7 +309,7 @@ def test_equal_wishes_share_a_curriculum() -> None:
 
 def test_a_weight_means_the_same_with_a_curriculum_of_its_own() -> None:
     facts = Facts(ids=list("ABCDEF"), entries=[(4, 1.0), (2, 3.0)], settings=[{}, {"name": "dapo"}])
-    mixed = build_curriculum(config.Curriculum(), facts=facts, sampling=SAMPLING, seed=0)
+    mixed = build_curriculum(config.CurriculumSettings(), facts=facts, sampling=SAMPLING, seed=0)
     assert isinstance(mixed, Mixture) and [m.share for m in mixed.parts] == [0.4, 0.6]
     assert mixed.parts[0].curriculum.source.seed != mixed.parts[1].curriculum.source.seed  # type: ignore[attr-defined]
 
@@ -331,7 +331,7 @@ def test_what_an_update_has_once_is_refused() -> None:
         built(ids, 0, [{}, {"name": "dapo"}], tokens=100)
     facts = Facts(ids=ids, entries=[(8, 1.0), (0, 1.0)], settings=[{}, {"name": "dapo"}])
     with pytest.raises(WhetError, match=r"data\.1 has a curriculum of its own, but none of its prompts is left"):
-        build_curriculum(config.Curriculum(), facts=facts, sampling=SAMPLING, seed=0)
+        build_curriculum(config.CurriculumSettings(), facts=facts, sampling=SAMPLING, seed=0)
 
 
 def test_requests_keep_what_they_ask() -> None:

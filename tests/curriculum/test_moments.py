@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_no_evidence(bad: float) -> None:
     assert moments.of(np.array([0])) == pytest.approx(np.array([[35 / 3, 35 / 3, 0]]))
 
 
-def test_resumes_exactly_and_keeps_only_who_was_visited() -> None:
+def test_resumes_exactly_and_keeps_only_visited_prompts() -> None:
     rng = np.random.default_rng(1)
     moments, other = Moments(1000), Moments(1000)
     for step in range(5):

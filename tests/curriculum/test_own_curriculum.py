@@ -9,7 +9,7 @@ import pytest
 from scripted import SAMPLING, at
 
 from whet import config
-from whet.curriculum.build import Facts, build_curriculum, check_curriculum
+from whet.curriculum.build import Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Gate
 from whet.curriculum.mixture import Mixture
 from whet.curriculum.stages import Stages
@@ -55,7 +55,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(name: str, facts: Facts | None = None, **settings: Any) -> Any:
-    table = config.Curriculum.model_validate({"name": name, "rollouts": 4, "max_age": 1, **settings})
+    table = config.CurriculumSettings.model_validate({"name": name, "rollouts": 4, "max_age": 1, **settings})
     facts = facts or Facts(ids=[f"p{i}" for i in range(20)], characters=range(20))
     return build_curriculum(table, facts=facts, sampling=SAMPLING, seed=3)
 
@@ -100,4 +100,4 @@ def test_in_a_mixture_its_metrics_have_the_name_of_the_class() -> None:
 )
 def test_what_cannot_be_a_curriculum_is_refused_with_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(WhetError, match=sentence):
-        check_curriculum(name)
+        find_plan(name)

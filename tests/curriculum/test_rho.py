@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, answers, at, sampling_weights
+from scripted import SAMPLING, answers, at, mean_rates, sampling_weights
 
 from whet.curriculum.gate import Dapo
 from whet.curriculum.rho import CuresSource
@@ -57,7 +57,7 @@ def test_data_weights_multiply_rho() -> None:
     assert shares == pytest.approx([5 / 14] * 2 + [1 / 14] * 4, abs=0.033)
 
 
-def test_a_step_draws_nobody_twice() -> None:
+def test_a_step_draws_no_prompt_twice() -> None:
     source = CuresSource(IDS, 0)
     assert sorted(source.pick(2, at()) + source.pick(3, at()) + source.pick(1, at())) == IDS
     assert len(set(source.pick(6, at(step=1)))) == 6
@@ -128,9 +128,9 @@ def test_subsets_are_disjoint_last_their_steps_and_forget() -> None:
         assert source.metrics()["curriculum/subset"] == step // 2
     assert drawn[0::2] == drawn[1::2]
     assert sorted(drawn[0] + drawn[2] + drawn[4]) == IDS
-    assert source.posterior.mean_of(drawn[4]) == pytest.approx([5 / 6] * 2)  # of two steps, not six
+    assert mean_rates(source.posterior, drawn[4]) == pytest.approx([5 / 6] * 2)  # of two steps, not six
     assert sorted(source.pick(2, at(step=6))) == drawn[0]  # round again
-    assert source.posterior.mean_of(IDS).tolist() == [0.5] * 6
+    assert mean_rates(source.posterior, IDS).tolist() == [0.5] * 6
 
 
 def test_impossible_subsets_are_refused() -> None:
@@ -194,13 +194,13 @@ class Halves:
         self.version, self.used, self.seen = state["version"], state["used"], state["seen"]
 
 
-def test_a_pool_says_who_may_be_drawn_and_the_counts_stay() -> None:
+def test_a_pool_says_what_may_be_drawn_and_the_counts_stay() -> None:
     source = CuresSource(IDS, 0, pool=Halves(IDS))
     assert sorted(source.pick(2, at()) + source.pick(1, at())) == IDS[0::2]
     tell(source, {"p0": "rr"})
     assert sorted(source.pick(3, at())) == IDS[1::2]
     assert sorted(source.pick(3, at(step=1))) == IDS[0::2]
-    assert source.posterior.mean_of(["p0"]) == pytest.approx([0.75])
+    assert mean_rates(source.posterior, ["p0"]) == pytest.approx([0.75])
     assert source.metrics()["curriculum/halves"] == 2.0
 
 
@@ -273,9 +273,9 @@ def test_of_many_prompts_fading_weights_take_turns(monkeypatch: pytest.MonkeyPat
         again = make()
         again.load_state_dict(json.loads(json.dumps(source.state_dict())))
         assert again._tree.weights.tolist() == weights.tolist()
-        assert again.posterior.mean_of(["p3"]) == pytest.approx([(1 + 4 / 2**step) / (2 + 4 / 2**step)])
+        assert mean_rates(again.posterior, ["p3"]) == pytest.approx([(1 + 4 / 2**step) / (2 + 4 / 2**step)])
     tell(source, {"p0": "wwww"})  # a verdict is seen at once
-    assert source.posterior.mean_of(["p0"])[0] < 0.2 and source._tree.weights[0] < source._tree.weights[1]
+    assert mean_rates(source.posterior, ["p0"])[0] < 0.2 and source._tree.weights[0] < source._tree.weights[1]
 
 
 def test_where_few_are_solved_one_that_was_comes_before_those_never_met() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.curriculum.speed import accept_probability, implicit_weight, predicted_acceptance
-from whet.learn.advantages import rloo
+from whet.learn.losses import rloo
 
 SIZES = st.tuples(st.integers(2, 8), st.integers(1, 20))
 

@@ -48,7 +48,6 @@ SETTINGS: dict[str, st.SearchStrategy[Any]] = {
     "solved": st.sampled_from([0.0, 0.0, 0.5]),
     "tokens": st.sampled_from([0, 0, 1, 40]),
     "reset_every": st.integers(0, 2),
-    "reset_plateau": st.integers(0, 2),
     "speed": st.fixed_dictionaries(
         {
             "n_init": st.integers(2, 3),
@@ -97,7 +96,7 @@ def built(ids: Sequence[str], seed: int, **chosen: Any) -> Curriculum:
         levels=[i % 5 if i % 3 else None for i in range(len(ids))],
         tasks=["t"] * len(ids),
     )
-    section = config.Curriculum.model_validate(chosen)
+    section = config.CurriculumSettings.model_validate(chosen)
     return build_curriculum(section, facts=facts, sampling=SAMPLING, seed=seed)
 
 
@@ -110,7 +109,7 @@ def test_no_setting_starves_silently_loops_or_gives_nan(
     if name == "cures" and "cures" not in chosen["source"]:
         chosen["source"] = ""
     if any(stage["by"] == "responses" for stage in chosen["stages"]):
-        chosen["cures"]["subsets"] = 1  # nobody knows how many prompts such a stage will have
+        chosen["cures"]["subsets"] = 1  # the number of prompts of such a stage is not known
     try:
         built(world.ids, world.seed, name=name, **chosen)
     except WhetError:  # subsets of a moving set, a stage without prompts, ...: refused with a sentence
@@ -141,7 +140,7 @@ def test_no_setting_starves_silently_loops_or_gives_nan(
 @pytest.mark.parametrize(("rate", "advice"), [(0.0, "take easier prompts"), (1.0, "take harder prompts")])
 @pytest.mark.parametrize("starvation", ["raise", "partial", "relax"])
 def test_all_solved_or_none(name: str, rate: float, advice: str, starvation: str) -> None:
-    """Who filters starves, with a sentence that names what to turn, or relaxes; who does not trains on."""
+    """A filter starves, with a sentence that names what to turn, or relaxes; other gates train on."""
     world = World(prompts=60, pass_rates=(rate,), updates=3)
     chosen = {"name": name, "rollouts": 6, "max_age": 1, "patience": 3, "starvation": starvation}
     run = play(lambda ids, seed: built(ids, seed, **chosen), world, epochs=False, patience=3)
@@ -217,7 +216,7 @@ def test_rewards_outside_0_to_1_change_no_plan(name: str) -> None:
 )
 def test_settings_out_of_bounds(chosen: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValidationError, match=sentence):
-        config.Curriculum.model_validate(chosen)
+        config.CurriculumSettings.model_validate(chosen)
 
 
 @pytest.mark.parametrize(

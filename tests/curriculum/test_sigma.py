@@ -31,7 +31,7 @@ IDS = [f"p{i}" for i in range(4)]
 def build(ids: Sequence[str], seed: int = 0, sigma: str = "gradient", cures: Any = (), **sets: Any) -> Curriculum:
     chosen = {"name": "cures", "rollouts": 6, "cures": {"sigma": sigma, **dict(cures)}, **sets}
     facts = Facts(ids=ids, characters=[i % 7 for i in range(len(ids))], tasks=["t"] * len(ids))
-    return build_curriculum(config.Curriculum.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed)
+    return build_curriculum(config.CurriculumSettings.model_validate(chosen), facts=facts, sampling=SAMPLING, seed=seed)
 
 
 def cures(ids: Sequence[str] = IDS, source: dict[str, Any] | None = None, **knobs: Any) -> Scored:
@@ -62,6 +62,7 @@ def one_update(curriculum: Curriculum, large: str) -> dict[str, int]:
 # The contract
 
 
+@pytest.mark.slow
 def test_the_contract() -> None:
     check_contract(lambda ids, seed: build(ids, seed), epochs=False, rollouts=6, max_age=0)
     for world in ALL_WORLDS[1:4]:
@@ -140,7 +141,7 @@ def test_verdicts_part_the_scores_and_missing_ones_are_passed_over() -> None:
     curriculum.emit(at(groups=1))
     g = request.group_id
     curriculum.updated(at(step=1, groups=1), report({(g, 0): [3.0], (g, 1): [1.0], (g, 2): [50.0], (g + 9, 0): [70.0]}))
-    rows = curriculum.sigmas.source.posterior.rows([request.prompt_id])
+    rows = curriculum.sigmas.source.posterior.ids.rows([request.prompt_id])
     assert curriculum.sigmas.moments.of(rows).tolist() == [[9, 1, 0]]
     curriculum.updated(at(step=2, groups=1), report({(g, 0): [90.0]}))  # of no batch
     assert curriculum.sigmas.moments.of(rows).tolist() == [[9, 1, 0]]

@@ -13,7 +13,7 @@ def requests(count: int, n: int = 4) -> list[Request]:
 
 def drain(simulator: Simulator) -> list[Rollout]:
     done = []
-    while not simulator.idle:
+    while simulator._running or simulator._cut:
         done += simulator.collect()
     return done
 

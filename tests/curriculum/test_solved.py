@@ -54,15 +54,15 @@ def test_nine_of_ten_is_solved() -> None:
     assert source.metrics()["curriculum/skipped_solved"] == 3  # A, C, A
 
 
-def test_who_gets_worse_comes_back() -> None:
+def test_a_prompt_that_gets_worse_comes_back() -> None:
     source = Unsolved(Listed("AB"), prompts=2)
     seen(source, "A", "rrrr")
     assert source.pick(1, at()) == ["B"]
-    seen(source, "A", "w")  # of a group that was still on its way
+    seen(source, "A", "w")  # from a group that was still on its way
     assert source.pick(1, at()) == ["A"]
 
 
-def test_who_got_no_verdict_is_asked_again_even_if_solved() -> None:
+def test_a_prompt_without_verdict_is_asked_again_even_if_solved() -> None:
     source = Unsolved(Listed("AB"), prompts=2)
     seen(source, "A", "rrrr")
     source.give_back(["A"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import SAMPLING, Listed, Once, answer_all, answers, asks, at, cut, metric, trained
+from scripted import SAMPLING, Listed, Once, answer_all, answers, asks, at, cut, held_tokens, metric, trained
 
 from whet.curriculum.allocation import largest_remainder
 from whet.curriculum.gate import Dapo
@@ -42,12 +42,12 @@ def by_variance(groups: Sequence[Group], total: int) -> list[int]:
 # The contract
 
 
-@pytest.mark.parametrize("max_age", [0, 1, 3])
+@pytest.mark.parametrize("max_age", [0, *(pytest.param(age, marks=pytest.mark.slow) for age in (1, 3))])
 def test_the_contract(max_age: int) -> None:
     check_contract(lambda ids, seed: make(ids, seed, max_age=max_age), rollouts=6, max_age=max_age)
 
 
-@pytest.mark.parametrize("max_age", [0, 2])
+@pytest.mark.parametrize("max_age", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_contract_where_the_screening_does_not_train(max_age: int) -> None:
     def gate_only(ids: Sequence[str], seed: int) -> Speed:
         return make(ids, seed, max_age=max_age, use_screening=False)
@@ -117,9 +117,8 @@ def test_the_books_balance(world: World, knobs: dict[str, Any], save_share: floa
     assert m["accepted"] == m["trained"] - m["relaxed"] + m["expired"] + m["ready"]
     assert m["reasked"] == m["cut"] + m["expired"]
     assert m["accepted"] <= m["qualified"] <= m["screened"] <= m["asked"]
-    book = run.curriculum.state_dict()["book"]
-    held = sum(r["length"] for visit in book["visits"] + book["spare"] for r in visit["came"])
-    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.tokens
+    held = held_tokens(run.curriculum)  # type: ignore[arg-type]
+    assert m["tokens_kept"] + m["tokens_dropped"] + held == run.simulator.tokens
 
 
 # The algorithm, call by call
@@ -317,16 +316,16 @@ def test_gate_only_trains_on_the_continuation() -> None:
 
 
 def test_a_budget_is_divided_among_those_continued_together() -> None:
-    told: list[tuple[list[float], int]] = []
+    calls: list[tuple[list[float], int]] = []
 
     def allocate(groups: Sequence[Group], total: int) -> list[int]:
-        told.append(([group.pass_rate for group in groups], total))
+        calls.append(([group.pass_rate for group in groups], total))
         return by_variance(groups, total)
 
     gate = speed(n_init=4, n_cont=8, allocate=allocate)
     answer_all(gate, gate.plan(at()), ["rrww", "rwww", "wwww", "wwww"])
     second = [r for r in gate.plan(at()) if r.phase == "continue"]
-    assert told == [([0.5, 0.25], 16)]
+    assert calls == [([0.5, 0.25], 16)]
     assert asks(second) == [("A", 9), ("B", 7)]  # 0.5 to 0.433
 
 

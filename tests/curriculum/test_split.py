@@ -15,7 +15,7 @@ def test_up_to_the_floor_of_the_mean_is_short() -> None:
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=30))
-def test_somebody_is_short_and_who_is_short_is_shorter(lengths: list[int]) -> None:
+def test_some_are_short_and_these_are_shorter(lengths: list[int]) -> None:
     short = short_by_characters(np.array(lengths))
     assert short.any()
     if not short.all():

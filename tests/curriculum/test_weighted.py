@@ -28,7 +28,7 @@ def test_draws_follow_the_weights_without_replacement() -> None:
         assert counts[a, b] / 20_000 == pytest.approx(expected, abs=0.011)  # three standard deviations
 
 
-def test_nobody_is_drawn_twice_and_nobody_without_weight() -> None:
+def test_no_row_is_drawn_twice_and_none_without_weight() -> None:
     rows = filled([1.0, 0.0, 1e-300, 1e200, 0.0])
     assert rows.draw(9, np.random.default_rng(1)).tolist() == [3, 0, 2]
     assert rows.total == 0.0

@@ -6,24 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from whet.draft.base import RowView
+from whet.draft.base import Drafter, RowView
 
 
-class Empty:
+class Empty(Drafter):
     """Never has an idea; the base of the others."""
 
     name = "empty"
-
-    def begin(self, row: RowView) -> None: ...
-
-    def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
-
-    def finish(self, row: RowView) -> None: ...
-
-    def updated(self, version: int) -> None: ...
-
-    def forget(self) -> None: ...
 
 
 class Random(Empty):

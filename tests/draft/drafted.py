@@ -52,7 +52,7 @@ def filled(model: Any, lengths: tuple[int, ...] = (9, 5, 17, 12), prompt: int = 
 
 def attach_slots(head: EagleHead, slots: int, context: int) -> None:
     """Pages of its own, each a whole row, for use apart from an engine: the table of row i is [i]."""
-    size = (slots + 1, head.shape.kv_heads, context, head.shape.dim)
+    size = (slots + 1, head.target.kv_heads, context, head.target.dim)
     keys, values = (torch.zeros(size, dtype=head.dtype, device=head.fc.device) for _ in range(2))
     head.attach(keys, values, context)
 

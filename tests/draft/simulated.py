@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
-from whet.draft.base import OFF, Chooser, DraftArm
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 
 
 class World:
@@ -26,7 +28,7 @@ class World:
 
 
 class Stepped(World):
-    """Rows are padded to powers of two, a forward gets dear beyond 200 tokens, suffix drafts cost 0.3 ms."""
+    """Rows are padded to powers of two, a forward is expensive beyond 200 tokens, suffix drafts cost 0.3 ms."""
 
     def seconds(self, arm: DraftArm, batch: int) -> float:
         tokens = (1 << max(0, batch - 1).bit_length()) * arm.tokens
@@ -35,29 +37,28 @@ class Stepped(World):
         return seconds * float(self.rng.uniform(0.9, 1.1))
 
 
-class Fixed:
+class Fixed(Chooser):
     """One arm, always; OFF where it is not served."""
 
     def __init__(self, arm: DraftArm, batch: int = 10**9) -> None:
+        super().__init__()
         self.arm, self.most = arm, batch
 
-    def choose(self, batch: int, kv_bytes: float = 0.0) -> DraftArm:
+    def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arm if batch <= self.most else OFF
-
-    def record(self, *_: object, **__: object) -> None: ...
 
 
 def lengths(rows: int = 128, seed: int = 0) -> np.ndarray:
     return np.minimum(np.random.default_rng(seed).lognormal(5.5, 1.0, rows), 4000).astype(int) + 1
 
 
-def write(chooser: Chooser | Fixed, world: World, length: np.ndarray) -> tuple[float, list[DraftArm]]:
+def write(chooser: Chooser, world: World, length: np.ndarray) -> tuple[float, list[DraftArm]]:
     """Seconds until all rows are written, and the arms chosen."""
     left, total, arms = length.copy(), 0.0, []
     while left.size:
         arm = chooser.choose(left.size, 2**20 * left.size)
         seconds, accepted = world.seconds(arm, left.size), world.accepted(arm, left.size)
-        chooser.record(arm, left.size, seconds, accepted=accepted, kv_bytes=2**20 * left.size)
+        chooser.record(StepReport(arm, left.size, seconds, accepted=accepted, kv_bytes=2**20 * left.size))
         total += seconds
         arms.append(arm)
         left = left - 1 - accepted

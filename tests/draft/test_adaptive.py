@@ -44,7 +44,7 @@ def test_the_words_are_the_most_frequent_of_the_rollouts_and_are_proposed_alone(
     rows = made.live.target.head.weight[made.live.draft_ids]
     assert torch.equal(made.live.draft_head.weight, rows), "the head's rows came along"
     assert made.trainer.head.draft_ids is made.live.draft_ids, "lessons are about the same words"
-    proposed = made.live.choose(torch.randn(50, made.live.shape.hidden, dtype=made.live.dtype))
+    proposed = made.live.choose(torch.randn(50, made.live.target.hidden, dtype=made.live.dtype))
     assert set(proposed.tolist()) <= set(chosen)
 
 
@@ -63,7 +63,7 @@ def test_they_last_for_some_lessons(few: None, monkeypatch: pytest.MonkeyPatch) 
 def test_all_words_where_there_are_few_and_where_nothing_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drafter().live.draft_ids is None, f"{VOCABULARY} are no more than {adaptive.WORDS}"
     monkeypatch.setattr(adaptive, "WORDS", WORDS)
-    assert drafter(share=0.0).live.draft_ids is None, "nobody would choose them"
+    assert drafter(share=0.0).live.draft_ids is None, "there is no lesson that would choose them"
 
 
 def test_rollouts_are_wanted_as_long_as_there_are_lessons() -> None:
@@ -83,7 +83,7 @@ def test_a_checkpoint_has_them(few: None) -> None:
     assert torch.equal(other.live.draft_ids, made.live.draft_ids) and other.lessons == 1
     assert torch.equal(other.live.draft_head.weight, made.live.draft_head.weight)
     del tensors["words"]
-    drafter().load(tensors, made.state_dict())  # of an older checkpoint: chosen at the next lesson
+    drafter().load(tensors, made.state_dict())  # an older checkpoint: they are chosen at the next lesson
 
 
 def test_a_run_with_few_words_is_the_run_without(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.controller import Ages, Controller, age_of
 from whet.draft.speculation import DEPTHS, serves
 
@@ -50,7 +50,7 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         seconds = sum(world.seconds(arm, batch) for _ in range(BURST))
         if chooser:
             found = np.concatenate(accepted) if accepted else None
-            chooser.record(arm, batch, seconds, steps=BURST, accepted=found, kv_bytes=kv)
+            chooser.record(StepReport(arm, batch, seconds, steps=BURST, accepted=found, kv_bytes=kv))
         gained = BURST + np.sum(accepted, 0)
         total, written, left = total + seconds, written + float(np.mean(gained)), left - gained
         left = left[left > 0]
@@ -64,7 +64,7 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
         pytest.param(lambda grown: 0.1 + 0.6 * (grown > 0.8), 0.12, id="is good late"),
         pytest.param(lambda grown: 0.1, 0.62, id="stays poor"),
         pytest.param(lambda grown: 0.75, 0.62, id="is good at once"),
-        pytest.param(lambda grown: 0.1, 0.12, id="nobody is any good"),
+        pytest.param(lambda grown: 0.1, 0.12, id="none is any good"),
     ],
 )
 def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], float], eagle: float) -> None:
@@ -77,15 +77,15 @@ def test_the_controller_keeps_up_with_the_best_arm(suffix: Callable[[float], flo
             seconds.append(write(controller, Growing(suffix, eagle, 10 * seed + visit)))
             controller.updated()
         assert best / np.mean(seconds[1:]) > 0.97
-        assert best / seconds[0] > 0.9, "first tries are not dear"
+        assert best / seconds[0] > 0.9, "first tries are cheap"
 
 
 def test_what_is_known_of_one_age_is_lent_to_another_lightly() -> None:
     ages = Ages(1)
     ages.record(6, np.ones(100, int), np.ones(100, int))
-    assert ages.lengths(9) == [1.0, 2.0] and not ages.knows(9)
+    assert ages.lengths(9) == [1.0, 2.0] and 9 not in ages.at
     ages.record(9, np.zeros(24, int), np.ones(24, int))  # eight tries are lent, of which 0.98 is left
-    assert ages.knows(9) and ages.lengths(9)[1] == pytest.approx(1 + 7.84 / 31.84)
+    assert 9 in ages.at and ages.lengths(9)[1] == pytest.approx(1 + 7.84 / 31.84)
     assert ages.lengths(6) == [1.0, 2.0]
 
 

@@ -6,15 +6,22 @@ import numpy as np
 import pytest
 
 from whet import config
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.controller import SWITCH, Bandit
 from whet.draft.speculation import DEPTHS, build_speculation
 
 SHIPPED = [DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)]
 
 
-def on(arms: list[DraftArm], **settings: float) -> Bandit:
-    bandit = Bandit(arms, patience=0, **settings)  # type: ignore[arg-type]
+class On(Bandit):
+    """Does not wait until it speculates."""
+
+    patience = 0
+
+
+def on(arms: list[DraftArm], epsilon: float = 0.1, seed: int = 0) -> Bandit:
+    bandit = On(arms, seed=seed)
+    bandit.epsilon = epsilon
     return bandit
 
 
@@ -55,15 +62,16 @@ def test_every_arm_of_a_batch_size_is_chosen_in_some_state() -> None:
             bandit = built()
             bandit.calm, bandit.epsilon = bandit.patience, 0.0
             for arm in bandit.group(batch):
-                bandit.record(arm, batch, 0.1 if arm == best else 0.2, accepted=np.zeros(batch, int))
+                bandit.record(StepReport(arm, batch, 0.1 if arm == best else 0.2, accepted=np.zeros(batch, int)))
             assert bandit.choose(batch) == best
             bandit.epsilon = 1.0
             assert {bandit.choose(batch) for _ in range(200)} == set(bandit.group(batch))
 
 
-def test_a_size_without_a_threshold_is_a_fault_of_ours() -> None:
+def test_a_size_without_a_threshold_is_a_fault_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bandit, "thresholds", (1, 2, 5))
     with pytest.raises(AssertionError, match="a size without a threshold"):
-        Bandit(SHIPPED, thresholds=(1, 2, 5))
+        Bandit(SHIPPED)
 
 
 def test_what_chance_chose_stands_until_it_was_in_use() -> None:
@@ -71,34 +79,35 @@ def test_what_chance_chose_stands_until_it_was_in_use() -> None:
     arms = [DraftArm("suffix", 4), DraftArm("eagle", 4)]
     bandit = on(arms, epsilon=0.0)
     for arm, seconds in zip(arms, (0.1, 0.2), strict=True):
-        bandit.record(arm, 2, seconds, accepted=np.zeros(2, int))
+        bandit.record(StepReport(arm, 2, seconds, accepted=np.zeros(2, int)))
     bandit.epsilon = 1.0
     while bandit.choose(2) != arms[1]:
         bandit.choose(2)
     bandit.epsilon = 0.0
-    bandit.record(arms[0], 2, 0.1, accepted=np.zeros(2, int))
+    bandit.record(StepReport(arms[0], 2, 0.1, accepted=np.zeros(2, int)))
     assert bandit.choose(2) == arms[1]
-    bandit.record(arms[1], 2, 0.2, accepted=np.zeros(2, int))
+    bandit.record(StepReport(arms[1], 2, 0.2, accepted=np.zeros(2, int)))
     assert bandit.choose(2) == arms[0]
     bandit.epsilon = 1.0
     while bandit.choose(2) != arms[1]:
         bandit.choose(2)
     bandit.epsilon = 0.0
-    bandit.record(arms[1], 2, 0.2, accepted=np.zeros(2, int))  # in use at once
+    bandit.record(StepReport(arms[1], 2, 0.2, accepted=np.zeros(2, int)))  # in use at once
     assert bandit.choose(2) == arms[0]
 
 
-def test_reward_and_median() -> None:
+def test_reward_and_median(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bandit, "window", 3)
     arms = [DraftArm("ngram", 4), DraftArm("eagle", 4)]
-    bandit = on(arms, epsilon=0.0, window=3)
+    bandit = on(arms, epsilon=0.0)
     for seconds in (0.1, 0.2, 0.4):
-        bandit.record(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2]))  # a = 3: rewards 120, 60, 30
+        bandit.record(StepReport(arms[0], 4, seconds, accepted=np.array([4, 2, 0, 2])))  # a = 3: rewards 120, 60, 30
     assert bandit.score(arms[0]) == 60
     assert bandit.score(arms[1]) == float("inf") and bandit.choose(1) == arms[1]
-    bandit.record(arms[1], 4, 0.1, accepted=np.zeros(4, int))  # 40
+    bandit.record(StepReport(arms[1], 4, 0.1, accepted=np.zeros(4, int)))  # 40
     assert bandit.choose(1) == arms[0]
     for _ in range(2):
-        bandit.record(arms[0], 4, 1.2, accepted=np.array([4, 2, 0, 2]))  # 10: the window is 30, 10, 10
+        bandit.record(StepReport(arms[0], 4, 1.2, accepted=np.array([4, 2, 0, 2])))  # 10: the window is 30, 10, 10
     assert bandit.choose(1) == arms[1]
 
 
@@ -110,18 +119,18 @@ def test_finds_the_better_arm_and_explores() -> None:
         arm = bandit.choose(2)
         picks.append(arms.index(arm))
         accepted = rng.binomial(4, (0.2, 0.7, 0.5)[picks[-1]], 2)
-        bandit.record(arm, 2, 0.01, accepted=accepted)
+        bandit.record(StepReport(arm, 2, 0.01, accepted=accepted))
     assert picks.count(1) > 850 and min(picks.count(0), picks.count(2)) > 10
 
 
 def test_no_arm_without_graphs_and_none_at_all() -> None:
-    assert on(SHIPPED).__class__(SHIPPED, patience=0, serves=lambda arm, batch: arm.tokens < 16).choose(1) == OFF
-    assert Bandit([], patience=0).choose(1) == OFF
+    assert On(SHIPPED, serves=lambda arm, batch: arm.tokens < 16).choose(1) == OFF
+    assert On([]).choose(1) == OFF
 
 
 def test_saved_as_json() -> None:
     bandit = on(SHIPPED, seed=4)
-    bandit.record(SHIPPED[0], 1, 0.5, accepted=np.array([3]))
+    bandit.record(StepReport(SHIPPED[0], 1, 0.5, accepted=np.array([3])))
     other = on(SHIPPED, seed=5)
     other.load_state_dict(json.loads(json.dumps(bandit.state_dict())))
     assert other.state_dict() == bandit.state_dict()
@@ -130,12 +139,12 @@ def test_saved_as_json() -> None:
 
 
 def test_not_among_those_that_are_retired() -> None:
-    bandit = Bandit([DraftArm("ngram", 4), DraftArm("suffix", 4)], patience=0, epsilon=0.5)
+    bandit = on([DraftArm("ngram", 4), DraftArm("suffix", 4)], epsilon=0.5)
     assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {DraftArm("suffix", 4)}
     assert bandit.choose(1, 0.0, {"ngram", "suffix"}) == OFF
 
 
 def test_where_nothing_was_drafted() -> None:
     bandit = Bandit([DraftArm("ngram", 4)])
-    bandit.record(OFF, 4, 1.0)
+    bandit.record(StepReport(OFF, 4, 1.0))
     assert bandit.metrics() == {"draft/share_off": 1.0, "draft/accept_length": 1.0, "draft/saved": 0.0}

@@ -169,24 +169,3 @@ def test_token_counts() -> None:
     assert buffer.counts(4).tolist() == [0, 0, 0, 0]
     buffer.add("a", 0, [1, 1, 3], torch.zeros(3, 1))
     assert buffer.counts(5).tolist() == [0, 2, 0, 1, 0]
-
-
-def test_a_saved_buffer_goes_on_as_the_old_one() -> None:
-    buffer = DataBuffer(200)
-    add(buffer, 0, 30, 12, 25)
-    other = DataBuffer(200)
-    other.load(buffer.state_dict(), buffer.tensors())
-    for b in (buffer, other):
-        add(b, 1, 20, 90)
-    assert uids(buffer) == uids(other) == ["0.0", "1.0", "1.1"]
-    for mine, theirs in zip(buffer.entries, other.entries, strict=True):
-        assert torch.equal(mine.hidden, theirs.hidden) and torch.equal(mine.ids, theirs.ids)
-    one, other = DataBuffer(10**6, share=0.2), DataBuffer(10**6, share=0.2)
-    lengths = [100 + 37 * i % 900 for i in range(60)]
-    wanted(one, 0, *lengths)
-    wanted(one, 1, *lengths[:30])
-    other.load(one.state_dict(), one.tensors())
-    assert wanted(one, 1, *lengths[30:]) == wanted(other, 1, *lengths[30:])
-    empty = DataBuffer(200)
-    empty.load(DataBuffer(5).state_dict(), {})
-    assert not empty.entries

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from simulated import Fixed, Stepped, World, lengths, write
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.controller import Acceptance, Controller
 
 ARMS = [DraftArm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
@@ -45,7 +45,7 @@ def test_converges_within_two_hundred_steps() -> None:
     ours = Controller(ARMS, seed=1)
     for step in range(400):
         arm = ours.choose(8)
-        ours.record(arm, 8, world.seconds(arm, 8), accepted=world.accepted(arm, 8))
+        ours.record(StepReport(arm, 8, world.seconds(arm, 8), accepted=world.accepted(arm, 8)))
         if step == 200:
             assert ours.current == DraftArm("suffix", 8)
     assert ours.metrics()["draft/share_suffix_8_1_9"] > 0.6
@@ -58,7 +58,7 @@ def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None
         ours.metrics()
         for _ in range(steps):
             arm = ours.choose(32)
-            ours.record(arm, 32, world.seconds(arm, 32), accepted=world.accepted(arm, 32))
+            ours.record(StepReport(arm, 32, world.seconds(arm, 32), accepted=world.accepted(arm, 32)))
         return ours.metrics().get("draft/share_off", 0.0)
 
     play(200)
@@ -75,15 +75,15 @@ def test_switches_off_when_acceptance_collapses_and_on_when_it_returns() -> None
 
 @pytest.mark.parametrize("typical", [False, True])
 def test_a_first_step_that_takes_long_misleads_if_it_is_taken_for_typical(typical: bool) -> None:
-    """Drafts do not pay. One lone plain step takes twice as long as those in bursts; what it is told of it decides."""
+    """Drafts do not pay. A lone plain step takes twice as long as those in bursts; whether that is typical decides."""
     share = []
     for seed in range(5):
         world, ours = World({"ngram": 0.2, "suffix": 0.2}, token=8e-6, seed=seed), Controller(ARMS, seed=seed)
-        ours.record(OFF, 64, 2 * world.seconds(OFF, 64), typical=typical)
+        ours.record(StepReport(OFF, 64, 2 * world.seconds(OFF, 64), typical=typical))
         for _ in range(100):
             arm = ours.choose(64)
             accepted = np.concatenate([world.accepted(arm, 64) for _ in range(4)])
-            ours.record(arm, 64, 4 * world.seconds(arm, 64), steps=4, accepted=accepted)
+            ours.record(StepReport(arm, 64, 4 * world.seconds(arm, 64), steps=4, accepted=accepted))
         share.append(ours.metrics()["draft/share_off"])
     assert np.mean(share) > 0.8 if not typical else np.mean(share) < 0.6, share
 
@@ -92,7 +92,8 @@ def test_never_an_arm_without_graphs() -> None:
     def serves(arm: DraftArm, batch: int) -> bool:
         return arm.tokens * batch <= 40
 
-    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves, epsilon=0.5, spend=1.0)
+    world, ours = World({"ngram": 0.9, "suffix": 0.9}), Controller(ARMS, serves=serves)
+    ours.epsilon, ours.spend = 0.5, 1.0
     rng = np.random.default_rng(0)
     chosen = set()
     for _ in range(3000):
@@ -100,29 +101,30 @@ def test_never_an_arm_without_graphs() -> None:
         arm = ours.choose(batch)
         assert arm == OFF or serves(arm, batch)
         chosen.add(arm)
-        ours.record(arm, batch, world.seconds(arm, batch), accepted=world.accepted(arm, batch))
+        ours.record(StepReport(arm, batch, world.seconds(arm, batch), accepted=world.accepted(arm, batch)))
     assert len(chosen) > 5
 
 
 def test_trials_stay_within_what_they_may_lose() -> None:
     """Half of all steps would begin a trial of an arm ten times as slow."""
-    ours = Controller([DraftArm("ngram", 1)], epsilon=0.5, spend=0.01)
+    ours = Controller([DraftArm("ngram", 1)])
+    ours.epsilon, ours.spend = 0.5, 0.01
     lost = total = 0.0
     for _ in range(5000):
         arm = ours.choose(4)
         seconds = 0.001 if arm == OFF else 0.01
-        ours.record(arm, 4, seconds, accepted=np.zeros(4, int))
+        ours.record(StepReport(arm, 4, seconds, accepted=np.zeros(4, int)))
         total += seconds
         lost += seconds - 0.001
     assert 0 < lost < 0.02 * total
 
 
 def test_acceptance_by_position() -> None:
-    a = Acceptance(3, memory=1.0)
+    a = Acceptance(3)
     a.record(np.array([3, 2, 0, 1]), np.array([3, 3, 3, 1]))
     assert (a.hits / a.tries).tolist() == [3 / 4, 2 / 2, 1 / 2]  # the last row was asked for one token alone
     assert a.lengths[3] == pytest.approx(1 + 0.75 + 0.75 + 0.375)
-    shallow = Acceptance(3, memory=1.0)
+    shallow = Acceptance(3)
     shallow.record(np.array([1, 0]), np.array([1, 1]))
     assert shallow.lengths[3] == pytest.approx(1 + 0.5 + 0.25 + 0.125)  # places not tried go like the last
 

@@ -363,7 +363,7 @@ def test_drafters_that_take_turns(seed: int) -> None:
 
 
 def margins(model: Any, request: Request, index: int, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Of each draw: by how much the first was ahead of the second, [T], and which they were, [T, 2]."""
+    """For each draw, by how much the first was ahead of the second, [T], and which they were, [T, 2]."""
     prompt = slow.PROMPTS[request.prompt_id]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *ids]]), use_cache=False).logits[0, len(prompt) - 1 : -1]

@@ -115,7 +115,8 @@ def test_packed_is_unpacked_and_chunks_do_not_matter() -> None:
 @pytest.mark.parametrize("half", [False, True])
 def test_losses_fall_on_a_fixed_buffer(half: bool) -> None:
     model = target(torch.float32)
-    trainer = DrafterTrainer(eagle_head(model), filled(model), lr=3e-3, pack=64, half=half)
+    trainer = DrafterTrainer(eagle_head(model), filled(model), lr=3e-3, pack=64)
+    trainer.half = half
     first = trainer.run(64)
     for _ in range(6):
         last = trainer.run(1000)
@@ -202,7 +203,7 @@ def test_publication_writes_in_place_and_leaves_the_target_bit_for_bit() -> None
     trainer = DrafterTrainer(live, filled(model))
     assert trainer.run(200).updates and trainer.head.fc.dtype == torch.float32
     assert torch.equal(live.fc, old), "not before it is published"
-    trainer.publish(live)
+    live.take(trainer.head)
     assert not torch.equal(live.fc, old) and torch.equal(live.fc, trainer.head.fc.bfloat16())
     assert [p.data_ptr() for p in live.parameters()] == places and live.version == 1
     assert torch.equal(live.draft_head.weight, rows)
@@ -262,7 +263,7 @@ def test_the_trained_drafter_is_accepted_far_above_chance() -> None:
     untrained = accepted(live, model, unseen, steps=5)
     trainer = DrafterTrainer(live, buffer, lr=2e-3, pack=200)
     done = trainer.run(60_000)
-    trainer.publish(live)
+    live.take(trainer.head)
     after = accepted(live, model, unseen, steps=5)
     assert untrained < 0.6 and after > 3.0, (untrained, after, done)
 
@@ -282,7 +283,7 @@ def test_on_a_gpu_in_half_precision_losses_fall_too() -> None:
     for _ in range(6):
         last = trainer.run(1000)
     assert last.feature_loss < 0.5 * first.feature_loss and last.skipped == 0
-    trainer.publish(live)
+    live.take(trainer.head)
     assert torch.equal(live.fc, trainer.head.fc.bfloat16())
     again = DrafterTrainer(live, buffer)
     again.load(trainer.state_dict(), trainer.tensors())

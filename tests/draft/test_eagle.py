@@ -43,7 +43,7 @@ def by_recomputing(head: EagleHead, hidden: Tensor, ids: Tensor, steps: int) -> 
 def with_cache(head: EagleHead, context: int = 64, page: int = 8, rows: int = 3) -> Tensor:
     """Pages in a scattered order, and the table over them."""
     pages = rows * context // page
-    size = (pages + 1, head.shape.kv_heads, page, head.shape.dim)
+    size = (pages + 1, head.target.kv_heads, page, head.target.dim)
     head.attach(torch.randn(size, dtype=head.dtype), torch.randn(size, dtype=head.dtype), context)
     order = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
     return order.view(rows, -1).to(torch.int32)

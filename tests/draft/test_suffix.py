@@ -16,7 +16,9 @@ class Play:
     """Rows by hand."""
 
     def __init__(self, **settings: int) -> None:
-        self.drafter = Suffix(**settings)
+        self.drafter = Suffix()
+        for name, value in settings.items():
+            setattr(self.drafter, name, value)
         self.uid = 0
 
     def row(self, *written: int, group: int = 0, prompt: str = "p", ids: np.ndarray = PROMPT) -> RowView:
@@ -89,7 +91,7 @@ def test_a_match_is_followed_across_visits() -> None:
 
 
 def test_only_the_last_visits_count() -> None:
-    play = Play(visits=2)
+    play = Play(earlier=2)
     play.ended(1, 2, 3, group=0)
     for group in (1, 2):
         play.ended(60, 61, group=group)
@@ -111,7 +113,7 @@ def test_the_window_slides_over_updates() -> None:
 
 
 def test_memory_is_bounded_and_running_rows_go_on() -> None:
-    play = Play(tokens=1000)
+    play = Play(capacity=1000)
     early = play.row(1, 2, 3, group=0, prompt="p0")
     for group in range(1, 50):
         play.ended(*range(100), group=group, prompt=f"p{group}")
@@ -120,7 +122,7 @@ def test_memory_is_bounded_and_running_rows_go_on() -> None:
     early.ids = ints(1, 2, 3, 1, 2)
     assert play.draft(early, 1) == [3]
     play.drafter.finish(early)
-    assert play.drafter.tokens <= 1000 and not play.drafter.readers
+    assert play.drafter.tokens <= 1000 and not play.drafter.cursors
 
 
 def test_groups_of_other_prompts_may_have_the_same_number() -> None:

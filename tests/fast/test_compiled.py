@@ -221,8 +221,8 @@ def test_the_heads_chunks_are_what_autograd_says(changes, entropy_grad):
     (slope,) = torch.autograd.grad(loss, product)
     with torch.no_grad():
         lp, entropy, log_sum = score_chunk(product, targets, heat, head.scale, head.softcap)
-        known = targets, heat, log_sum, entropy, ways[0], ways[1] if entropy_grad else None
-        got = gradient_chunk(product, *known, head.scale, head.softcap)
+        known = ways[0], ways[1] if entropy_grad else None, entropy, log_sum
+        got = gradient_chunk(product, targets, heat, head.scale, head.softcap, *known)
     torch.testing.assert_close((lp, entropy), want)
     torch.testing.assert_close(got, slope)
 

@@ -51,7 +51,7 @@ def test_rows_move_with_what_only_the_device_knows() -> None:
     rows.arrange(np.array([3, 1]))
     rows.upload_table(np.array([[9, 9], [8, 8], [7, 7]]), 2)
     assert rows.state[TOKEN, :2].tolist() == [8, 6]
-    assert rows.state[LENGTH].tolist() == [4, 2, -1, -1], "nobody beyond"
+    assert rows.state[LENGTH].tolist() == [4, 2, -1, -1], "no row beyond"
     assert rows.table[:2].tolist() == [[9, 9], [8, 8]], "pages are the host's to tell"
 
 
@@ -90,7 +90,7 @@ def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
     for engine in (graph, plain):
         engine.on_update = "keep"
         engine.submit([ask(i, max_tokens=20) for i in range(4)])
-        while engine.rows.size == 0 or engine.rows.count[0] < 1 + BURST:  # of the prompt, of a burst
+        while engine.rows.size == 0 or engine.rows.count[0] < 1 + BURST:  # one from the prompt, the others from a burst
             engine.step()
         assert engine.rows.count[:4].tolist() == [1 + BURST] * 4
         assert engine.runner.ahead == (engine is graph)

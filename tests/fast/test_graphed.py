@@ -182,7 +182,7 @@ def test_adapters_alone_get_a_gradient():
 @pytest.fixture
 def flash(monkeypatch):
     """torch's operator for packed attention over a CPU's kernels. Where no sequence lies they leave NaN; the longest
-    they are told may be longer than any."""
+    that they are given may be longer than any."""
 
     def forward(q, k, v, starts, ends, longest, *rest, **named):
         exact = int(ends.diff().max())
@@ -292,7 +292,7 @@ def test_a_backward_pass_too_late_is_refused():
         assert torch.equal(first, kept), "what was handed out stays"
         with pytest.raises(RuntimeError, match="before its backward pass"):
             first.sum().backward()
-        hidden_states(model, pack)  # the plain way is in nobody's way
+        hidden_states(model, pack)  # the plain way disturbs nothing
         second.sum().backward(retain_graph=True)
         with pytest.raises(RuntimeError, match="before its backward pass"):
             second.sum().backward()

@@ -57,7 +57,7 @@ def test_the_same_graph_serves_rows_of_any_length() -> None:
 
 
 def test_evaluations_with_top_p_in_the_middle_of_a_stream() -> None:
-    """`generate` while training rows run; one row that is drawn outside of the graph changes nobody's tokens."""
+    """`generate` while training rows run; one row that is drawn outside of the graph changes no other row's tokens."""
     train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
     picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]
     results = []

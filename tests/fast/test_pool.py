@@ -3,17 +3,19 @@
 import pytest
 import torch
 
-from whet.fast.pool import driver_bytes, pool_bytes, total_size
+from whet.fast.pool import driver_bytes, pool_bytes
 
 
 def segment(pool: tuple[int, int], size: int) -> dict[str, object]:
     return {"segment_pool_id": pool, "total_size": size, "allocated_size": 0, "device": 0}
 
 
-def test_only_the_pools_own_segments_count() -> None:
+def test_only_the_pools_own_segments_count(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = [segment((0, 0), 64), segment((0, 2), 3), segment((2, 0), 16), segment((0, 2), 5), segment((0, 3), 32)]
-    assert total_size(segments, (0, 2)) == 8
-    assert total_size(segments, (0, 4)) == 0 and total_size([], (0, 2)) == 0
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda pool: segments)
+    assert pool_bytes((0, 2)) == 8 and pool_bytes((0, 4)) == 0
+    segments.clear()
+    assert pool_bytes((0, 2)) == 0
 
 
 @pytest.mark.gpu

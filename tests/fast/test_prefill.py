@@ -9,7 +9,8 @@ from whet.fast import graphs as prefill
 from whet.fast.fused import share_storage
 from whet.fast.graphs import LONGEST, PROMPTS, ROWS, SIZES, GraphRunner, Prefill, fed
 from whet.fast.pool import Key
-from whet.rollout.rows import Chunk, Flight, empty_trace
+from whet.rollout.base import empty_trace
+from whet.rollout.rows import Chunk, Flight
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -72,29 +73,29 @@ def test_equals_plain_calls(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @torch.no_grad()
-def test_at_rest_nobody_is_fed(device: str) -> None:
+def test_at_rest_no_row_is_fed(device: str) -> None:
     """What a step at rest writes goes to the page of no row. All 128 tokens go to the same place of it, and which is
     the last differs between devices; none of them is id 0 here, whose embedding is zero and would leave no trace."""
     made = runner(device)
-    told, pages = [chunk(SIZES[0] // 2)] * 2, np.arange(32).reshape(2, 16)
+    chunks, pages = [chunk(SIZES[0] // 2)] * 2, np.arange(32).reshape(2, 16)
     trash = made.cache.trash
 
     def changed() -> list[list[int]]:
         pools = zip(made.cache.keys, before, strict=True)
         return [torch.nonzero((pool != old).flatten(1).any(1)).flatten().tolist() for pool, old in pools]
 
-    made.prefill.tell(told, pages, SIZES[0])
+    made.prefill.tell(chunks, pages, SIZES[0])
     before = [pool.clone() for pool in made.cache.keys]
     with made._at_rest():
         made.prefill.step(SIZES[0], SIZES[0])
     assert changed() == [[trash]] * len(before)
-    made.prefill.tell(told, pages, SIZES[0])
+    made.prefill.tell(chunks, pages, SIZES[0])
     made.prefill.step(SIZES[0], SIZES[0])
     assert changed() == [[*range(32), trash]] * len(before)
 
 
 def test_what_no_graph_holds_is_fed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs for few tokens of few prompts: some waves go by plain calls, and nobody can tell."""
+    """Graphs for few tokens of few prompts: some waves go by plain calls, and the tokens are the same."""
     requests = [ask(i, n=1 + i % 3, max_tokens=5) for i in range(12)]
     used: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""Projections that share storage are still the model's own Parameters to whoever trains, copies or saves them."""
+"""Projections that share storage are still the model's own Parameters to all that trains, copies or saves them."""
 
 import copy
 from pathlib import Path

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.learn import advantages
-from whet.learn.advantages import dr_grpo, grpo, overlong_penalty, reinforce, reinforce_pp, rloo
+from whet.learn import losses
+from whet.learn.losses import dr_grpo, grpo, overlong_penalty, reinforce, reinforce_pp, rloo
 
 ONE_OF_FOUR = np.array([1.0, 0.0, 0.0, 0.0])
 
@@ -64,7 +64,7 @@ def test_no_spread_is_exactly_zero_whatever_the_rounding(name):
     awkward = np.full(3, 0.1)
     assert (awkward - awkward.mean()).any()
     groups = [awkward, np.full(7, 1 / 3), np.array([1.0]), np.zeros(0), np.array([1.0, 0.0])]
-    a = getattr(advantages, name)(groups)
+    a = getattr(losses, name)(groups)
     assert [x.size for x in a] == [3, 7, 1, 0, 2]
     assert not np.concatenate(a[:4]).any()
     assert a[4][0] > 0 > a[4][1]
@@ -73,7 +73,7 @@ def test_no_spread_is_exactly_zero_whatever_the_rounding(name):
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo"])
 @given(rewards=st.lists(st.lists(st.floats(-5, 5), min_size=2, max_size=9), min_size=1, max_size=5))
 def test_group_baselines_sum_to_zero(name, rewards):
-    for a in getattr(advantages, name)([np.array(r) for r in rewards]):
+    for a in getattr(losses, name)([np.array(r) for r in rewards]):
         assert np.isfinite(a).all()
         assert abs(a.sum()) <= 1e-9 * max(1.0, np.abs(a).max())
 

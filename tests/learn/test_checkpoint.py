@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Mix
 
 from whet.errors import WhetError
 from whet.learn.checkpoint import FORMAT, load_checkpoint, load_weights_into, save_checkpoint, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 
-TOKENIZER = char_tokenizer("0123456789+-*=")
+TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def small(seed: int = 0, dtype: torch.dtype = torch.float32, hidden: int = 12):
@@ -56,8 +56,8 @@ def test_generation_settings_that_transformers_calls_inconsistent_are_saved_too(
     with pytest.raises(ValueError, match="temperature"):
         model.save_pretrained(tmp_path / "plain")
     save(tmp_path / "c", model)
-    told = json.loads((tmp_path / "c" / "generation_config.json").read_text())
-    assert told["temperature"] == 0.6 and told["eos_token_id"] == 1
+    stored = json.loads((tmp_path / "c" / "generation_config.json").read_text())
+    assert stored["temperature"] == 0.6 and stored["eos_token_id"] == 1
 
 
 def test_tensors_arrays_and_states_come_back(tmp_path):
@@ -179,7 +179,7 @@ def rewrite(path: Path, **changes) -> None:
         (lambda c: (c / "state" / "optimizer.pt").write_bytes(b""), "optimizer.pt, and files that run code"),
     ],
 )
-def test_what_is_wrong_with_a_checkpoint_is_told(tmp_path, harm, words):
+def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, harm, words):
     folder = tmp_path / "c"
     save(
         folder,
@@ -194,13 +194,13 @@ def test_what_is_wrong_with_a_checkpoint_is_told(tmp_path, harm, words):
     assert wrong is not None and "\n" not in wrong and re.search(words, wrong)
 
 
-def test_a_folder_that_is_none_is_told(tmp_path):
+def test_a_folder_that_is_none_is_refused(tmp_path):
     assert verify_checkpoint(tmp_path / "nowhere") == "manifest.json is missing, so it was never finished"
     with pytest.raises(WhetError, match=r"nowhere cannot be read: manifest.json is missing"):
         load_checkpoint(tmp_path / "nowhere")
 
 
-def test_damage_that_nobody_looked_for_is_told_when_read(tmp_path):
+def test_unverified_damage_is_found_when_read(tmp_path):
     for name in ("a.npz", "s.json"):
         save(tmp_path / "c", arrays={"a": {"x": np.zeros(9)}}, states={"s": {"x": 1}})
         (tmp_path / "c" / "state" / name).write_bytes(b"PK rubbish")
@@ -273,7 +273,7 @@ class Interrupts(dict):
         raise KeyboardInterrupt
 
 
-def test_a_full_disk_in_transformers_is_told_alike(tmp_path, monkeypatch):
+def test_a_full_disk_in_transformers_gives_the_same_sentence(tmp_path, monkeypatch):
     import transformers.modeling_utils as modeling
     from safetensors import SafetensorError
 

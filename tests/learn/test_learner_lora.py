@@ -13,6 +13,7 @@ from whet.learn.learner import Learner, warm_start
 from whet.model.lora import add_lora
 
 MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1]]
+FEW = [[1.0, 0.0, 0.0], [0.0, 0.3]]
 IDS = torch.tensor([[5, 3, 8, 2, 9, 11, 4]])
 
 
@@ -89,8 +90,8 @@ def test_resumed_training_is_bit_identical(adapted, batch_of, encoder, dtype, re
     """The base is loaded anew, adapters and state from files; the reference may have been reset before."""
     config = Learn(estimator="grpo", kl_coef=0.05, lr=1e-2, pack_tokens=64)
     straight = Learner(adapted(dtype), config, encode=encoder)
-    for i in range(3):
-        straight.step(batch_of(MIXED, seed=i, reset_reference=reset and i == 2))
+    for i in range(2):
+        straight.step(batch_of(FEW, seed=i, reset_reference=reset and i == 1))
     kinds = straight.tensors()
     for kind, tensors in {**kinds, "live": adapters(straight.model)}.items():
         save_file({n: t.detach().contiguous() for n, t in tensors.items()}, tmp_path / f"{kind}.safetensors")
@@ -102,8 +103,8 @@ def test_resumed_training_is_bit_identical(adapted, batch_of, encoder, dtype, re
             p.copy_(live[n])
     state = json.loads(json.dumps(straight.state_dict()))
     resumed.load({kind: load_file(tmp_path / f"{kind}.safetensors") for kind in kinds}, state)
-    for i in range(3, 6):
-        reports = [le.step(batch_of(MIXED, seed=i)) for le in (straight, resumed)]
+    for i in range(2, 4):
+        reports = [le.step(batch_of(FEW, seed=i)) for le in (straight, resumed)]
         assert reports[0].metrics == reports[1].metrics
     assert all(torch.equal(p, adapters(resumed.model)[n]) for n, p in adapters(straight.model).items())
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from whet.model.twin import How, KVShape
-from whet.rollout.pages import Cache, PagedCache, SlotCache
+from whet.rollout.pages import Cache, PagedCache
 
 DIM, CONTEXT, SLOTS = 4, 24, 5
 
@@ -35,8 +35,8 @@ def plain(
 def make_cache(page: int, kv_heads: int, dtype: torch.dtype, device: str = "cpu") -> Cache:
     shapes = [KVShape(kv_heads, DIM, DIM, dtype)]
     if page == 0:
-        return SlotCache(shapes, SLOTS, CONTEXT, torch.device(device))
-    return PagedCache(shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device))
+        return Cache(shapes, SLOTS, CONTEXT, torch.device(device))
+    return PagedCache(shapes, SLOTS, CONTEXT, page, SLOTS * -(-CONTEXT // page), torch.device(device), False)
 
 
 def run_all(
@@ -110,7 +110,7 @@ def test_lower_precision(page: int, dtype: torch.dtype) -> None:
 def test_rows_of_one_length_need_no_mask() -> None:
     """The shortcut for equally long rows gives what the mask gives, also with a window."""
     cache = make_cache(0, 1, torch.float64)
-    assert isinstance(cache, SlotCache)
+    assert not isinstance(cache, PagedCache)
     cache.keys[0].normal_(generator=torch.Generator().manual_seed(0))
     cache.values[0].normal_(generator=torch.Generator().manual_seed(1))
     q, k, v = (

@@ -18,7 +18,7 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_weights_into, save_checkpoint
 from whet.learn.optimizer import AdamW
 from whet.model.head import head_of, log_probs
-from whet.model.load import char_tokenizer, check_model, load_model, load_tokenizer, locate_model, tiny_model
+from whet.model.load import check_model, load_model, load_tokenizer, locate_model, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, base_name, is_lora, load_lora, merge_lora
 from whet.model.packing import check_packing, hidden_states, make_packs, packed_attention
 from whet.rollout.engine import LocalEngine
@@ -26,7 +26,7 @@ from whet.types import Request, Sampling
 
 RANK = Lora(rank=4, alpha=8.0)
 IDS = torch.tensor([[5, 3, 8, 2, 9, 11, 4]])
-TOKENIZER = char_tokenizer("0123456789+-*=")
+TOKENIZER = tiny_tokenizer("0123456789+-*=")
 
 
 def adapted(
@@ -82,7 +82,7 @@ def test_adapters_depend_on_the_seed_alone() -> None:
     expected = torch.rand(3)
     torch.set_rng_state(state)
     add_lora(small("llama", torch.float32), RANK, "b", 7)
-    assert torch.equal(torch.rand(3), expected), "nobody else's random numbers are used up"
+    assert torch.equal(torch.rand(3), expected), "the random numbers of other code are not used up"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -177,9 +177,9 @@ def test_a_checkpoint_is_a_peft_folder_and_loads_again(tmp_path: Path, dtype: st
     names = {p.name for p in (tmp_path / "c").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= names
     assert not names & {"config.json", "model.safetensors"}
-    told = json.loads((tmp_path / "c" / "adapter_config.json").read_text())
-    assert (told["r"], told["lora_alpha"], told["lora_dropout"]) == (4, 8, 0.0)
-    assert told["base_model_name_or_path"] == str(base)
+    stored = json.loads((tmp_path / "c" / "adapter_config.json").read_text())
+    assert (stored["r"], stored["lora_alpha"], stored["lora_dropout"]) == (4, 8, 0.0)
+    assert stored["base_model_name_or_path"] == str(base)
 
     again = load(tmp_path / "c", dtype=dtype)
     assert torch.equal(logits(again), logits(model)) and trained(again).keys() == trained(model).keys()
@@ -265,7 +265,7 @@ def test_the_tiny_model_has_nothing_to_adapt() -> None:
         check_model(Model(name="tiny", lora=Lora(rank=4)))
 
 
-def test_a_missing_or_unfit_base_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_unfit_base_is_refused(tmp_path: Path) -> None:
     base = save_base(tmp_path / "base")
     save(tmp_path / "c", load(base, rank=4), tokenizer=None)
     assert load_tokenizer(Model(name=str(tmp_path / "c")), "")("1").input_ids, "a bare adapter has its base's tokenizer"
@@ -284,8 +284,8 @@ def test_a_hub_base_is_remembered_with_its_revision(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     model = adapted()
     save(tmp_path / "c", model, tokenizer=None)
-    told = json.loads((tmp_path / "c" / "adapter_config.json").read_text())
-    assert (told["base_model_name_or_path"], told["revision"]) == ("org/base", "abc")
+    stored = json.loads((tmp_path / "c" / "adapter_config.json").read_text())
+    assert (stored["base_model_name_or_path"], stored["revision"]) == ("org/base", "abc")
     assert base_name(tmp_path / "c") == "org/base@abc"
     with pytest.raises(WhetError, match=r"stands on org/base@abc, which is not to be had"):
         locate_model(str(tmp_path / "c"))
@@ -315,9 +315,9 @@ def test_more_than_plain_lora_is_refused(tmp_path: Path, changes: dict[str, Any]
     save(tmp_path / "c", load(base, rank=4))
     path = tmp_path / "c" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(WhetError) as told:
+    with pytest.raises(WhetError) as raised:
         load(tmp_path / "c")
-    assert "\n" not in str(told.value) and "adapter" in str(told.value)
+    assert "\n" not in str(raised.value) and "adapter" in str(raised.value)
 
 
 def test_without_peft_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

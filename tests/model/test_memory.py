@@ -13,7 +13,7 @@ from whet import config
 from whet.learn.optimizer import AdamW
 from whet.model import memory
 from whet.model.load import tiny_model
-from whet.model.memory import MemoryPlan, ModelShape, activation_bytes, cache_bytes, lay_out, measure, plan, ways_to_fit
+from whet.model.memory import Footprint, MemoryPlan, ModelShape, Room, measure, pool_of
 from whet.model.packing import hidden_states, make_packs, packed_attention
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
@@ -34,9 +34,23 @@ SHAPE = ModelShape(
 
 
 def recipe(*sets: str) -> config.Config:
-    """By plain calls, unless it says otherwise."""
+    """A recipe that decodes by plain calls, unless `sets` says otherwise."""
     own = ["rollout.slots=3", "rollout.context=32", "rollout.max_tokens=16", "rollout.graphs=false"]
     return load_config(sets=[*own, *sets])
+
+
+def footprint(
+    settings: config.Config, *, shape: ModelShape = SHAPE, flash: bool = False, device: str = "cuda"
+) -> Footprint:
+    return Footprint(shape=shape, settings=settings, device=torch.device(device), flash=flash)
+
+
+def plan(settings: config.Config, *, shape: ModelShape = SHAPE, flash: bool = False) -> MemoryPlan:
+    return footprint(settings, shape=shape, flash=flash).plan()
+
+
+def lay_out(settings: config.Config, within: int, *, flash: bool = False) -> Room:
+    return footprint(settings, flash=flash).lay_out(within)
 
 
 def meta(settings: Any) -> Any:
@@ -45,7 +59,7 @@ def meta(settings: Any) -> Any:
 
 
 def test_by_hand_in_fp32() -> None:
-    got = plan(SHAPE, recipe("learn.pack_tokens=64"), flash=False)
+    got = plan(recipe("learn.pack_tokens=64"))
     assert got == MemoryPlan(
         weights=4000,
         masters=0,
@@ -63,7 +77,7 @@ def test_by_hand_in_fp32() -> None:
 
 def test_by_hand_in_bf16() -> None:
     """2 + 4 + 8 + 6 bytes per parameter: bf16 halves the cache and the activations, not the training state."""
-    got = plan(SHAPE, recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    got = plan(recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
     assert (got.weights, got.masters, got.moments, got.gradients) == (2000, 4000, 8000, 6000)
     assert got.reference == 2000
     assert got.cache == (3 + 1) * 32 * 16 * 2
@@ -72,24 +86,29 @@ def test_by_hand_in_bf16() -> None:
 
 
 def test_adapters_alone_are_trained() -> None:
-    got = plan(SHAPE, recipe("model.lora.rank=4", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
+    got = plan(recipe("model.lora.rank=4", 'model.dtype="bfloat16"', "learn.kl_coef=0.1"), flash=True)
     assert got.weights == (1000 + 200) * 2
     assert (got.masters, got.moments, got.gradients, got.reference) == (800, 1600, 1200, 400)
 
 
 def test_pages_and_a_pool() -> None:
-    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16), 4) == (3 * 3 + 1) * 16 * 10 * 4
-    assert cache_bytes(10, config.Rollout(slots=3, context=33, page=16, pages=5), 4) == (5 + 1) * 16 * 10 * 4
-    assert (
-        cache_bytes(10, config.Rollout(slots=3, context=33, page=0, pages=5, graphs=False), 4) == (3 + 1) * 33 * 10 * 4
-    )
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=16)) == (3 * 3, 16)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=16, pages=5)) == (5, 16)
+    assert pool_of(config.RolloutSettings(slots=3, context=33, page=0, pages=5, graphs=False)) == (3, 33)
 
 
 def test_long_sequences_and_checkpoints() -> None:
-    alone = activation_bytes(SHAPE, recipe("learn.pack_tokens=16"), flash=False)
+    alone = plan(recipe("learn.pack_tokens=16")).activations
     assert alone == 32 * 2 * 608, "a sequence of 32 tokens does not fit a pack of 16 and stands alone"
-    kept = activation_bytes(SHAPE, recipe("learn.pack_tokens=16", "learn.checkpoint_activations=true"), flash=False)
+    kept = plan(recipe("learn.pack_tokens=16", "learn.checkpoint_activations=true")).activations
     assert kept == 32 * (2 * 8 * 4 + 608)
+
+
+def test_logits_are_those_of_a_chunk() -> None:
+    half = plan(
+        recipe("learn.pack_tokens=4096", 'model.dtype="bfloat16"'), shape=dataclasses.replace(SHAPE, vocab=2**17)
+    )
+    assert half.logits == 1024 * 2**17 * 4 * 4, "four copies in fp32"
 
 
 def test_peak_is_the_larger_of_learning_and_decoding() -> None:
@@ -104,7 +123,7 @@ def test_peak_is_the_larger_of_learning_and_decoding() -> None:
 def test_plan_is_what_engine_and_optimiser_hold(dtype: str, page: int) -> None:
     settings = recipe(f'model.dtype="{dtype}"', f"rollout.page={page}")
     model = tiny_model(40, heads=4, kv_heads=2, context=64, dtype=getattr(torch, dtype))
-    got = plan(measure(model), settings, flash=False)
+    got = plan(settings, shape=measure(model))
     engine = LocalEngine(
         model, encode=lambda _: [1], decode=lambda _: "", seed=0, slots=3, context=32, page=settings.rollout.page
     )
@@ -159,7 +178,7 @@ def test_activations_are_about_what_autograd_keeps(dtype: str, kv_heads: int) ->
     (pack,) = make_packs([(range(2, 33), [3] * 34)] * 2, budget=200)
     kept = saved_bytes(model, lambda: forward(model, pack))
     sets = ("learn.pack_tokens=128", "rollout.context=64", f'model.dtype="{dtype}"')
-    got = activation_bytes(measure(model), recipe(*sets), flash=False)
+    got = plan(recipe(*sets), shape=measure(model)).activations
     assert got == pytest.approx(kept, rel=0.2)
 
 
@@ -177,36 +196,35 @@ def test_soft_capped_scores_are_counted() -> None:
     model = AutoModelForCausalLM.from_config(settings).eval()
     (pack,) = make_packs([(range(2, 33), [3] * 225)] * 2, budget=1000)
     kept = saved_bytes(model, lambda: forward(model, pack))
-    got = activation_bytes(measure(model), recipe("learn.pack_tokens=510", "rollout.context=255"), flash=False)
+    got = plan(recipe("learn.pack_tokens=510", "rollout.context=255"), shape=measure(model)).activations
     assert got == pytest.approx(kept, rel=0.25)
 
 
 def test_ways_to_fit() -> None:
     settings = recipe("learn.pack_tokens=1024", "rollout.slots=64")
-    total = plan(SHAPE, settings, flash=False).total
-    ways = dict(ways_to_fit(SHAPE, settings, total // 2, flash=False))
+    total = plan(settings).total
+    ways = dict(footprint(settings, device="cpu").ways_to_fit(total // 2))
     assert "learn.pack_tokens = 256" in ways and ways["learn.pack_tokens = 256"] <= total // 2
     assert all(left <= total // 2 for left in ways.values()), "only what is enough by itself, where there is any"
-    halfway = plan(SHAPE, recipe("learn.pack_tokens=256", "rollout.slots=64"), flash=False).total
+    halfway = plan(recipe("learn.pack_tokens=256", "rollout.slots=64")).total
     assert ways["learn.pack_tokens = 256"] == halfway
-    none = ways_to_fit(SHAPE, settings, 1, flash=False)
+    none = footprint(settings, device="cpu").ways_to_fit(1)
     assert none == sorted(none, key=lambda way: way[1]) and none[0][1] > 1
     assert not [text for text, _ in none if "context" in text and int(text.split()[-1]) <= 16], "room for a prompt"
     adapted = recipe("model.lora.rank=2", 'model.dtype="bfloat16"')
-    offered = [text.split(" =")[0] for text, _ in ways_to_fit(SHAPE, adapted, 1, flash=False)]
+    offered = [text.split(" =")[0] for text, _ in footprint(adapted, device="cpu").ways_to_fit(1)]
     assert "model.lora.rank" not in offered and "model.dtype" not in offered
 
 
 def test_graphs_are_resident_and_decode_by_the_prompts() -> None:
-    got = plan(SHAPE, recipe("rollout.graphs=true", "rollout.context=256"), flash=False)
+    got = plan(recipe("rollout.graphs=true", "rollout.context=256"))
     assert got.graphs == 3 * 256 * 4 * (4 * 8 + 2 * 8 + 3 * 16), "prompts of all slots, which are more than the logits"
-    many = plan(
-        dataclasses.replace(SHAPE, vocab=10_000), recipe("rollout.graphs=true", "rollout.context=256"), flash=False
-    )
+    wide = dataclasses.replace(SHAPE, vocab=10_000)
+    many = plan(recipe("rollout.graphs=true", "rollout.context=256"), shape=wide)
     assert many.graphs == 18 * 3 * 10_000
     assert got.cache == (3 * 256 + memory.PAGE) * 16 * 4, "whole pages, and the one that padding goes to"
     assert got.decoding == memory.PREFILL * 4 * (4 * 8 + 2 * 8 + 3 * 16)
-    plain = plan(SHAPE, recipe(f"rollout.page={memory.PAGE}", "rollout.context=256"), flash=False)
+    plain = plan(recipe(f"rollout.page={memory.PAGE}", "rollout.context=256"))
     assert got.resident - plain.resident == got.graphs
 
 
@@ -214,61 +232,59 @@ PAGED = ("rollout.page=8", "learn.pack_tokens=64")
 
 
 def test_all_at_once_where_it_fits() -> None:
-    whole = plan(SHAPE, recipe(*PAGED), flash=False)
-    room = lay_out(SHAPE, recipe(*PAGED), whole.total, flash=False)
+    whole = plan(recipe(*PAGED))
+    room = lay_out(recipe(*PAGED), whole.total)
     assert room.plan == whole and not room.release and room.pages == 0 and room.total == whole.total
 
 
 def test_graphs_of_updates_are_the_first_to_go() -> None:
     """1,000 parameters of 2 layers wait for the host; activations and two bf16 gradients stay with their graphs."""
     half = ("model.dtype=bfloat16", *PAGED)
-    whole = plan(SHAPE, recipe(*half), flash=True)
+    whole = plan(recipe(*half), flash=True)
     assert whole.replays == whole.activations + 2 * 1000 * 2
-    assert lay_out(SHAPE, recipe(*half), whole.total, flash=True).plan == whole
-    room = lay_out(SHAPE, recipe(*half), whole.total - 1, flash=True)
+    assert lay_out(recipe(*half), whole.total, flash=True).plan == whole
+    room = lay_out(recipe(*half), whole.total - 1, flash=True)
     assert room.plan.replays == 0 and not room.release and room.total == whole.total - whole.replays
     for without in (recipe(*half, "learn.compile=false"), recipe(*half, "learn.checkpoint_activations=true")):
-        assert plan(SHAPE, without, flash=True).replays == 0
+        assert plan(without, flash=True).replays == 0
 
 
 def test_the_cache_is_lent_where_that_is_enough() -> None:
     """Fixed 4000 + 8000; cache 13 pages of 8 x 64 bytes; an update 4000 + 77824 + 102400."""
-    whole = plan(SHAPE, recipe(*PAGED), flash=False)
+    whole = plan(recipe(*PAGED))
     assert whole.cache == 13 * 8 * 64
     assert whole.lent == 12_000 + max(4000 + 77_824 + 102_400, 6656 + whole.decoding) == whole.total - 6656
-    room = lay_out(SHAPE, recipe(*PAGED), whole.total - 1, flash=False)
+    room = lay_out(recipe(*PAGED), whole.total - 1)
     assert room.release and room.plan == whole and room.total == whole.lent
     kept = lay_out(
-        SHAPE,
         recipe(*PAGED, "rollout.mode=stream", "rollout.on_update=keep", "curriculum.max_age=1"),
         whole.total - 1,
-        flash=False,
     )
     assert not kept.release and kept.pages == 11 and kept.total == whole.total - 8 * 64, "one page fewer is enough"
 
 
 def test_fewer_pages_where_decoding_does_not_fit() -> None:
     settings = recipe("rollout.page=8", "learn.pack_tokens=16", "rollout.slots=300")
-    whole = plan(SHAPE, settings, flash=False)
+    whole = plan(settings)
     assert whole.cache + whole.decoding > whole.learning, "or lending would be enough"
     for missing in (1, 8 * 64, 8 * 64 * 100):
-        room = lay_out(SHAPE, settings, whole.lent - missing, flash=False)
+        room = lay_out(settings, whole.lent - missing)
         assert room.pages == 1200 - -(-missing // (8 * 64)) and room.total <= whole.lent - missing
-    least = lay_out(SHAPE, settings, 1, flash=False)
+    least = lay_out(settings, 1)
     assert least.pages == 4 and least.total > 1, "one context; that it does not fit is the caller's to see"
 
 
 def test_whole_slots_are_never_fewer() -> None:
-    room = lay_out(SHAPE, recipe(), 1, flash=False)
-    assert room.pages == 0 and room.release and room.plan == plan(SHAPE, recipe(), flash=False)
+    room = lay_out(recipe(), 1)
+    assert room.pages == 0 and room.release and room.plan == plan(recipe())
 
 
 def test_ways_to_fit_reckon_with_lending() -> None:
     """Packs of 32 tokens fit if the cache is lent, and only then."""
-    smaller = plan(SHAPE, recipe("rollout.page=8", "learn.pack_tokens=32"), flash=False)
+    smaller = plan(recipe("rollout.page=8", "learn.pack_tokens=32"))
     free = smaller.total - 1
-    assert smaller.lent <= free < plan(SHAPE, recipe(*PAGED), flash=False).lent
-    ways = [dict(ways_to_fit(SHAPE, recipe(*PAGED), free, flash=False, lend=lend)) for lend in (False, True)]
+    assert smaller.lent <= free < plan(recipe(*PAGED)).lent
+    ways = [dict(footprint(recipe(*PAGED), device=device).ways_to_fit(free)) for device in ("cpu", "cuda")]
     assert [way["learn.pack_tokens = 32"] for way in ways] == [smaller.total, smaller.lent]
 
 
@@ -282,7 +298,7 @@ def forward(model: Any, pack: Any) -> Tensor:
 
 
 def saved_bytes(model: nn.Module, work: Callable[[], Tensor]) -> int:
-    """Of the storages autograd keeps for a backward pass, the weights left out."""
+    """Bytes of the storages that autograd keeps for a backward pass, without the weights."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages: dict[int, Any] = {}
 
@@ -298,23 +314,22 @@ def saved_bytes(model: nn.Module, work: Callable[[], Tensor]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def test_documented_bytes_a_parameter() -> None:
-    half = plan(SHAPE, recipe('model.dtype="bfloat16"'), flash=True)
-    full = plan(SHAPE, recipe(), flash=True)
+def test_documented_bytes_per_parameter() -> None:
+    half = plan(recipe('model.dtype="bfloat16"'), flash=True)
+    full = plan(recipe(), flash=True)
     assert [p.weights + p.masters + p.moments + p.gradients for p in (half, full)] == [20_000, 16_000]
-    assert memory.BYTES.keys() == {"bfloat16", "float32", "float64"}
 
 
 def test_graphs_keep_small_pages() -> None:
-    """32 pages of 64 tokens for each of 4 slots, and one that is nobody's."""
-    rollout = config.Rollout(slots=4, context=2048, graphs=True)
-    assert cache_bytes(100, rollout, size=2) == (4 * 32 + 1) * 64 * 100 * 2
-    assert cache_bytes(100, rollout.model_copy(update={"pages": 40}), size=2) == 41 * 64 * 100 * 2
+    """32 pages of 64 tokens for each of 4 slots."""
+    rollout = config.RolloutSettings(slots=4, context=2048, graphs=True)
+    assert pool_of(rollout) == (4 * 32, 64)
+    assert pool_of(rollout.model_copy(update={"pages": 40})) == (40, 64)
 
 
 def test_a_drafter_takes_a_layer_of_cache_and_its_own_weights() -> None:
-    plain = plan(SHAPE, recipe(), flash=False)
-    got = plan(SHAPE, recipe('draft.drafters=["eagle"]'), flash=False)
+    plain = plan(recipe())
+    got = plan(recipe('draft.drafters=["eagle"]'))
     h, kv = SHAPE.hidden, SHAPE.cached // SHAPE.layers
     assert got.cache == plain.cache * (SHAPE.cached + h + 1 + kv) // SHAPE.cached
     numbers = 2 * h * h + 2 * h * SHAPE.query + h * kv + 3 * h * SHAPE.inner

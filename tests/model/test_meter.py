@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from whet.model.meter import FOLD, DeviceMeter
+from whet.model.ops import FOLD, DeviceMeter
 
 
 def test_off_cuda_there_is_nothing_to_say() -> None:

@@ -103,7 +103,7 @@ def test_a_shared_pack_by_hand():
 
 
 @given(st.integers(0, 1000), st.integers(1, 60))
-def test_shared_packs_hold_everybody_and_keep_to_the_budget(seed, budget):
+def test_shared_packs_hold_every_pair_and_keep_to_the_budget(seed, budget):
     pairs = family_pairs(seed)
     packs = make_packs(pairs, budget, share=True)
     assert sorted(i for pack in packs for i in pack.members) == list(range(len(pairs)))

@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from whet.errors import WhetError
-from whet.report.arms import arm_name, common_evaluation, name_runs, read_arms, settings_that_differ
+from whet.report.arms import arm_name, common_evaluation, name_runs, read_arms
+from whet.report.compare import settings_that_differ
 
 
-def test_seeds_of_one_arm_are_told_by_their_names() -> None:
+def test_seeds_of_one_arm_are_recognised_by_their_names() -> None:
     names = ["speed-seed0", "speed_s1", "speed.seed=2", "speed seed 3", "runs/speed/4", "uniform-16", "uniform 48"]
     assert [arm_name(n) for n in names] == [*["speed"] * 4, "runs/speed", "uniform-16", "uniform 48"]
 
 
-def test_equal_folder_names_are_told_apart_by_their_parents() -> None:
+def test_equal_folder_names_are_distinguished_by_their_parents() -> None:
     paths = [Path("/a/x/run"), Path("/a/y/run"), Path("/a/other"), Path("/b/y/run"), Path("/a/other")]
     assert list(name_runs(paths)) == ["x/run", "a/y/run", "other", "b/y/run"]
 

@@ -5,7 +5,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from whet.report.chart import Html, Line, chart, escape, tag, ticks
+from whet.report.page import Html, Line, chart, escape, tag, ticks
 
 
 def draw(lines: list[Line], **options: object) -> str:

@@ -4,10 +4,11 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from curricula import to_markdown
 from rich.console import Console
 
-from whet.report.arms import read_arms
-from whet.report.compare import TableCell, compare, compare_table, eval_table, set_names, to_markdown
+from whet.report.arms import evaluation_names, read_arms
+from whet.report.compare import TableCell, compare, compare_table, eval_table
 from whet.run import Run
 
 
@@ -203,4 +204,5 @@ def test_names_are_text_never_markup() -> None:
 
 
 def test_sets_are_found_by_their_accuracy() -> None:
-    assert set_names(FULL) == ["gsm8k"] and set_names({"eval/a/level/accuracy": 1.0}) == []
+    assert evaluation_names([FULL]) == ["gsm8k"] and evaluation_names([{"eval/a/level/accuracy": 1.0}]) == []
+    assert evaluation_names([{"eval/math/hard/accuracy": 0.1}]) == ["math/hard"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from whet.report.curves import at, evaluation_names, evaluations, median_curve, number, series, smooth, thin
+from whet.report.arms import at, evaluation_names, evaluations, median_curve, number, series, smooth, thin
 
 
 def test_number_takes_finite_numbers_only() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.report import formats
-from whet.report.curves import Point
+from whet.report.arms import Point
 from whet.report.formats import Reach, final_accuracy, first_crossing, median_reach, pick_levels, reach, saving
 
 

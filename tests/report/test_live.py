@@ -29,7 +29,8 @@ def text(console: Console) -> str:
 
 def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     console = pipe()
-    progress = RunProgress("speed", console=console, every_s=HUGE)
+    progress = RunProgress("speed", console=console)
+    progress.every_s = HUGE
     for step in range(11):
         row = {"step": step, "tokens_generated": 100 * step, "curriculum/signal_share": 0.25}
         progress.update(row | ({"eval/held_out/accuracy": step / 20} if step in (0, 4, 8) else {}), step / 10)
@@ -46,7 +47,8 @@ def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
 
 def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
     console = pipe()
-    progress = RunProgress(console=console, every_s=0.0)
+    progress = RunProgress(console=console)
+    progress.every_s = 0.0
     for step in range(5):
         progress.update({"step": step}, step / 10)
     progress.close()
@@ -55,7 +57,8 @@ def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
 
 def test_long_lines_are_not_broken_in_a_pipe() -> None:
     console = pipe()
-    progress = RunProgress("n" * 70, console=console, every_s=HUGE)
+    progress = RunProgress("n" * 70, console=console)
+    progress.every_s = HUGE
     progress.message("word " * 40)
     progress.update(
         {"step": 1, "eval/held_out/accuracy": 0.5, "tokens_generated": 5, "curriculum/signal_share": 0.2}, 0.5
@@ -108,7 +111,8 @@ def test_hostile_names_and_messages_are_plain_text() -> None:
 
 def test_quiet_is_quiet() -> None:
     console = pipe()
-    progress = RunProgress(quiet=True, console=console, every_s=0.0)
+    progress = RunProgress(quiet=True, console=console)
+    progress.every_s = 0.0
     progress.message("anything")
     progress.update({"step": 1, "eval/held_out/accuracy": 0.5}, 1.0)
     progress.close()
@@ -198,7 +202,7 @@ def test_follow_waits_for_runs_that_do_not_exist_yet(tmp_path: Path) -> None:
     assert text(console).count("waiting") == 2 and "100%" in text(console)
 
 
-def test_an_evaluation_is_told_also_when_later_rows_came_with_it(save_run: Callable[..., Path]) -> None:
+def test_an_evaluation_is_shown_also_when_later_rows_came_with_it(save_run: Callable[..., Path]) -> None:
     folder = save_run("run", [{"step": 0}], steps=10)
     later = [{"step": 1, "eval/held_out/accuracy": 0.5}, {"step": 2}, {"step": 3}]
     first, second, third = (json.dumps(row) + "\n" for row in later)
@@ -225,9 +229,10 @@ def test_sparkline_stretches_from_lowest_to_highest() -> None:
     assert sparkline([0.0, 0.2, 0.9, 1.0], 2) == "▇█"
 
 
-def test_a_warm_start_is_told_in_plain_lines_and_to_its_end() -> None:
+def test_a_warm_start_is_shown_in_plain_lines_and_to_its_end() -> None:
     out = io.StringIO()
-    progress = RunProgress(console=Console(file=out, width=100), every_s=1e9)
+    progress = RunProgress(console=Console(file=out, width=100))
+    progress.every_s = 1e9
     for step in range(1, 11):
         progress.warm_start("warm start 1", step, 10, 1.0 / step)
     progress.close()
@@ -311,7 +316,7 @@ def test_latest_values_stay_until_the_next() -> None:
     assert status.add({"step": 0, "eval/a/accuracy": 0.1, "eval/b/accuracy": 0.9}) is True
     assert status.add({"step": 1, "curriculum/signal_share": 0.5, "rollout/tokens_per_s": 100.0}) is False
     assert status.add({"step": 2, "eval/b/accuracy": 0.95}) is True
-    assert (status.accuracy, status.signal, status.speed) == (0.1, 0.5, 100.0)
+    assert (status.accuracies[-1], status.signal, status.speed) == (0.1, 0.5, 100.0)
 
 
 def test_the_plain_line_is_ascii_and_leaves_out_what_is_unknown() -> None:
@@ -340,7 +345,7 @@ def test_rows_come_once_and_half_lines_wait(tmp_path: Path) -> None:
 
 
 def test_no_byte_is_read_twice(tmp_path: Path) -> None:
-    """What was read already may change on the disk without anyone noticing."""
+    """What was read already may change on the disk without an effect."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n')
     tail = FileTail(path)

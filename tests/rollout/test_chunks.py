@@ -61,7 +61,7 @@ def test_preempted_and_recomputed_flights_are_fed_in_chunks(form: dict[str, Any]
         engine.update(version)
     assert by_key(drain(engine)) == by_key(plain.collect())
     if "page" in form:
-        assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+        assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
 
 WANTED: dict[tuple[int, int], list[int]] = {}
@@ -85,9 +85,9 @@ def test_tokens_depend_on_the_key_alone(
     form: dict[str, Any] = {"page": page or 4 * graphs, "graphs": graphs}
     if form["page"]:
         form["pages"] = -(-64 // form["page"]) + spare
-    engine = make_engine(MODEL, slots=slots, on_update="recompute", **form)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "PREFILL", size)
+        engine = make_engine(MODEL, slots=slots, on_update="recompute", **form)
         engine.submit(requests)
         for version, steps in enumerate(updates, 1):
             step(engine, steps)
@@ -134,7 +134,7 @@ def test_cut_of_a_row_that_is_half_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.update(1)
     assert [(r.key, r.length) for r in engine.collect()] == [((102, 0), 0), ((102, 1), 0)]
     assert [r.key for r in drain(engine)] == [(100, 0)]
-    assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+    assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
 
 def test_state_of_a_row_that_is_half_fed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_state_of_a_row_that_is_half_fed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_evaluations_beside_training_rows_and_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`generate` in the middle of a stream, one row of it with top-p: nobody's tokens change."""
+    """`generate` in the middle of a stream, one row of it with top-p: no row's tokens change."""
     monkeypatch.setattr(scheduler, "PREFILL", 5)
     train = [ask(i, n=2, max_tokens=9 + 4 * i) for i in range(4)]
     picky = [ask(9, n=2, phase="eval", temperature=0.5, top_p=0.7, max_tokens=9), ask(5, phase="eval", max_tokens=7)]

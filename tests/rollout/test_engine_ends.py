@@ -130,7 +130,7 @@ def test_finished_rollouts_are_told_early_in_order_and_once(mode: str) -> None:
     while not engine.idle:
         collected += engine.collect(on_progress)
         assert early == collected  # the very same objects, in the same order
-    assert len(collected) == 5 and running[0] == 2 and running[-1] == 0, "told while others run, and at the end"
+    assert len(collected) == 5 and running[0] == 2 and running[-1] == 0, "called while others run, and at the end"
 
 
 def test_stream_hands_out_what_finished_and_counts_free_slots() -> None:

@@ -34,6 +34,6 @@ def test_without_triton_a_gpu_decodes_slowly_and_says_so(monkeypatch: pytest.Mon
     (note,) = slow.notes()
     assert note.startswith("Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs")
     assert note.endswith(", since Triton is not installed.")
-    assert make_engine(model, graphs=False).notes() == [], "nobody asked for graphs"
+    assert make_engine(model, graphs=False).notes() == [], "no graphs were asked for"
     requests = [ask(i, n=2, max_tokens=6) for i in range(3)]
     assert by_key(slow.generate(requests)) == by_key(fast.generate(requests))

@@ -217,7 +217,7 @@ def test_a_trained_drafter_is_accepted_more_often_and_changes_nothing() -> None:
         if trained:
             trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
             trainer.run(30_000)
-            trainer.publish(head)
+            head.take(trainer.head)
         engine = drafting(model, head, [DraftArm("eagle", 4)], None if trained else buffer, slots=8)
         same(plain, run(engine, asked))
         assert engine.speculation is not None

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.model.twin import KVShape
-from whet.rollout.pages import PagedCache, PagePool, SlotCache
+from whet.rollout.pages import Cache, PagedCache, make_cache
 
 SHAPES = [KVShape(1, 2, 2, torch.float64)]
 
 
 def test_pool_counts_owners() -> None:
-    pool = PagePool(3)
+    pool = make_cache(SHAPES, 1, 3, 1, 3, torch.device("cpu"))
     a = pool.take(2)
     pool.share(a)
     pool.drop(a)
@@ -27,16 +27,16 @@ def test_pool_counts_owners() -> None:
 
 
 class Tracked:
-    """A paged cache beside what it should hold: a list of stamps a row, one a token."""
+    """A paged cache beside what it should hold: a list of stamps per row, one per token."""
 
     def __init__(self, page: int, slots: int = 6, context: int = 20, pages: int = 18) -> None:
-        self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"))
+        self.cache = PagedCache(SHAPES, slots, context, page, pages, torch.device("cpu"), False)
         self.slots, self.context, self.pages = slots, context, pages
         self.rows: list[list[float]] = []
         self.stamp = 0.0
 
     def open(self, tokens: int) -> None:
-        if len(self.rows) < self.slots and self.cache.need(tokens, False) <= self.cache.free:
+        if len(self.rows) < self.slots and -(-tokens // self.cache.page) <= self.cache.free:
             self.cache.open(len(self.rows), tokens)
             self.rows.append([])
             for _ in range(tokens):
@@ -44,7 +44,7 @@ class Tracked:
 
     def fork(self, source: int) -> None:
         n = len(self.rows[source])
-        if len(self.rows) < self.slots and self.cache.need(n, True) <= self.cache.free:
+        if len(self.rows) < self.slots and (n % self.cache.page > 0) <= self.cache.free:
             self.cache.fork([source], [len(self.rows)], [n])
             self.rows.append(list(self.rows[source]))
 
@@ -71,17 +71,17 @@ class Tracked:
         self.rows[row].append(self.stamp)
 
     def check(self) -> None:
-        """Owners are counted exactly, tokens are where they were put, and the page written next is nobody else's."""
+        """Owners are counted exactly, tokens are where they were put, and no other row has the page written next."""
         cache = self.cache
         held = [cache.table[row, : cache.held[row]].tolist() for row in range(len(self.rows))]
-        assert cache.pool.owners == [sum(page in pages for pages in held) for page in range(self.pages)]
-        assert cache.free == cache.pool.owners.count(0)
+        assert cache.owners == [sum(page in pages for pages in held) for page in range(self.pages)]
+        assert cache.free == cache.owners.count(0)
         assert (cache.held[len(self.rows) :] == 0).all()
         for pages, want in zip(held, self.rows, strict=True):
             assert len(set(pages)) == len(pages)
             assert cache.keys[0][pages, 0, :, 0].flatten()[: len(want)].tolist() == want
             if len(want) < len(pages) * cache.page:
-                assert cache.pool.owners[pages[len(want) // cache.page]] == 1
+                assert cache.owners[pages[len(want) // cache.page]] == 1
 
 
 @settings(max_examples=60, deadline=None)
@@ -105,12 +105,12 @@ def test_paged_cache_never_leaks_or_shares_wrongly(page: int, actions: list[tupl
         tracked.check()
     for row in reversed(range(len(tracked.rows))):
         tracked.close(row)
-    assert tracked.cache.free == tracked.pages and not any(tracked.cache.pool.owners)
+    assert tracked.cache.free == tracked.pages and not any(tracked.cache.owners)
 
 
 def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
     """10 tokens in pages of 4: two full pages with two owners, one copy of the half-filled third."""
-    cache = PagedCache(SHAPES, 3, 16, 4, 8, torch.device("cpu"))
+    cache = make_cache(SHAPES, 3, 16, 4, 8, torch.device("cpu"))
     cache.open(0, 10)
     cache.fork([0, 0], [1, 2], [10, 10])
     assert cache.table[0, :2].tolist() == cache.table[1, :2].tolist() == cache.table[2, :2].tolist()
@@ -124,7 +124,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
     """Two groups, the second of full pages only; then rows that lack none, one and three pages. Contents and all."""
     found = []
     for together in (True, False):
-        cache = PagedCache(SHAPES, 7, 40, 4, 60, torch.device("cpu"))
+        cache = make_cache(SHAPES, 7, 40, 4, 60, torch.device("cpu"))
         cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))
         cache.open(0, 10)
         cache.open(1, 8)
@@ -134,7 +134,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
         lengths = np.array([10, 8, 21, 10, 12, 8, 19])
         for row in range(7) if not together else [6]:
             cache.grow(lengths[: row + 1])
-        state = [cache.table.tolist(), cache.held.tolist(), cache.pool.owners, cache.free, cache.edits]
+        state = [cache.table.tolist(), cache.held.tolist(), cache.owners, cache.free, cache.edits]
         found.append((state, cache.keys[0].clone()))
     assert found[0][0] == found[1][0]
     assert found[0][0][1] == [3, 3, 6, 3, 4, 3, 5]
@@ -142,7 +142,7 @@ def test_forks_and_pages_of_many_rows_are_those_of_one_after_the_other() -> None
 
 
 def test_slot_cache_moves_and_forks_contents() -> None:
-    cache = SlotCache(SHAPES, 4, 8, torch.device("cpu"))
+    cache = Cache(SHAPES, 4, 8, torch.device("cpu"))
     cache.keys[0].copy_(torch.arange(cache.keys[0].numel()).view_as(cache.keys[0]))
     first = cache.keys[0].clone()
     cache.fork([0, 1], [2, 3], [5, 2])
@@ -155,8 +155,8 @@ def test_slot_cache_moves_and_forks_contents() -> None:
 
 def test_padding_is_written_to_the_trash_page() -> None:
     for cache in (
-        SlotCache(SHAPES, 2, 8, torch.device("cpu")),
-        PagedCache(SHAPES, 2, 8, 4, 4, torch.device("cpu")),
+        Cache(SHAPES, 2, 8, torch.device("cpu")),
+        make_cache(SHAPES, 2, 8, 4, 4, torch.device("cpu")),
     ):
         cache.open(0, 2)
         cache.open(1, 3)

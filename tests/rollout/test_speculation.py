@@ -1,4 +1,4 @@
-"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whoever chooses."""
+"""Rollouts with drafts are those without: tokens, log-probs, finishes, whatever drafts and whatever chooses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.controller import Controller
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
@@ -40,10 +40,10 @@ class Whim:
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
-    def record(self, arm: DraftArm, batch: int, seconds: float, **rest: Any) -> None:
-        self.used[arm.name] = self.used.get(arm.name, 0) + 1
-        if rest.get("accepted") is not None:
-            self.accepted += int(rest["accepted"].sum())
+    def record(self, report: StepReport) -> None:
+        self.used[report.arm.name] = self.used.get(report.arm.name, 0) + 1
+        if report.accepted is not None:
+            self.accepted += int(report.accepted.sum())
 
     def updated(self) -> None: ...
 
@@ -174,7 +174,7 @@ def updated_after(engine: LocalEngine, request: Request, index: int, written: in
 def each_updated_after(
     make: Callable[[], LocalEngine], asked: Sequence[Request], written: dict[tuple[int, int], int]
 ) -> list[Rollout]:
-    """Of all that was asked, each by an engine of its own."""
+    """All that was asked, each by an engine of its own."""
     every = [(request, index) for request in asked for index in range(request.n)]
     return [rollout for r, i in every for rollout in updated_after(make(), r, i, written[r.group_id, i])]
 
@@ -202,7 +202,7 @@ def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:
 
 @pytest.mark.parametrize("name", ["empty", "suffix"])
 def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
-    """Its tries fade with the updates until it is as promising as one that nobody knows: it is not chosen again."""
+    """Its tries fade with the updates until it is as promising as an unknown one: it is not chosen again."""
     speculation = speculating([Empty(), Suffix()], Controller([DraftArm("empty", 4), DraftArm("suffix", 4)], seed=1))
     rows, world = Rows(8, 64, np.dtype(np.float64), torch.device("cpu")), World({"empty": 0.5, "suffix": 0.5})
     (healthy,) = {"empty", "suffix"} - {name}
@@ -214,7 +214,7 @@ def test_a_retired_drafter_leaves_the_others_at_work(name: str) -> None:
             speculation.updated(step)
         chosen.append(speculation.choose(rows, 8))  # type: ignore[arg-type]
         accepted = world.accepted(chosen[-1], 8) if chosen[-1] != OFF else None
-        speculation.on_step(chosen[-1], rows, 8, world.seconds(chosen[-1], 8), accepted=accepted)  # type: ignore[arg-type]
+        speculation.chooser.record(StepReport(chosen[-1], 8, world.seconds(chosen[-1], 8), accepted=accepted))
     after = [arm.drafter for arm in chosen[300:]]
     assert name not in after and speculation.drafters[name].failures == 1
     assert after[-300:].count(healthy) > 200
@@ -260,11 +260,14 @@ def test_the_controller_in_the_engine() -> None:
     asked = [ask(i % 10, n=2, group=500 + i, max_tokens=40) for i in range(30)]
     plain = run(make_engine(model, slots=8), asked)
     arms = [DraftArm("ngram", 2), DraftArm("suffix", 2), DraftArm("suffix", 6)]
-    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms, epsilon=0.3)))
+    chooser = Controller(arms)
+    chooser.epsilon = 0.3
+    engine = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], chooser))
     same(plain, run(engine, asked))
     metrics = engine.stats()
     assert metrics["draft/failures"] == 0
     assert 0 < metrics["draft/share_off"] <= 1
     again = make_engine(model, slots=8, speculation=speculating([NGram(), Suffix()], Controller(arms)))
     again.load_state_dict(engine.state_dict())
-    assert again.speculation is not None and again.speculation.state_dict() == engine.speculation.state_dict()  # type: ignore[union-attr]
+    assert again.speculation is not None and engine.speculation is not None
+    assert again.speculation.chooser.state_dict() == engine.speculation.chooser.state_dict()

@@ -74,7 +74,7 @@ def test_a_drafter_published_in_place_drafts_better() -> None:
     first, whim.accepted = whim.accepted, 0
     trainer = DrafterTrainer(head, buffer, pack=256, lr=3e-3)
     trainer.run(30_000)
-    trainer.publish(head)
+    head.take(trainer.head)
     same(before, run(engine, asked), atol=2e-3)
     assert whim.accepted > 2 * first + 50
 

@@ -17,7 +17,7 @@ from whet.draft.eagle import eagle_head
 from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.fast.fused import share_storage
+from whet.fast.fused import Feed, share_storage
 from whet.fast.graphs import GraphRunner
 from whet.rollout import scheduler
 from whet.rollout.engine import LocalEngine
@@ -44,20 +44,20 @@ def refuse(tokens: int, most: int) -> None:
 
 
 class Short:
-    """A network on a card without room for the tensors of so many prompt tokens."""
+    """A network on a GPU without room for the tensors of so many prompt tokens."""
 
     def __init__(self, network: Any, most: int) -> None:
-        self.network, self.most, self.logits = network, most, network.logits
+        self.network, self.most, self.head = network, most, network.head
 
-    def forward(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
-        real = int((rest[1] >= 0).sum())  # the rest of them pads
-        refuse(real if rest[-1] > 1 else 0, self.most)  # the last: new tokens of a row at most
-        out: torch.Tensor = self.network.forward(ids, *rest)
+    def forward(self, fed: Feed) -> torch.Tensor:
+        real = int((fed.row >= 0).sum())  # the others are padding
+        refuse(real if fed.most > 1 else 0, self.most)
+        out: torch.Tensor = self.network.forward(fed)
         return out
 
 
 def full_before(engine: LocalEngine, most: int) -> None:
-    """A forward over the prompts of more than `most` tokens finds the card full."""
+    """A forward over the prompts of more than `most` tokens finds the GPU full."""
     if isinstance(engine.runner, GraphRunner):
         engine.runner.network = engine.runner.prefill.network = Short(engine.runner.network, most)
     else:
@@ -89,7 +89,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("full", [full_before, full_after])
 @pytest.mark.parametrize("most", [20, 9, 3])
-def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., None], most: int) -> None:
+def test_a_full_gpu_changes_no_token(form: dict[str, Any], full: Callable[..., None], most: int) -> None:
     """Waves of several prompts, down to parts of one; forks; rows that run meanwhile; recomputed flights."""
     requests = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0)[i % 2], max_tokens=4 + 2 * i) for i in range(9)]
     results = []
@@ -99,9 +99,9 @@ def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., 
             full(engine, most)
         engine.submit(requests)
         if short:
-            with pytest.warns(UserWarning, match=SENTENCE) as told:
+            with pytest.warns(UserWarning, match=SENTENCE) as warned:
                 step(engine, 12)
-            assert len(told) == 1, "said once"
+            assert len(warned) == 1, "said once"
         else:
             step(engine, 12)
         engine.update(1)
@@ -109,7 +109,7 @@ def test_a_full_card_changes_no_token(form: dict[str, Any], full: Callable[..., 
         stats = engine.stats()
         assert (stats["rollout/oom"] > 0) == short
         if "page" in form:
-            assert engine.cache.free == len(engine.cache.pool.owners), "every page comes back"  # type: ignore[union-attr]
+            assert engine.cache.free == len(engine.cache.owners), "every page comes back"  # type: ignore[union-attr]
     assert results[0] == results[1] and len(results[0]) == sum(r.n for r in requests)
 
 
@@ -133,9 +133,9 @@ def test_steps_launched_ahead_and_drafts_are_taken_again(seed: int, monkeypatch:
     monkeypatch.setattr(GraphRunner, "advance", short)
     for how in ("bursts", "drafts"):
         with pytest.warns(UserWarning, match=SENTENCE):
-            told, engine = story(how, seed)
-        assert_same(told, wanted)
-        assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+            found, engine = story(how, seed)
+        assert_same(found, wanted)
+        assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
     assert failed
 
 
@@ -159,7 +159,7 @@ def test_one_prompt_that_does_not_fit_is_one_sentence() -> None:
     assert len(PROMPTS["p2"]) == 11
     with pytest.raises(WhetError, match=r"^Not even a prompt of 11 tokens can be fed .* rollout\.pages"):
         engine.collect()
-    assert engine.cache.free == len(engine.cache.pool.owners) and not engine.rows.size  # type: ignore[union-attr]
+    assert engine.cache.free == len(engine.cache.owners) and not engine.rows.size  # type: ignore[union-attr]
     assert [f.request.prompt_id for f in engine.scheduler.waiting] == ["p2"], "nothing is lost"
 
 
@@ -181,7 +181,7 @@ def test_what_does_not_fit_beside_others_waits_for_them(chunk: int, monkeypatch:
     engine.submit(requests[1:])
     with pytest.warns(UserWarning, match=SENTENCE):
         assert by_key(engine.collect()) == wanted
-    assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+    assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
 
 def test_forks_are_fewer_where_they_are_what_does_not_fit() -> None:
@@ -198,7 +198,7 @@ def test_forks_are_fewer_where_they_are_what_does_not_fit() -> None:
     with pytest.warns(UserWarning, match=SENTENCE):
         assert by_key(engine.generate(requests)) == wanted
     assert engine.scheduler.forks == 1
-    assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+    assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
 
 def test_the_queue_is_as_it_was() -> None:
@@ -238,12 +238,12 @@ def test_a_row_that_is_half_fed_keeps_what_it_has(monkeypatch: pytest.MonkeyPatc
         step(engine, 1)
     assert (engine.rows.size, engine.rows.ready, engine.rows.fed, int(engine.rows.shared[0])) == (1, 0, 8, 0)
     assert by_key(drain(engine)) == wanted
-    assert engine.cache.free == len(engine.cache.pool.owners)  # type: ignore[union-attr]
+    assert engine.cache.free == len(engine.cache.owners)  # type: ignore[union-attr]
 
 
 def test_budgets_by_hand() -> None:
     """Padded waves count twice their rectangle; a wave of one prompt counts what it feeds."""
-    flight = make_engine(MODEL).flight(ask(2), 0, 0)
+    flight = make_engine(MODEL)._flights([ask(2)])[0]
     for packed, wanted in ((True, 5 * 600 // 2), (False, 2 * 5 * 900 // 2)):
         made = Scheduler(packed=packed)
         assert made.budget == scheduler.PREFILL

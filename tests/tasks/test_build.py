@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_judge import TASK, decode, lookup, rollout, rollouts
 
+from whet import config
 from whet.config import Data, Eval, Reward
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
 from whet.tasks.build import (
     REWARDS,
     Rewards,
-    TaskNames,
     boxed_term,
     build_task,
     format_term,
     import_judge,
     length_term,
     load_judge,
+    name_task,
     repetition_term,
 )
 from whet.tasks.judge import Judge
@@ -89,7 +90,7 @@ def test_a_judge_changes_no_id(here) -> None:
 
 def test_a_name_for_each_judge(here) -> None:
     """Two entries that judge differently must not be found under one name; equal ones share it."""
-    names = TaskNames()
+    taken: dict = {}
     boxed = {"answer": "boxed"}
     entries = [
         Data(path="a.jsonl"),
@@ -102,7 +103,7 @@ def test_a_name_for_each_judge(here) -> None:
         Data(),
     ]
     exact = "text:my_judges:exact"
-    assert [names.of(e) for e in entries] == [
+    assert [name_task(e, taken) for e in entries] == [
         "text", "text:2", "text:2", "text:3", exact, f"{exact}:2", "text", "chain",
     ]  # fmt: skip
 
@@ -285,7 +286,7 @@ def first_word(response: str) -> str:
 
 def pool(rewards: Rewards, judge=says_right) -> Judge:
     grader = rewards.grader(judge, first_word)
-    return Judge(lookup, {TASK: grader}, decode=decode, total=rewards.total, timeout_s=5.0)
+    return Judge(lookup, {TASK: grader}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total)
 
 
 def test_no_terms_is_the_score() -> None:
@@ -368,6 +369,8 @@ def test_a_term_left_out_or_endless_is_no_reward() -> None:
         rewards.total(rollout("x"), Judgement(score=1.0))
     with pytest.raises(WhetError, match="add up to inf"):
         rewards.total(rollout("x"), Judgement(score=1.0, terms={"boxed": 1e300}))
-    with Judge(lookup, {TASK: says_right}, decode=decode, total=rewards.total) as judge:
+    with Judge(
+        lookup, {TASK: says_right}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total
+    ) as judge:
         assert judge.judge(rollouts("right"))[0].verdict == "unjudged"
         assert judge.stats()["judge/errors"] == 1

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from whet.errors import WhetError
-from whet.tasks.chain import ChainSolutions, ChainTask, is_held_out, parse_range
+from whet.tasks.base import parse_range
+from whet.tasks.chain import MAX_LEVEL, ChainSolutions, ChainTask, is_held_out
 from whet.types import Prompt
 
 SMALL = {"train_count": 3000, "eval_count": 200}
@@ -47,6 +48,7 @@ def test_answers_are_right(split: str) -> None:
     for prompt in ChainTask(**SMALL).prompts(split, 3):
         assert prompt.answer == work(prompt.text).partition("#")[2]
         assert prompt.meta == {"level": (len(prompt.text) - 2) // 2} and prompt.task == "chain"
+        assert type(prompt.meta["level"]) is int, "a scalar of numpy would not go into JSON"
 
 
 def test_judge_is_exact() -> None:
@@ -135,10 +137,10 @@ def test_alphabet_covers_everything() -> None:
 
 
 def test_ranges() -> None:
-    assert parse_range("3-7") == (3, 7) and parse_range("12") == (12, 12)
+    assert [parse_range("Task chain", text, 1, MAX_LEVEL) for text in ("3-7", "12")] == [(3, 7), (12, 12)]
     for bad in ("", "0", "7-3", "1-65", "a", "1-", "-3", "1-2-3", "1.5"):
         with pytest.raises(WhetError, match="is no range of levels; write"):
-            parse_range(bad)
+            parse_range("Task chain", bad, 1, MAX_LEVEL)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_it_is_this_tasks_judge_that_is_asked(tmp_path) -> None:
     assert golds_of(task_of(tmp_path, ["yes", "no"], options={"answer": "tagged"})).unmatched == 0
 
 
-def test_long_texts_are_told_of(tmp_path) -> None:
+def test_long_texts_are_reported(tmp_path) -> None:
     found = golds_of(task_of(tmp_path, ["First we try 3 * 4. " * 30, "72"]))
     assert (found.unmatched, found.long) == (0, 1)
     assert found.sentences()[0].startswith("1 of 2 answers are texts of more than 300 characters, which a response")

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from whet import config
 from whet.errors import WhetError
 from whet.tasks.gym import GUARDS, GymTask, is_data, is_formula, is_held_out
 from whet.tasks.judge import Judge
@@ -146,7 +147,8 @@ def test_judged_in_a_worker() -> None:
         return Rollout(prompt_id=table.ids[0], sampling=how, length=ids.size, trace=trace, **fields)
 
     judges = {task.name: task.judge}
-    with Judge(table.__getitem__, judges, decode=lambda ids: "".join(map(chr, ids)), timeout_s=60) as judge:
+    settings = config.JudgeSettings(workers=1, timeout_s=60)
+    with Judge(table.__getitem__, judges, settings, decode=lambda ids: "".join(map(chr, ids))) as judge:
         judged = judge.judge([rollout(table.answers[0]), rollout("1 + 1"), rollout("exit()")])
     assert [r.verdict for r in judged] == ["right", "wrong", "wrong"]
 
@@ -174,7 +176,7 @@ def test_every_score_that_runs_its_answer_is_guarded() -> None:
 
 def test_guards() -> None:
     for answer in ("Q _ _\n_ Q _", "[['a', 'b']]", "0 1 2", "x**2/2 + C"):
-        assert is_data(answer)
+        assert is_data(answer) and not is_data(f"exit({answer})")
     for answer in ("(3 + 4) * 5 / 2.5 - 1", "-9*x**8/10 + C", "exp(x)*sin(2*x) + sqrt(x)", "2 x", ""):
         assert is_formula(answer)
     for answer in (
@@ -198,7 +200,7 @@ def test_guards() -> None:
         ({"dataset": "chain_some"}, 'reasoning-gym has no dataset "chain_some"; did you mean "chain_sum"?'),
         ({"dataset": "composite"}, r"takes one dataset per entry; write a \[\[data\]\] entry"),
         ({"dataset": 3}, "dataset = 3 is wrong: it should be a string"),
-        ({"train_count": 0}, "train_count = 0 is wrong: it should be at least 1"),
+        ({"train_count": 0}, "train_count = 0 is wrong: it should be from 1 to 10000000"),
         ({"min_term": 2}, 'chain_sum has no setting "min_term"; did you mean "min_terms"?'),
         ({"seed": 2}, 'chain_sum has no setting "seed"'),
         ({"min_terms": 9}, "chain_sum refuses its settings: max_terms must be >= min_terms"),

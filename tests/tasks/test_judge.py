@@ -14,6 +14,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
+from whet import config
 from whet.errors import WhetError
 from whet.tasks import worker
 from whet.tasks.base import Judgement
@@ -157,9 +158,9 @@ def pool() -> Iterator[Judge]:
         yield judge
 
 
-def make(judge=hostile, **options) -> Judge:
-    options = {"workers": 1, "timeout_s": 0.3, "memory_mb": 512, "pass_at": 0.99, "ordered": True, **options}
-    return Judge(lookup, {TASK: judge}, decode=decode, **options)
+def make(judge=hostile, ordered: bool = True, **settings) -> Judge:
+    chosen = config.JudgeSettings(**{"workers": 1, "timeout_s": 0.3, "memory_mb": 512, **settings})
+    return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered)
 
 
 def pids(judge: Judge) -> list[int]:
@@ -213,7 +214,7 @@ def test_what_becomes_of_a_response_cut_at_the_limit() -> None:
             judged = judge.judge(cut)
             assert [r.verdict for r in judged] == verdicts, policy
             assert judged[0].reward == {"judge": 1.0, "wrong": 0.0, "mask": None}[policy]
-            assert judge.stats()["judge/unjudged"] == 0, "a masked response is nobody's failure"
+            assert judge.stats()["judge/unjudged"] == 0, "a masked response is no failure"
 
 
 ERRORS = ["raise", "exit", "interrupt", "nameless", "recurse", "memory"]
@@ -604,7 +605,7 @@ def test_a_prompt_that_cannot_travel() -> None:
         return Prompt(id=prompt_id, text="?", answer="yes", task=TASK, meta=MappingProxyType({}))
 
     with (
-        Judge(odd, {TASK: hostile}, decode=decode) as judge,
+        Judge(odd, {TASK: hostile}, config.JudgeSettings(workers=1), decode=decode) as judge,
         pytest.raises(WhetError, match="cannot be sent to a judge process"),
     ):
         judge.judge(rollouts("right"))
@@ -664,27 +665,31 @@ def test_replies_say_nothing_but_a_judgement() -> None:
     assert worker.Reply.unpack(good.pack()) == good
     error = worker.Reply(3, worker.Kind.ERROR, 0.0, 12.0, "note\x1b")
     assert worker.Reply.unpack(error.pack()) == error._replace(note="note?")
-    head = good.pack()[: worker._RECORD.size]
+    head = b'[3, 1, 0.5, 12.0, "", '
+    assert worker.Reply.unpack(head + b'"42", {"format": 1.0}]') == good
     for bad in (
         b"",
         b"\xff" * 25,
         good._replace(score=2.0).pack(),
         good._replace(score=float("nan")).pack(),
+        good._replace(at=float("inf")).pack(),
+        good._replace(kind=9).pack(),  # type: ignore[arg-type]
         head,
-        head + b"[]",
-        head + b'["a"]',
-        head + b'["a", {}, 3]',
-        head + b'{"a": 1}',
-        head + b'["a", {"b": NaN}]',
-        head + b'["a", {"b": 1e999}]',
-        head + b'["a", {"b": "1"}]',
-        head + b'["a", {"b": {}}]',
-        head + b'["' + b"a" * 301 + b'", {}]',
-        head + b"[" * 30_000,
-        head + b"9" * 30_000,
-        head + b"\xff\xfe",
+        b"[]",
+        head + b'"a"]',
+        head + b'"a", {}, 3]',
+        head + b'{"a": 1}]',
+        head + b'"a", {"b": NaN}]',
+        head + b'"a", {"b": 1e999}]',
+        head + b'"a", {"b": "1"}]',
+        head + b'"a", {"b": {}}]',
+        head + b'"' + b"a" * 301 + b'", {}]',
+        b'[3, 2, 0.0, 12.0, "' + b"a" * 301 + b'", "", {}]',
+        b"[" * 30_000,
+        b"9" * 30_000,
+        b"\xff\xfe",
     ):
-        with pytest.raises((ValueError, RecursionError, struct.error)):
+        with pytest.raises((ValueError, RecursionError)):
             worker.Reply.unpack(bad)
 
 
@@ -714,7 +719,8 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     matcher = Matcher()
     prompt = Prompt(id="p", text="?", answer=answer, task=TASK)
-    with Judge(lambda _: prompt, {TASK: matcher.judge}, decode=decode, workers=1, timeout_s=20.0) as judge:
+    settings = config.JudgeSettings(workers=1, timeout_s=20.0)
+    with Judge(lambda _: prompt, {TASK: matcher.judge}, settings, decode=decode) as judge:
         before = judge.pids
         got = judge.judge(rollouts(*HOSTILE, f"\\boxed{{{answer}}}"))
         assert [r.verdict for r in got] == ["wrong"] * len(HOSTILE) + ["right"]

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from whet.errors import WhetError
-from whet.tasks.reading import join_sheets, pick_split, read_file, read_folder, read_hub
+from whet.tasks.reading import join_sheets, pick_split, read_file, read_hub, read_path
+from whet.tasks.text import is_small
 
 ROWS = [{"prompt": "a", "reward_model": {"ground_truth": "1", "style": "rule"}}, {"prompt": "b", "reward_model": None}]
 FLAT = {"prompt": ["a", "b"], "reward_model.ground_truth": ["1", None], "reward_model.style": ["rule", None]}
@@ -21,7 +22,7 @@ def columns(sheet) -> dict:
 
 def refused(path: Path) -> str:
     with pytest.raises(WhetError) as error:
-        read_folder(path, ["train"]) if path.is_dir() else read_file(path)
+        read_path(path, ["train"])
     return str(error.value).replace(str(path), "FILE")
 
 
@@ -59,7 +60,7 @@ def test_parquet_columns_of_every_kind(tmp_path) -> None:
     pq.write_table(table, path)
     sheet = read_file(path)
     assert sheet.column("word") == ["x", "y", "x"] and sheet.column("chat")[0] == [{"role": "user", "content": "?"}]
-    assert [name for name in sheet.names if sheet.small(name)] == ["word", "large", "number", "flag"]
+    assert [name for name in sheet.names if is_small(sheet.column(name))] == ["word", "large", "number", "flag"]
 
 
 def test_json_lines_and_lists_say_the_same(tmp_path) -> None:
@@ -89,7 +90,7 @@ def test_small_columns_of_json(tmp_path) -> None:
         {"n": 2.5, "t": None, "long": "", "list": 1},
     ]
     sheet = read_file(write(tmp_path / "a.jsonl", lines(rows)))
-    assert [name for name in sheet.names if sheet.small(name)] == ["n", "t", "flag"]
+    assert [name for name in sheet.names if is_small(sheet.column(name))] == ["n", "t", "flag"]
 
 
 def test_objects_with_no_end_of_keys(tmp_path) -> None:
@@ -104,18 +105,18 @@ def test_folders(tmp_path) -> None:
     write(tmp_path / "data" / "train-00001-of-00002.jsonl", lines([{"a": 2}, {"b": 3}]))
     write(tmp_path / "test.json", '[{"a": 4}]')
     write(tmp_path / "dataset_infos.json", "{}")
-    train = read_folder(tmp_path, ["train"])
+    train = read_path(tmp_path, ["train"])
     assert columns(train) == {"a": [1, 2, None], "b": [None, None, 3]} and train.holes == {"a": 2, "b": 0}
     assert train.place(2) == "train-00001-of-00002.jsonl, line 2" and train.origin == str(tmp_path)
-    assert read_folder(tmp_path, ["eval", "test"]).column("a") == [4]
+    assert read_path(tmp_path, ["eval", "test"]).column("a") == [4]
     with pytest.raises(WhetError, match=r"holds no file of the split validation; it holds data|train-00000"):
-        read_folder(tmp_path, ["validation"])
+        read_path(tmp_path, ["validation"])
 
 
 def test_a_folder_without_splits_is_read_whole(tmp_path) -> None:
     for name in ("b.jsonl", "a.jsonl"):
         write(tmp_path / name, lines([{"x": name}]))
-    assert read_folder(tmp_path, ["test"]).column("x") == ["a.jsonl", "b.jsonl"]
+    assert read_path(tmp_path, ["test"]).column("x") == ["a.jsonl", "b.jsonl"]
 
 
 def test_folders_saved_by_datasets(tmp_path) -> None:
@@ -125,10 +126,10 @@ def test_folders_saved_by_datasets(tmp_path) -> None:
     datasets.DatasetDict({"train": one, "test": datasets.Dataset.from_list([{"prompt": "b"}])}).save_to_disk(
         str(tmp_path / "two")
     )
-    assert read_folder(tmp_path / "one", ["train"]).column("answer") == ["1"]
-    assert read_folder(tmp_path / "two", ["eval", "test"]).column("prompt") == ["b"]
+    assert read_path(tmp_path / "one", ["train"]).column("answer") == ["1"]
+    assert read_path(tmp_path / "two", ["eval", "test"]).column("prompt") == ["b"]
     with pytest.raises(WhetError, match="has no split dev; it has train, test: set split"):
-        read_folder(tmp_path / "two", ["dev"])
+        read_path(tmp_path / "two", ["dev"])
 
 
 def test_datasets_reads_a_local_folder_by_the_hubs_way(monkeypatch) -> None:

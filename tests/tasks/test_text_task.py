@@ -9,7 +9,8 @@ import pytest
 
 from whet.config import Data, Eval
 from whet.errors import WhetError
-from whet.tasks.text import NAMES, TextTask, open_data
+from whet.tasks.reading import NAMES, open_data
+from whet.tasks.text import TextTask
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]
 GOOD = {"prompt": "a", "answer": "b"}
@@ -283,7 +284,7 @@ def test_lists_and_structs_reach_the_judge(write) -> None:
         assert task.notes == () and task.not_kept == ()
 
 
-def test_what_a_prompt_carries_is_bounded_and_told(write) -> None:
+def test_what_a_prompt_carries_is_bounded_and_noted(write) -> None:
     """40,004 bytes of JSON fit once into 65,536, not twice."""
     big = ["a" * 40_000]
     rows = [{**GOOD, "one": [1], "two": big, "three": big}, {**GOOD, "one": ["x" * 70_000], "two": [2], "three": [3]}]

@@ -54,7 +54,7 @@ def test_equal(found: str, gold: str) -> None:
     ],
 )
 def test_not_equal(found: str, gold: str) -> None:
-    """Each of these math-verify alone takes for equal, or would have to be asked in vain."""
+    """Each of these math-verify alone takes for equal, or would be asked without result."""
     assert not same_formula(found, gold)
 
 
@@ -131,7 +131,7 @@ def test_waiting_is_not_computing() -> None:
         time.sleep(0.2)
 
 
-def test_somebody_elses_signal_stays(monkeypatch) -> None:
+def test_a_signal_with_another_use_stays(monkeypatch) -> None:
     before = signal.signal(signal.SIGVTALRM, signal.SIG_IGN)
     try:
         assert same_formula("x+x", "2x")

@@ -221,7 +221,7 @@ def test_the_rivals_are_the_first_and_the_best_of_the_uniform_arms() -> None:
     assert found.verdict == "costlier" and found.end_verdict == "higher" and not found.paid
 
 
-def test_who_never_got_there_has_a_bound_only() -> None:
+def test_an_arm_that_never_got_there_has_a_bound_only() -> None:
     (found,) = find_outcomes([arm("uniform_48", FLAT, "uniform"), arm("speed_16", FAST)])
     assert found.level == 0.7 and found.verdict == "cheaper"
     assert "against >300k of uniform_48 (>2.0×, cheaper)" in str(found)
@@ -236,7 +236,7 @@ def test_nothing_is_said_of_nothing() -> None:
 
 
 def test_several_seeds_are_a_median() -> None:
-    """Of 100k, 200k and never: 200k."""
+    """The median of 100k, 200k and never is 200k."""
     runs = [run_of(f"speed-{i}", curve, [0.5] * 9, "speed") for i, curve in enumerate((FAST, SLOW, FLAT))]
     (found,) = find_outcomes([arm("uniform_48", SLOW, "uniform"), Arm(name="speed", runs=tuple(runs))])
     assert found.tokens == Reach(200_000, 200_000) and found.end == pytest.approx((0.3 + 0.62 + 0.62) / 3)

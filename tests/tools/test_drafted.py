@@ -16,7 +16,7 @@ from whet.draft.export import check_layout
 from whet.draft.training import DrafterTrainer
 from whet.errors import WhetError
 from whet.learn.checkpoint import PICKLES, verify_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.problems import load_problems
 from whet.recipe import load_config
 from whet.rollout.engine import LocalEngine
@@ -82,10 +82,20 @@ def test_a_drafter_that_was_changed_is_a_checkpoint_that_was_changed(run: Path, 
     assert "drafter/model.safetensors" in str(verify_checkpoint(copy))
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, stopped after two steps."""
+    folder = tmp_path_factory.mktemp("runs") / "stopped"
+    run_recipe(small_config(*EAGLE), folder, watcher=Stop(after=2), reward=even_digits)
+    return folder
+
+
 @pytest.mark.parametrize("lessons", [True, False])
-def test_a_resumed_run_writes_the_drafter_on(tmp_path: Path, lessons: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_writes_the_drafter_on(
+    stopped: Path, tmp_path: Path, lessons: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without lessons it writes what it has read; with them it learns on."""
-    run_recipe(small_config(*EAGLE), tmp_path, watcher=Stop(after=2), reward=even_digits)
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     before = load_file(checkpoints(tmp_path)[-1] / "drafter/model.safetensors")
     if not lessons:
         run = DrafterTrainer.run
@@ -105,10 +115,10 @@ def test_no_drafter_no_folder(tmp_path: Path) -> None:
 
 
 def test_adapters_have_a_drafter_too(tmp_path: Path) -> None:
-    base, tokenizer = tmp_path / "base", char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    base, tokenizer = tmp_path / "base", tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(base)
     tokenizer.save_pretrained(base)
-    sets = (*EAGLE, f"model.name='{base}'", "model.lora.rank=4", "model.dtype=bfloat16")
+    sets = (*EAGLE, "steps=1", f"model.name='{base}'", "model.lora.rank=4", "model.dtype=bfloat16")
     run_recipe(small_config(*sets), tmp_path / "run", watcher=Silent(), reward=even_digits)
     check_layout(checkpoints(tmp_path / "run")[-1] / "drafter")
     assert evaluate_model(str(tmp_path / "run"), draft=True)["eval/held_out/draft/rollouts"] == 12
@@ -210,7 +220,7 @@ def test_any_model_on_any_problems_greedy_or_sampled(tmp_path: Path) -> None:
 
 def test_an_exported_drafter_drafts(run: Path, tmp_path: Path) -> None:
     out = export_model(run, tmp_path / "out", drafter="sglang")
-    told: list[str] = []
+    lines: list[str] = []
     sets = ['draft.drafters=["eagle"]', "eval.0.options={eval_count=60}", "eval.0.limit=12", "rollout.context=48"]
     (tmp_path / "recipe.toml").write_text("steps = 1\n")
     found = evaluate_model(
@@ -218,22 +228,22 @@ def test_an_exported_drafter_drafts(run: Path, tmp_path: Path) -> None:
         recipe=tmp_path / "recipe.toml",
         sets=[*(item for item in SMALL if not item.startswith("model.")), *sets],
         draft=True,
-        say=told.append,
+        say=lines.append,
     )
     assert found["eval/held_out/draft/differ"] == 0
     assert any("share_eagle" in key for key in found)
 
 
 def test_what_cannot_be_drafted_for_is_one_sentence_before_any_weight_is_loaded(run: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+    lines: list[str] = []
     with pytest.raises(WhetError, match=r"held_out is sampled with top_p = 0\.9"):
-        evaluate_model(str(run), draft=True, sets=["eval.0.top_p=0.9", "eval.0.temperature=1"], say=told.append)
+        evaluate_model(str(run), draft=True, sets=["eval.0.top_p=0.9", "eval.0.temperature=1"], say=lines.append)
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 4)
     with pytest.raises(WhetError, match="holds no drafter/"):
         evaluate_model(
-            model, entries=eval_entries([data]), draft=True, sets=['draft.drafters=["eagle"]'], say=told.append
+            model, entries=eval_entries([data]), draft=True, sets=['draft.drafters=["eagle"]'], say=lines.append
         )
-    assert not [line for line in told if line.startswith("Loading")]
+    assert not [line for line in lines if line.startswith("Loading")]
 
 
 def test_a_run_from_before_its_drafter_was_written(run: Path, tmp_path: Path) -> None:
@@ -253,14 +263,14 @@ def test_problems_that_were_trained_on_are_left_out(tmp_path: Path) -> None:
     sets = [f"model.name='{base}'", f"data.0={{path='{data}'}}", "eval=[]", "held_out.size=0", "rollout.context=0"]
     kept = [item for item in SMALL if not item.startswith(("model.", "data.", "eval.", "rollout.context"))]
     run_recipe(load_config(sets=[*kept, *sets, "steps=1"]), tmp_path / "run", watcher=Silent(), reward=even_digits)
-    told: list[str] = []
+    lines: list[str] = []
     more = problem_file(tmp_path / "more.jsonl", 50)
     entries = eval_entries([more], max_tokens=8)
-    found = evaluate_model(str(tmp_path / "run"), entries=entries, draft=True, say=told.append)
+    found = evaluate_model(str(tmp_path / "run"), entries=entries, draft=True, say=lines.append)
     assert found["eval/more/draft/rollouts"] == 10
-    assert "40 of the 50 problems of more were trained on and are left out." in told
+    assert "40 of the 50 problems of more were trained on and are left out." in lines
     with pytest.raises(WhetError, match="All problems of train were trained on"):
         evaluate_model(str(tmp_path / "run"), entries=eval_entries([data], max_tokens=8), draft=True)
     Path(data).unlink()
-    found = evaluate_model(str(tmp_path / "run"), entries=entries, draft=True, say=told.append)
-    assert found["eval/more/draft/rollouts"] == 50 and "is not known" in told[-2]
+    found = evaluate_model(str(tmp_path / "run"), entries=entries, draft=True, say=lines.append)
+    assert found["eval/more/draft/rollouts"] == 50 and "is not known" in lines[-2]

@@ -14,7 +14,7 @@ from small_run import small_config
 from whet.errors import WhetError
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
-from whet.tools.experiment import merge, name_arms, replace_run, train_arms
+from whet.tools.experiment import last_words, merge, name_arms, replace_run, start_run, train_arms
 
 
 def test_tables_merge_and_all_else_replaces() -> None:
@@ -48,6 +48,18 @@ def test_only_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     replace_run(run)
     assert not run.exists()
     replace_run(run)  # nothing there is no reason to complain
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_at_once_keeps_its_words_when_it_is_started_again(tmp_path: Path) -> None:
+    """It failed before there was a config.toml; only `replace_run` removes the log."""
+    settings, log = parse_config({"model": {"name": str(tmp_path / "nowhere")}}), tmp_path / "cell.log"
+    log.write_text("The first words.\n")
+    start_run(tmp_path / "cell", settings).wait()
+    assert not (tmp_path / "cell" / "config.toml").exists()
+    assert log.read_text().startswith("The first words.\n") and "nowhere" in last_words(tmp_path / "cell", 2)
+    replace_run(tmp_path / "cell")
+    assert not log.exists()
 
 
 @pytest.mark.slow

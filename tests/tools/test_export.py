@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from whet import config
 from whet.errors import WhetError
 from whet.learn.checkpoint import save_checkpoint
-from whet.model.load import char_tokenizer, tiny_model
+from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import dump_config, load_config, parse_config
 from whet.run import Run, checkpoint_path
 from whet.tools import export as card
@@ -28,7 +28,7 @@ def checkpoint(path: Path, seed: int, model: Any = None) -> None:
     save_checkpoint(
         path,
         model=tiny_model(17, hidden=32, heads=2, seed=seed) if model is None else model,
-        tokenizer=char_tokenizer(ALPHABET),
+        tokenizer=tiny_tokenizer(ALPHABET),
         tensors={"masters": {"w": torch.zeros(3)}},
         arrays={},
         states={"tally": {"step": seed}},
@@ -63,7 +63,7 @@ def test_run_exports_its_best_checkpoint_and_nothing_of_the_run(tmp_path: Path) 
     names = {path.name for path in out.rglob("*")}
     assert {"README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not names & {"state", "manifest.json"}
-    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids == char_tokenizer(ALPHABET)("1+2=").input_ids
+    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids == tiny_tokenizer(ALPHABET)("1+2=").input_ids
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
@@ -175,8 +175,8 @@ def test_hostile_names_stay_text() -> None:
 
 def test_recipe_reads_back(tmp_path: Path) -> None:
     settings = load_config(sets=["learn.lr=1e-5", 'data.0.path="/abs/a.jsonl"', 'model.name="org/name@rev"'])
-    told = parse_config(tomllib.loads(public_recipe(settings)))
-    assert told.data[0].path == "a.jsonl" and told.model.name == "org/name@rev" and told.learn == settings.learn
+    found = parse_config(tomllib.loads(public_recipe(settings)))
+    assert found.data[0].path == "a.jsonl" and found.model.name == "org/name@rev" and found.learn == settings.learn
 
 
 @pytest.mark.parametrize(
@@ -305,9 +305,9 @@ def test_push_without_network_keeps_the_export(tmp_path: Path, monkeypatch: pyte
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(WhetError, match="not pushed to org/name") as told:
+    with pytest.raises(WhetError, match="not pushed to org/name") as error:
         export_model(make_run(tmp_path / "run"), tmp_path / "out", push="org/name")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
     assert 'from_pretrained("org/name"' in (tmp_path / "out" / "README.md").read_text()
 
 

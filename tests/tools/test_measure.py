@@ -1,6 +1,7 @@
 """whet eval and whet probe, end to end on a tiny random model."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -31,13 +32,13 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said: list[str] = []
     model, data = model_folder(tmp_path / "model"), problem_file(tmp_path / "sums.jsonl", 30)
     entries = eval_entries([data], n=4, temperature=1.0, max_tokens=8, limit=10)
-    heard: list[tuple[str, int, int]] = []
+    progressed: list[tuple[str, int, int]] = []
     metrics = evaluate_model(
         model,
         entries=entries,
         sets=[f"eval.0.reward='{ANY_DIGIT}'"],
         out=tmp_path / "out",
-        on_progress=lambda *progress: heard.append(progress),
+        on_progress=lambda *progress: progressed.append(progress),
         say=said.append,
     )
     assert "Slow today." in said
@@ -50,7 +51,7 @@ def test_any_model_on_any_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     right = sum(row["verdict"] == "right" for row in rows) / 40
     assert right == pytest.approx(metrics["eval/sums/accuracy"])
     assert json.loads((tmp_path / "out/eval.json").read_text())["model"] == model
-    assert heard[-1] == ("sums", 40, 40)
+    assert progressed[-1] == ("sums", 40, 40)
 
 
 def test_a_run_brings_its_own_sets(tmp_path: Path) -> None:
@@ -103,3 +104,18 @@ def test_a_judge_that_raises_is_quoted(tmp_path: Path) -> None:
     )
     sys.modules.pop("measured_judge")
     assert sum("failed with KeyError: 'nums' (prompt" in sentence for sentence in said) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["eval", "tiny", "--n", "2"], "--n goes with --data"),
+        (["probe", "tiny", "x.jsonl", "--set", "learn.rate=1"], 'There is no setting "learn.rate"'),
+    ],
+)
+def test_flags_are_checked_before_torch_is_imported(command: list[str], words: str) -> None:
+    start = f"import sys; sys.modules['torch'] = None; sys.argv = ['whet', *{command}]"
+    code = f"{start}; from whet.cli import main; main()"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 2 and words in done.stderr, done.stderr

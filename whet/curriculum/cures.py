@@ -9,18 +9,20 @@ OURS: drawn prompts are held back until the engine has room, so that a batch is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from whet.curriculum.allocation import Moments, neyman, sigma_gradient, sigma_of
-from whet.curriculum.base import Curriculum
+from whet.curriculum.allocation import Moments, largest_remainder, sigma_gradient, sigma_of
+from whet.curriculum.base import RECORDS, Curriculum, Saved, Wrapper, named
 from whet.curriculum.gate import Admission, Gate
 from whet.curriculum.groups import Visit
 from whet.curriculum.rho import CuresSource
+from whet.curriculum.speed import Allocate
 from whet.errors import WhetError
-from whet.types import Batch, Clock, Group, Key, Phase, Report, Request, Rollout, Verdict
+from whet.types import Batch, Clock, Group, Phase, Report, Request
 
 # ---- sigma of a prompt
 
@@ -30,14 +32,16 @@ Sigmas = Callable[[Sequence[str]], np.ndarray]  # prompt ids -> their sigmas, of
 
 def rate_sigmas(source: CuresSource) -> Sigmas:
     """sqrt(p (1 - p)): eq. 21 if all scores have norm one, and right and wrong responses have the same mean."""
-    return lambda prompt_ids: sigma_of(source.spread_rates(source.posterior.rows(prompt_ids)))
+    return lambda prompt_ids: sigma_of(source.spread_rates(source.ids.rows(prompt_ids)))
 
 
-class GradientSigmas:
+class GradientSigmas(Saved):
     """Eq. 21, with the pass rate of the posterior and the moments of the scores reported so far.
 
     A new subset of the source forgets the moments of every prompt, as it forgets their verdicts.
     """
+
+    state_names = ("moments", "turn", "moved")
 
     def __init__(self, source: CuresSource):
         self.source, self.turn = source, source.turn
@@ -46,7 +50,7 @@ class GradientSigmas:
 
     def __call__(self, prompt_ids: Sequence[str]) -> np.ndarray:
         self._follow()
-        rows = self.source.posterior.rows(prompt_ids)
+        rows = self.source.ids.rows(prompt_ids)
         rates = self.source.spread_rates(rows)
         sigmas, plain = sigma_gradient(rates, *self.moments.of(rows).T), sigma_of(rates)
         if len(rows) > 1 and sigmas.any():
@@ -56,7 +60,7 @@ class GradientSigmas:
     def learn(self, groups: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> None:
         """Learn from an update's groups: (prompt id, scores of its right responses, of its wrong ones)."""
         self._follow()
-        rows = self.source.posterior.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
+        rows = self.source.ids.rows([prompt_id for prompt_id, _, _ in groups]).tolist()
         self.moments.update((row, right, wrong) for row, (_, right, wrong) in zip(rows, groups, strict=True))
 
     def _follow(self) -> None:
@@ -67,82 +71,50 @@ class GradientSigmas:
     def metrics(self) -> dict[str, float]:
         right, wrong, gap = self.moments.usual.tolist()
         own = {"rollouts_moved": self.moved, "score_right": right, "score_wrong": wrong, "score_gap": max(gap, 0.0)}
-        return {f"curriculum/{name}": value for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"moments": self.moments.state_dict(), "turn": self.turn, "moved": self.moved}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.moments.load_state_dict(state["moments"])
-        self.turn, self.moved = state["turn"], state["moved"]
+        return named(own)
 
 
-class Scored:
+class Scored(Wrapper):
     """Wraps the curriculum of a run or stage whose gate divides by `sigmas`, and passes the learner's scores to them.
 
     It asks the learner for scores (`needs`) and remembers which rollouts a batch had; it changes no request or batch.
     """
 
+    state_names = ("inner", "sigmas", "trained")
+
     def __init__(self, inner: Curriculum, sigmas: GradientSigmas):
-        self.inner, self.sigmas = inner, sigmas
-        self.needs = inner.needs | {SCORE}
-        # Of the batch that trains now: group id, prompt id, indexes of its right and of its wrong rollouts.
-        self.trained: list[tuple[int, str, list[int], list[int]]] = []
-
-    def plan(self, clock: Clock) -> list[Request]:
-        return self.inner.plan(clock)
-
-    def observe(self, rollouts: Sequence[Rollout]) -> None:
-        self.inner.observe(rollouts)
+        super().__init__(inner)
+        self.sigmas, self.needs = sigmas, inner.needs | {SCORE}
+        self.trained: list[Group] = []  # the batch that trains now
 
     def emit(self, clock: Clock) -> Batch | None:
         batch = self.inner.emit(clock)
         if batch is not None:
-            self.trained = [
-                (group.group_id, group.prompt_id, _indexes(group, "right"), _indexes(group, "wrong"))
-                for group in batch.groups
-            ]
+            self.trained = list(batch.groups)
         return batch
 
     def updated(self, clock: Clock, report: Report) -> None:
-        groups = [
-            (prompt_id, _scores(report, group_id, right), _scores(report, group_id, wrong))
-            for group_id, prompt_id, right, wrong in self.trained
-        ]
-        self.sigmas.learn([(name, right, wrong) for name, right, wrong in groups if len(right) or len(wrong)])
+        groups = []
+        for group in self.trained:
+            # A rollout without advantage never went through the model and has no score.
+            found = [(r.verdict, report.signals.get(r.key, {}).get(SCORE)) for r in group.rollouts]
+            right = [score for verdict, score in found if verdict == "right" and score is not None]
+            wrong = [score for verdict, score in found if verdict == "wrong" and score is not None]
+            if right or wrong:
+                groups.append((group.prompt_id, np.array(right), np.array(wrong)))
+        self.sigmas.learn(groups)
         self.trained = []
         self.inner.updated(clock, report)
 
-    def holds(self) -> set[int]:
-        return self.inner.holds()
-
     def metrics(self) -> dict[str, float]:
         return {**self.inner.metrics(), **self.sigmas.metrics()}
-
-    def state_dict(self) -> dict[str, Any]:
-        trained = [list(group) for group in self.trained]
-        return {"inner": self.inner.state_dict(), "sigmas": self.sigmas.state_dict(), "trained": trained}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.inner.load_state_dict(state["inner"])
-        self.sigmas.load_state_dict(state["sigmas"])
-        self.trained = [(group_id, prompt_id, right, wrong) for group_id, prompt_id, right, wrong in state["trained"]]
-
-
-def _indexes(group: Group, verdict: Verdict) -> list[int]:
-    return [rollout.index for rollout in group.rollouts if rollout.verdict == verdict]
-
-
-def _scores(report: Report, group_id: int, indexes: Sequence[int]) -> np.ndarray:
-    """The reported scores; a rollout without advantage never went through the model and has none."""
-    keys: list[Key] = [(group_id, index) for index in indexes]
-    return np.array([report.signals[key][SCORE] for key in keys if SCORE in report.signals.get(key, ())])
 
 
 # ---- the gate
 
 
-class Seat(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Seat:
     """A group that will be requested once there is room."""
 
     prompt_id: str
@@ -151,8 +123,12 @@ class Seat(NamedTuple):
     place: int | None = None  # in line, if it is requested again
 
 
+RECORDS["Seat"] = Seat
+
+
 class Cures(Gate):
     source: CuresSource
+    state_names = (*Gate.state_names, "drawn", "again", "probing", "probe_from", "probes", "probed", "allocation")
 
     def __init__(
         self,
@@ -171,10 +147,8 @@ class Cures(Gate):
         """
         super().__init__(source, rollouts=rollouts, **knobs)
         if rollouts < minimum:
-            raise WhetError(
-                f"curriculum.rollouts = {rollouts} on average cannot give every prompt curriculum.cures.minimum = "
-                f"{minimum}; raise the one or lower the other."
-            )
+            least = f"curriculum.cures.minimum = {minimum}; raise the one or lower the other"
+            raise WhetError(f"curriculum.rollouts = {rollouts} on average cannot give every prompt {least}.")
         if probe and source.pool is not None:
             raise WhetError("curriculum.cures.probe would probe a set that moves on meanwhile; set it to 0.")
         self.minimum, self.probe = minimum, probe
@@ -199,14 +173,13 @@ class Cures(Gate):
         held = len(self.book) + len(self.again) + len(self.drawn)
         spent = sum(visit.asked for visit in self.book.in_line()) + sum(n for n, _ in self.again.values())
         spent += sum(seat.n for seat in self.drawn)
-        total = self.rollouts * (held + len(prompt_ids)) - spent
-        return neyman(self.sigmas(prompt_ids).tolist(), max(total, self.minimum * len(prompt_ids)), self.minimum)
+        total = max(self.rollouts * (held + len(prompt_ids)) - spent, self.minimum * len(prompt_ids))
+        return largest_remainder(self.sigmas(prompt_ids).tolist(), total, self.minimum)
 
     def plan(self, clock: Clock) -> list[Request]:
         if self.source.enter(clock):  # a new subset: prompts of the last one that were drawn but not requested go
             self.drawn, self.probing, self.probe_from = [], self.probe > 0, 0
-        self._seat_probes(clock)
-        self._seat_prompts(clock)
+        self._draw_seats(clock)
         back = [Seat(prompt_id, *self.again[place], place) for place, prompt_id in self.returned]
         seats = self._fitting([*back, *self.drawn], clock)
         del self.drawn[: max(0, len(seats) - len(back))]
@@ -218,19 +191,15 @@ class Cures(Gate):
 
     # Seats
 
-    def _seat_probes(self, clock: Clock) -> None:
-        """Draw the next prompts to probe; open probes have together no more rollouts than an update."""
-        if not self.probing:
-            return
-        again = sum(phase == "probe" for _, phase in self.again.values())
-        room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
-        rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
-        self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
-        self.probe_from += len(rows)
-        self.probing = bool(self.drawn or self.probes or again)
-
-    def _seat_prompts(self, clock: Clock) -> None:
-        """Draw what the batch (under stream: the window) lacks, once nothing is left to probe."""
+    def _draw_seats(self, clock: Clock) -> None:
+        """Draw the next prompts to probe, then what the batch (under stream: the window) lacks."""
+        if self.probing:  # open probes have together no more rollouts than an update
+            again = sum(phase == "probe" for _, phase in self.again.values())
+            room = max(1, self.rollouts * clock.groups // self.probe) - len(self.probes) - again - len(self.drawn)
+            rows = self.source.members[self.probe_from : self.probe_from + max(0, room)]
+            self.drawn += [Seat(self.source.ids[row], self.probe, "probe") for row in rows.tolist()]
+            self.probe_from += len(rows)
+            self.probing = bool(self.drawn or self.probes or again)
         if self.probing:
             return
         lacking = clock.groups + self._ahead(clock) - len(self.book)
@@ -286,33 +255,10 @@ class Cures(Gate):
         """`probed` counts groups; `allocation_*` are judged rollouts of a group of the last batch."""
         fewest, most = self.allocation
         own = {"probed": self.probed, "allocation_min": fewest, "allocation_max": most}
-        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            **super().state_dict(),
-            "drawn": [list(seat) for seat in self.drawn],
-            "again": [[place, *rest] for place, rest in self.again.items()],
-            "probing": self.probing,
-            "probe_from": self.probe_from,
-            "probes": sorted(self.probes),
-            "probed": self.probed,
-            "allocation": list(self.allocation),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.drawn = [Seat(*seat) for seat in state["drawn"]]
-        self.again = {place: (n, phase) for place, n, phase in state["again"]}
-        self.probing, self.probe_from = state["probing"], state["probe_from"]
-        self.probes, self.probed = set(state["probes"]), state["probed"]
-        fewest, most = state["allocation"]
-        self.allocation = (fewest, most)
+        return super().metrics() | named(own)
 
 
-def neyman_continuations(
-    sigmas: Sigmas, minimum: int = 1, screened: int = 0
-) -> Callable[[Sequence[Group], int], list[int]]:
+def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) -> Allocate:
     """For SPEED over `CuresSource`: a function that divides the rollouts of all continuations among their groups.
 
     The screening is already counted in the pass rates of `sigmas`. What varies by 1 / n_i is the mean over all n_i
@@ -322,7 +268,7 @@ def neyman_continuations(
 
     def divide(groups: Sequence[Group], total: int) -> list[int]:
         every = sigmas([group.prompt_id for group in groups]).tolist()
-        whole = neyman(every, total + screened * len(groups), screened + minimum)
+        whole = largest_remainder(every, total + screened * len(groups), screened + minimum)
         return [n - screened for n in whole]
 
     return divide

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from whet.errors import WhetError
-
 Array = np.ndarray  # [prompts], unless said otherwise
 
 GROWTH = 0.3  # alpha, beta, gamma of eqs. 3-5: how far the targets end above the average. OURS: not given
@@ -22,17 +20,12 @@ LEAST_SD = 1e-3  # a set without spread would make the bells infinitely narrow. 
 # a target of 0.1 would exclude those solved every second time, which teach the most. OURS.
 LEAST_RATE_SD = 0.25
 HOTTEST, COLDEST = 0.3, 0.02  # temperatures. OURS: the paper's T_0 is not given, and its last one, 0, cannot divide
-ETA, FARTHEST = 0.1, 2.0  # of the adaptive weights: a step, and how far a logit may move. OURS
-MODES = ("gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed")
+ETA, FARTHEST = 0.1, 2.0  # adaptive weights: the size of a step, and how far a logit may move. OURS
 _TIER = np.float32(128.0)  # between ranks that no score may cross: a key is at most 1 / COLDEST plus Gumbel noise
 
 
 def bell(values: Array, target: float, sd: float) -> Array:
-    """exp(-(x - target)^2 / (2 sd^2)), the form of eqs. 3-5.
-
-    >>> bell(np.array([1.0, 3.0]), 3.0, 2.0).round(4).tolist()
-    [0.6065, 1.0]
-    """
+    """exp(-(x - target)^2 / (2 sd^2)), the form of eqs. 3-5."""
     scale = -0.5 / max(sd, LEAST_SD) ** 2
     distance = values - values.dtype.type(target)
     return np.exp(distance * distance * values.dtype.type(scale))
@@ -49,18 +42,13 @@ def moments(values: Array, known: Array) -> tuple[float, float]:
 
 
 def nearness(values: Array, known: Array, signal: Array, u: float) -> Array:
-    """D and C (eqs. 3 and 4): a bell around the target level (or length), as wide as the values' standard deviation.
-
-    A value that is not known yet counts as the average one (OURS).
-
-    >>> levels, every = np.array([1.0, 2.0, 3.0, 4.0, 5.0]), np.ones(5, bool)
-    >>> nearness(levels, every, every, u=0.0).round(4).tolist()
-    [0.3679, 0.7788, 1.0, 0.7788, 0.3679]
-    """
+    """D and C (eqs. 3 and 4): a bell around the target level (or length), as wide as the values' standard deviation. A
+    value that is not known yet counts as the average one (OURS)."""
     mean, sd = moments(values, known)
     target = target_value(values, known, signal, u)
-    unknown = float(bell(np.array([mean], values.dtype), target, sd)[0])
-    return _fill(bell(values, target, sd), known, unknown)
+    near = bell(values, target, sd)
+    near[~known] = bell(np.array([mean], values.dtype), target, sd)[0]
+    return near
 
 
 def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
@@ -69,12 +57,6 @@ def target_value(values: Array, known: Array, signal: Array, u: float) -> float:
     OURS: the average is over prompts with `signal` (over all, while none has any), as the paper's is over candidates
     that are neither always nor never solved. The target stays within one standard deviation of that average, and
     within the values: on a scale from 7 to 9 the printed one is 10.4, beyond the hardest prompt that is ever solved.
-
-    >>> levels, every = np.array([7.0, 8.0, 9.0]), np.ones(3, bool)
-    >>> target_value(levels, every, every, u=0.0), round(target_value(levels, every, every, u=1.0), 4)
-    (8.0, 8.8165)
-    >>> target_value(levels, every, np.array([True, False, False]), u=1.0)
-    7.0
     """
     useful = known & signal
     if not useful.any():
@@ -95,8 +77,10 @@ def adaptability(rates: Array, known: Array, flat: Array, new: Array, u: float) 
     """
     mean, sd = moments(rates, known)
     sd, target = max(sd, LEAST_RATE_SD), target_rate(mean, u)
-    unknown = float(bell(np.array([mean], rates.dtype), target, sd)[0]) if known.any() else 1.0
-    return _fill(_fill(_fill(bell(rates, target, sd), known, unknown), ~new, 1.0), ~flat, 0.0)
+    near = bell(rates, target, sd)
+    near[~known] = bell(np.array([mean], rates.dtype), target, sd)[0] if known.any() else 1.0
+    near[new], near[flat] = 1.0, 0.0
+    return near
 
 
 def target_rate(mean: float, u: float) -> float:
@@ -108,18 +92,8 @@ def target_rate(mean: float, u: float) -> float:
     return min(max(mean * (1.0 + GROWTH * u), 0.1), 0.9)
 
 
-def _fill(values: Array, keep: Array, other: float) -> Array:
-    """Write `other`, in place, where `keep` is false."""
-    np.copyto(values, values.dtype.type(other), where=~keep)
-    return values
-
-
 def score(components: Array, weights: Sequence[float]) -> Array:
-    """DES = sum of weight_i component_i (eq. 1); components is [3, prompts]: D, C, R.
-
-    >>> score(np.array([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0]]), (0.4, 0.3, 0.3)).round(2).tolist()
-    [1.0, 0.35]
-    """
+    """DES = sum of weight_i component_i (eq. 1); components is [3, prompts]: D, C, R."""
     total = components[0] * components.dtype.type(weights[0])
     for component, weight in zip(components[1:], weights[1:], strict=True):
         total += component * components.dtype.type(weight)
@@ -129,30 +103,8 @@ def score(components: Array, weights: Sequence[float]) -> Array:
 # ---- weights of the components
 
 
-def check_weights(weights: Sequence[float]) -> None:
-    if len(weights) != 3 or min(weights) < 0 or not 0 < sum(weights) < math.inf:
-        raise WhetError(
-            f"scalingrl.weights = {list(weights)} must be three numbers of 0 or more, not all 0: "
-            "difficulty, complexity and adaptability."
-        )
-
-
-def without_difficulty(weights: Sequence[float]) -> tuple[float, float, float]:
-    """The weights where no prompt has a level: the other two keep their proportion (OURS)."""
-    if not sum(weights[1:]):
-        raise WhetError(
-            f"scalingrl.weights = {list(weights)} weigh difficulty alone, but no training prompt has a number as its "
-            "level; add a level column to the data, or weigh complexity or adaptability."
-        )
-    return (0.0, weights[1], weights[2])
-
-
 def softmax_weights(weights: Sequence[float], shift: Sequence[float]) -> tuple[float, ...]:
-    """softmax(log weight_i + shift_i) (eq. 2): the weights themselves, made to sum to 1, where nothing was shifted.
-
-    >>> [round(w, 4) for w in softmax_weights((0.4, 0.3, 0.3), (0.0, 0.0, 0.1))]
-    [0.3878, 0.2908, 0.3214]
-    """
+    """softmax(log weight_i + shift_i) (eq. 2): the weights themselves, made to sum to 1, where nothing was shifted."""
     parts = [weight * math.exp(by) for weight, by in zip(weights, shift, strict=True)]
     return tuple(part / sum(parts) for part in parts)
 
@@ -168,11 +120,7 @@ def shifted(shift: Sequence[float], components: Array, gain: Array) -> list[floa
 
 
 def correlation(a: Array, b: Array) -> float:
-    """Pearson's correlation; 0 where one of the two has no spread.
-
-    >>> correlation(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0])), correlation(np.ones(3), np.arange(3.0))
-    (1.0, 0.0)
-    """
+    """Pearson's correlation; 0 where one of the two has no spread."""
     if len(a) < 2:
         return 0.0
     x, y = (values.astype(np.float64) - float(values.mean(dtype=np.float64)) for values in (a, b))
@@ -184,11 +132,7 @@ def correlation(a: Array, b: Array) -> float:
 
 
 def temperature(u: float) -> float:
-    """T = max(0.02, 0.3 (1 - u)): eq. 7 with a floor.
-
-    >>> temperature(0.0), temperature(0.5), temperature(1.0)
-    (0.3, 0.15, 0.02)
-    """
+    """T = max(0.02, 0.3 (1 - u)): eq. 7 with a floor."""
     return max(COLDEST, HOTTEST * (1.0 - u))
 
 
@@ -223,13 +167,7 @@ def rank(
 
 
 def choose(keys: Array, size: int, parts: Sequence[tuple[Array, int]] = ()) -> Array:
-    """Rows of the `size` largest keys, ascending; of each part (a mask) at least so many, as far as it has them.
-
-    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3).tolist()
-    [0, 1, 2]
-    >>> choose(np.array([9.0, 8.0, 7.0, 1.0, 2.0]), 3, [(np.array([False, False, False, True, True]), 1)]).tolist()
-    [0, 1, 4]
-    """
+    """Rows of the `size` largest keys, ascending; of each part (a mask) at least so many, as far as it has them."""
     rows = _largest(keys, size)
     parts = [(part, min(least, int(np.count_nonzero(part)))) for part, least in parts]
     if all(np.count_nonzero(part[rows]) >= least for part, least in parts):

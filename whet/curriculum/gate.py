@@ -1,27 +1,22 @@
-"""A gate stands over a source and decides which groups train: the base class, plain groups, and DAPO's filter.
-
-It requests prompts of the source, keeps the book of groups, and emits a batch once enough groups were admitted. A
-subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`. Ages, cuts, look-ahead,
-starvation, counters and state are the same for all gates and are handled here.
+"""A gate takes prompts from a source and decides which groups train: the base class, plain groups, and DAPO's filter.
 
 A group is open (rollouts are still to come), waiting (its admission was "more", so it is open, too), ready (it will
-train) or spare (rejected, but kept for starvation = "relax"). `len(book)` and `in_line()` cover open and ready groups.
-
-No response is left out or drawn again because it was long. Without cuts a group is decided as soon as it is complete.
+train) or spare (rejected, but kept for starvation = "relax"). Without cuts it is decided as soon as it is complete.
 With cuts (`Clock.cut`) short groups complete first, so deciding in that order would favour short responses. Then
-nothing is requested ahead, only the first `inside` groups in the order of request are decided and shown to the source,
-and each update drops all the others, finished or not, and requests them again.
+nothing is requested ahead, and only the first `decidable` groups in line, as many as the batch needs, may be decided
+and shown to the source: whether one is decided cannot depend on its length. When one is rejected the next in line moves
+up. Each update drops all other groups, finished or not, and requests their prompts again.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
-from typing import Any, Literal
+from typing import Literal
 
-from whet.curriculum.base import Source
+from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.groups import Counts, GroupBook, Visit
 from whet.errors import Starved
 from whet.types import Batch, Clock, Group, Phase, Report, Request, Rollout, Sampling
@@ -30,12 +25,16 @@ Admission = Literal["keep", "drop", "more"]
 Starvation = Literal["raise", "relax", "partial"]
 
 
-class Gate(ABC):
-    """The base class of most curricula. `curriculum.name = "module:Class"` may name a subclass: `build.py` gives it the
-    arguments below. Any other class with the methods of `base.Curriculum` may be named as well."""
+class Gate(Saved, ABC):
+    """Requests prompts from the source, keeps the book of groups, and emits a batch once enough groups were admitted.
 
+    A subclass overrides `admit` and, if needed, `groups_to_ask`, `sizes` and `continuations`, and adds to `state_names`
+    what it must remember. `curriculum.name = "module:Class"` may name it: `build.py` gives it the arguments below.
+    """
+
+    state_names: tuple[str, ...] = ("book", "source", "counts", "returned", "ages", "dry", "version", "decidable")
     needs: frozenset[str] = frozenset()
-    phase: Phase = "train"  # of the first request of a group
+    phase: Phase = "train"  # phase of the first request of a group
     knob = "raise curriculum.rollouts"  # advice when a batch starves: what makes the gate admit more groups
 
     def __init__(
@@ -49,15 +48,15 @@ class Gate(ABC):
         starvation: Starvation = "raise",
         patience: int = 20,
     ):
-        """`rollouts` is the first size of a group; the other settings are those of `config.Curriculum`."""
+        """`rollouts` is the first size of a group; the other settings are those of `config.CurriculumSettings`."""
         self.source, self.sampling, self.rollouts = source, sampling, rollouts
         self.max_age, self.look_ahead = max_age, look_ahead
         self.starvation, self.patience = starvation, patience
         self.book, self.counts = GroupBook(), Counts()
         self.returned: list[tuple[int, str]] = []  # (place, prompt id) of what must be requested again, in line
         self.version = 0  # at the last emit
-        self.inside: int | None = None  # so many groups, the first in line, are decided; None decides all
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.decidable: int | None = None  # number of groups, first in line, that may be decided; None: all
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self.dry = False  # the source had nothing more, and no group is open
 
     # What makes a gate
@@ -100,12 +99,12 @@ class Gate(ABC):
             elif rollout.finish == "cut":
                 self.counts.add("tokens_dropped", rollout.length)
                 self._give_back(self.book.remove(rollout.group_id), "cut")
-            elif (visit := self.book.add(rollout)) is not None and self.inside is None:
+            elif (visit := self.book.add(rollout)) is not None and self.decidable is None:
                 self._decide(visit)
-        if self.inside is None:
+        if self.decidable is None:
             self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
         else:
-            self._settle()
+            self.settle(self.decidable)
 
     def emit(self, clock: Clock) -> Batch | None:
         self._turn(clock)
@@ -126,57 +125,28 @@ class Gate(ABC):
         return self.book.holds()
 
     def metrics(self) -> dict[str, float]:
-        return {
-            **self.counts.metrics(),
-            "curriculum/ready": float(self.book.ready),
-            "curriculum/open": float(self.book.open),
-            "curriculum/age_mean": sum(self.ages) / len(self.ages) if self.ages else 0.0,
-            "curriculum/age_max": float(max(self.ages, default=0)),
-            **self.source.metrics(),
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "book": self.book.state_dict(),
-            "source": self.source.state_dict(),
-            "counts": self.counts.state_dict(),
-            "returned": [list(pair) for pair in self.returned],
-            "ages": list(self.ages),
-            "dry": self.dry,
-            "line": [self.version, self.inside],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.book.load_state_dict(state["book"])
-        self.source.load_state_dict(state["source"])
-        self.counts.load_state_dict(state["counts"])
-        self.returned = [(place, prompt_id) for place, prompt_id in state["returned"]]
-        self.ages, self.dry = list(state["ages"]), state["dry"]
-        self.version, self.inside = state.get("line", (0, None))  # older checkpoints lack it
+        held = {"ready": self.book.ready, "open": self.book.open, **age_metrics(self.ages)}
+        return {**self.counts.metrics(), **named(held), **self.source.metrics()}
 
     # Deciding in line, where an update cuts what runs
 
     def _turn(self, clock: Clock) -> None:
-        """Let go every group that was begun before an update, finished or not, and note the size of the batch."""
+        """Drop every group that was begun before an update, finished or not, and note the size of the batch."""
         if clock.cut and clock.version > self.version:
             for visit in list(self.book.in_line()):
                 why: Literal["cut", "expired"] = "expired" if self.book.is_ready(visit.group_id) else "cut"
                 self._give_back(self.book.remove(visit.group_id), why)
         self.version = clock.version
-        self.inside = clock.groups if clock.cut else None
+        self.decidable = clock.groups if clock.cut else None
 
     def settle(self, groups: int) -> bool:
-        """Decide with a new size of the batch (`TokenBudget`); True if that decided any group."""
-        if self.inside is None:
+        """Decide the complete ones of the first groups; True if there were any. None of them can be cut, since the
+        batch needs each of them. `groups` is the size of the batch, which `TokenBudget` may change."""
+        if self.decidable is None:
             return False
-        self.inside = groups
-        return self._settle()
-
-    def _settle(self) -> bool:
-        """Decide the complete ones of the first groups. The batch needs each of them, so none of them can be cut."""
-        before, any_decided = 0, False
-        for visit in list(self.book.in_line()) if self.inside else ():
-            if before == self.inside:
+        self.decidable, before, any_decided = groups, 0, False
+        for visit in list(self.book.in_line()) if groups else ():
+            if before == self.decidable:
                 break
             if visit.complete and visit.settled < visit.asked:
                 new = [rollout for index, rollout in sorted(visit.came.items()) if index >= visit.settled]
@@ -189,7 +159,8 @@ class Gate(ABC):
     # Requesting
 
     def _ahead(self, clock: Clock) -> int:
-        """Groups to request beyond the batch under stream: no more than can train before they are too old."""
+        """Groups to request beyond the batch under stream. One batch trains per version, so groups more than `max_age`
+        batches ahead would be too old."""
         if clock.free is None or clock.cut:
             return 0
         return int(min(self.look_ahead, self.max_age) * clock.groups)
@@ -197,8 +168,8 @@ class Gate(ABC):
     def _room(self, clock: Clock, taken: int) -> int:
         """New groups to request now, within the look-ahead window, the free capacity and the patience.
 
-        Under stream the window is filled. Without a window, as with max_age = 0, only what the batch lacks is
-        requested, which may be more than its groups if some will be dropped; `look_ahead` limits that, too.
+        Under stream the window is filled. If `_ahead` is 0, only the groups that the batch lacks are requested; a gate
+        that expects rejections may ask for more, up to `look_ahead`.
         """
         want = self.groups_to_ask(clock)
         if clock.free is not None:
@@ -216,10 +187,8 @@ class Gate(ABC):
         return self.patience * clock.groups - self.counts.since("asked")
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
-        """Prompts to request, and the places in line of those that are requested again.
-
-        The source gets back no more than is picked now, so those that must still wait keep their order.
-        """
+        """Prompts to request, and the places in line of those that are requested again. The source gets back no more
+        than is picked now, so those that must still wait keep their order."""
         if count == 0:
             return [], []
         back, self.returned = self.returned[:count], self.returned[count:]
@@ -229,7 +198,7 @@ class Gate(ABC):
         return ids, places + [None] * (len(ids) - len(places))
 
     def _give_back(self, visit: Visit, why: Literal["cut", "expired"]) -> None:
-        """Note that a prompt got no verdict: it is requested again before any other, as a new group in its place."""
+        """Note that a group will not train: its prompt is requested again first, as a new group in its place."""
         insort(self.returned, (visit.place, visit.prompt_id))
         self.counts.add(why)
         self.counts.add("reasked")
@@ -274,9 +243,8 @@ class Gate(ABC):
 
     def _release_spare(self, keep: int) -> None:
         """Drop all but the best `keep` rejected groups, which a batch could still take: it frees their traces."""
-        if self.book.spare > keep:
-            for group in self.book.best_spare()[keep:]:
-                self._drop(group)
+        for group in self.book.best_spare()[keep:]:
+            self._drop(group)
 
     # Emitting
 
@@ -289,11 +257,11 @@ class Gate(ABC):
         self.counts.batch()
         self.ages = [clock.version - group.oldest_version for group in groups]
         self.dry = False
-        self.inside = 0 if clock.cut else None  # nothing more is decided before the update, which lets it all go
+        self.decidable = 0 if clock.cut else None  # nothing more is decided before the update, which drops the rest
         return Batch(groups=tuple(groups))
 
     def _starve(self, clock: Clock) -> list[Group]:
-        """Apply the policy where no group is open and more requests are in vain."""
+        """Apply the policy where no group is open and more requests would bring no result."""
         self.counts.add("starved")
         ready = self.book.first_ready(clock.groups)
         if self.starvation == "partial" and ready:
@@ -306,17 +274,20 @@ class Gate(ABC):
                 self.counts.add("relaxed", len(filled) - len(ready))
                 return sorted(filled, key=lambda group: self.book.place(group.group_id))
         other = ', or set curriculum.starvation to "relax" or "partial"' if self.starvation == "raise" else ""
-        raise Starved(
-            f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready "
-            f"{self.counts.why_starved(self.dry, self.knob)}{other}."
-        )
+        why = self.counts.why_starved(self.dry, self.knob) + other
+        raise Starved(f"Step {clock.step}: only {len(ready)} of the {clock.groups} groups of a batch are ready {why}.")
+
+
+def age_metrics(ages: Sequence[int]) -> dict[str, float]:
+    """Mean and largest age, in versions, of the groups of the last batch."""
+    return {"age_mean": sum(ages) / len(ages) if ages else 0.0, "age_max": float(max(ages, default=0))}
 
 
 class Uniform(Gate):
     """Plain groups: every prompt is requested once and trained on, whatever its pass rate.
 
     This is the baseline for all other curricula. Prompts that are always or never solved take part, cost their
-    rollouts and, under a group baseline, move nothing.
+    rollouts and, under a group baseline, have no gradient.
     """
 
     def admit(self, group: Group) -> Admission:

@@ -1,21 +1,20 @@
 """The group book and the counters, which all gates share (`gate.py` is the only caller).
 
-The book records which groups are open, waiting, ready or spare, in the order of their first request. A group starts
-with its first request, may be asked for more rollouts under the same id (a screened prompt that is continued), and is
-complete when all requested rollouts came; the gate then decides what it becomes. A prompt that is requested again,
-because an update cut its group or the group grew too old, gets a new group in its old place in the order.
-The book decides nothing, and `Counts` only counts: it gives the "curriculum/..." metrics, the acceptance rate by which
-DAPO requests, and the sentence with which a starving run ends.
+The book records the groups in the order of their first request, and decides nothing. A group is open, ready or spare;
+an open group whose rollouts have all come, and that will be asked for more, is waiting. A group may be asked for more
+rollouts under the same id (a screened prompt that is continued), and is complete when all requested rollouts came. A
+prompt that is requested again, because an update cut its group or the group grew too old, gets a new group in its old
+place in the order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from whet.types import Group, Phase, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+from whet.curriculum.base import RECORDS, Saved, named
+from whet.types import Group, Phase, Request, Rollout, Sampling
 
 # ---- counts
 
@@ -28,18 +27,13 @@ COUNTERS = (
 MEMORY = 0.9  # share of the earlier evidence that remains after a batch
 
 
-class Share:
-    """How often something was true recently: counts that fade by `MEMORY` with every batch.
+class Share(Saved):
+    """How often something was true recently: counts that fade by `MEMORY` with every batch."""
 
-    >>> share = Share()
-    >>> for hit in (True, False, False):
-    ...     share.add(hit)
-    >>> round(share.value(), 4), share.value(prior=0.5, weight=2)
-    (0.3333, 0.4)
-    """
+    state_names = ("hits", "seen")
 
-    def __init__(self, hits: float = 0.0, seen: float = 0.0):
-        self.hits, self.seen = hits, seen
+    def __init__(self) -> None:
+        self.hits = self.seen = 0.0
 
     def add(self, hit: bool) -> None:
         self.hits, self.seen = self.hits + hit, self.seen + 1
@@ -53,16 +47,10 @@ class Share:
         return (self.hits + prior * weight) / seen if seen else prior
 
 
-class Counts:
-    """Totals, their values at the last batch, and two recent shares.
+class Counts(Saved):
+    """Totals, their values at the last batch, and two recent shares."""
 
-    >>> counts = Counts()
-    >>> counts.add("asked", 3)
-    >>> counts.batch()
-    >>> counts.add("asked")
-    >>> counts.total["asked"], counts.since("asked")
-    (4, 1)
-    """
+    state_names = ("total", "_mark", "acceptance", "signal")
 
     def __init__(self) -> None:
         self.total = dict.fromkeys(COUNTERS, 0)
@@ -84,11 +72,10 @@ class Counts:
         self.signal.fade()
 
     def metrics(self) -> dict[str, float]:
-        shares = {"acceptance": self.acceptance.value(), "signal_share": self.signal.value()}
-        return {f"curriculum/{name}": float(value) for name, value in (self.total | shares).items()}
+        return named({**self.total, "acceptance": self.acceptance.value(), "signal_share": self.signal.value()})
 
     def why_starved(self, dry: bool, knob: str = "raise curriculum.rollouts") -> str:
-        """Say, as half a sentence, what was requested in vain and what to do; `knob` makes a gate admit more."""
+        """Say, as half a sentence, what was requested without result and what to do; `knob` makes a gate admit more."""
         easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
         unjudged, judged = self.since("unjudged_groups"), self.since("judged")
         passed = f"mean pass rate {self.since('right') / judged:.2f}" if judged else "none judged"
@@ -104,15 +91,6 @@ class Counts:
             f"{self.since('cut')} cut; {passed}); {cure}"
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        shares = {"acceptance": self.acceptance, "signal": self.signal}
-        pairs = {name: [share.hits, share.seen] for name, share in shares.items()}
-        return {"total": dict(self.total), "mark": dict(self._mark), **pairs}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.total, self._mark = dict(state["total"]), dict(state["mark"])
-        self.acceptance, self.signal = Share(*state["acceptance"]), Share(*state["signal"])
-
 
 # ---- groups
 
@@ -126,8 +104,8 @@ class Visit:
     place: int  # in the order of first request: the id of the prompt's first group, kept when it is requested again
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
-    untrained: int = 0  # so many first rollouts only help to decide (a screening that does not train)
-    settled: int = 0  # so many first rollouts were already decided on (`Gate.settle`)
+    untrained: int = 0  # the number of first rollouts that only help to decide (a screening that does not train)
+    settled: int = 0  # the number of first rollouts that were already decided on (`Gate.settle`)
 
     @property
     def complete(self) -> bool:
@@ -143,29 +121,24 @@ class Visit:
     def tokens(self) -> int:
         return sum(rollout.length for rollout in self.came.values())
 
-    def state_dict(self) -> dict[str, Any]:
-        state = {column.name: getattr(self, column.name) for column in fields(self)}
-        return state | {"came": [rollout_to_json(rollout) for rollout in self.came.values()]}
+
+RECORDS["Visit"] = Visit
 
 
-class GroupBook:
-    """Groups by id, and in line: in the order of their first request.
+class GroupBook(Saved):
+    """Groups by id, and in line: in the order of their first request."""
 
-    >>> book = GroupBook()
-    >>> request = book.ask("a", 4, Sampling(max_tokens=8), "screen")
-    >>> request.group_id, book.open, book.ready
-    (0, 1, 0)
-    """
+    state_names = ("next_id", "_visits", "_line", "_waiting", "continued", "_ready", "_spare", "_oldest")
 
     def __init__(self, next_id: int = 0):
         self.next_id = next_id  # a stage that starts with a new book goes on counting: ids are unique within a run
         self._visits: dict[int, Visit] = {}  # open and ready groups
         self._line: list[tuple[int, int]] = []  # their (place, group id), sorted
-        self._waiting: dict[int, Group] = {}  # those among them that are complete and will be asked for more
+        self._waiting: set[int] = set()  # those among them that are complete and will be asked for more
         self.continued: set[int] = set()  # those among them that were asked for more
         self._ready: dict[int, int] = {}  # those among them that are ready, with their oldest version
         self._spare: dict[int, Visit] = {}  # rejected groups, kept for a batch that starves
-        self._oldest = 0  # no ready group is older; saves a look at all of them at every emit
+        self._oldest = 0  # no ready group is older; avoids a scan of all of them at every emit
 
     def __contains__(self, group_id: int) -> bool:
         return group_id in self._visits
@@ -180,7 +153,7 @@ class GroupBook:
 
     @property
     def open(self) -> int:
-        """The number of groups of which rollouts are still to come, or to be requested."""
+        """The number of groups with rollouts still to come, or to be requested."""
         return len(self._visits) - len(self._ready)
 
     @property
@@ -188,15 +161,11 @@ class GroupBook:
         """The number of complete groups that will be asked for more."""
         return len(self._waiting)
 
-    @property
-    def spare(self) -> int:
-        return len(self._spare)
-
     def holds(self) -> set[int]:
         return self._visits.keys() | self._spare.keys()
 
     def ask(self, prompt_id: str, n: int, sampling: Sampling, phase: Phase, place: int | None = None) -> Request:
-        """Open a new group: last in line, or at the `place` of an earlier group that got no verdict."""
+        """Open a new group: last in line, or at the `place` of an earlier group that will not train."""
         visit = Visit(prompt_id, self.next_id, self.next_id if place is None else place)
         self._visits[visit.group_id] = visit
         insort(self._line, (visit.place, visit.group_id))
@@ -205,7 +174,7 @@ class GroupBook:
 
     def ask_more(self, group_id: int, n: int, sampling: Sampling, phase: Phase, fresh: bool = False) -> Request:
         """Ask a waiting group for more rollouts; with `fresh`, only those from now on train."""
-        del self._waiting[group_id]
+        self._waiting.remove(group_id)
         visit = self._visits[group_id]
         visit.untrained = visit.asked if fresh else visit.untrained
         self.continued.add(group_id)
@@ -213,8 +182,7 @@ class GroupBook:
 
     def _request(self, visit: Visit, n: int, sampling: Sampling, phase: Phase) -> Request:
         assert n > 0, f"group {visit.group_id} is asked for {n} rollouts"
-        first = visit.asked
-        visit.asked += n
+        first, visit.asked = visit.asked, visit.asked + n
         return Request(
             prompt_id=visit.prompt_id, group_id=visit.group_id, first_index=first, n=n, sampling=sampling, phase=phase
         )
@@ -232,11 +200,12 @@ class GroupBook:
 
     def wait(self, group_id: int) -> None:
         """Mark a complete group as one that will be asked for more."""
-        self._waiting[group_id] = self._visits[group_id].group
+        self._waiting.add(group_id)
 
     def waiting(self) -> list[Group]:
         """The waiting groups, in line."""
-        return sorted(self._waiting.values(), key=lambda group: self._visits[group.group_id].place)
+        in_line = sorted((self._visits[group_id] for group_id in self._waiting), key=lambda visit: visit.place)
+        return [visit.group for visit in in_line]
 
     def keep(self, group_id: int) -> None:
         """Mark a group as ready to train."""
@@ -252,7 +221,7 @@ class GroupBook:
         """Take a group out of the book: it was trained, dropped, cut, or it expired."""
         if group_id in self._spare:
             return self._spare.pop(group_id)
-        self._waiting.pop(group_id, None)
+        self._waiting.discard(group_id)
         self.continued.discard(group_id)
         self._ready.pop(group_id, None)
         visit = self._visits.pop(group_id)
@@ -260,10 +229,8 @@ class GroupBook:
         return visit
 
     def first_ready(self, count: int) -> list[Group]:
-        """Return up to `count` ready groups with no open group before them.
-
-        Taking groups as they complete would prefer short responses; in line, a long one only makes the others wait.
-        """
+        """Return up to `count` ready groups with no open group before them. Taking groups as they complete would prefer
+        short responses; in line, a long one only makes the others wait."""
         groups: list[Group] = []
         for _, group_id in self._line:
             if len(groups) == count or group_id not in self._ready:
@@ -290,29 +257,3 @@ class GroupBook:
 
     def place(self, group_id: int) -> int:
         return (self._visits.get(group_id) or self._spare[group_id]).place
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "next_id": self.next_id,
-            "visits": [visit.state_dict() for visit in self._visits.values()],
-            "waiting": list(self._waiting),
-            "continued": sorted(self.continued),
-            "ready": list(self._ready),
-            "spare": [visit.state_dict() for visit in self._spare.values()],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.next_id = state["next_id"]
-        self._waiting, self._ready = {}, {}
-        self._visits, self._spare = _load_visits(state["visits"]), _load_visits(state["spare"])
-        self._line = sorted((visit.place, visit.group_id) for visit in self._visits.values())
-        self.continued = set(state.get("continued", ()))  # older checkpoints lack it
-        for group_id in state["waiting"]:
-            self.wait(group_id)
-        for group_id in state["ready"]:
-            self.keep(group_id)
-
-
-def _load_visits(rows: Sequence[Mapping[str, Any]]) -> dict[int, Visit]:
-    came = [{rollout.index: rollout for rollout in map(rollout_from_json, row["came"])} for row in rows]
-    return {row["group_id"]: Visit(**{**row, "came": rollouts}) for row, rollouts in zip(rows, came, strict=True)}

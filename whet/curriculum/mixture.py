@@ -12,16 +12,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from whet import config
-from whet.curriculum.base import Curriculum
+from whet.curriculum.base import Curriculum, Saved, expect, named, refuse_state
+from whet.curriculum.gate import age_metrics
+from whet.curriculum.source import furthest_behind
 from whet.curriculum.stages import COUNTED
 from whet.errors import Starved, WhetError
-from whet.types import Batch, Clock, Group, Report, Request, Rollout, rollout_from_json, rollout_to_json
+from whet.types import Batch, Clock, Report, Request, Rollout
 
-RUN_WIDE = ("groups", "tokens", "reset_every", "reset_plateau")  # settings that an entry cannot have for itself
+RUN_WIDE = ("groups", "tokens", "reset_every")  # settings that an entry cannot have for itself
 # Metrics whose value for all parts together is the sum over the parts.
 SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 
@@ -31,13 +33,13 @@ SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 @dataclass(frozen=True, kw_only=True)
 class Portion:
     name: str  # that of its curriculum, with a number where another portion has the same
-    settings: config.Curriculum
+    settings: config.CurriculumSettings
     entries: tuple[int, ...]  # numbers of its [[data]] entries
-    share: float  # of the groups of the run
+    share: float  # its part of the groups of the run
 
 
 def portions_of(
-    settings: config.Curriculum, entries: Sequence[tuple[int, float]], own: Sequence[Mapping[str, Any]]
+    settings: config.CurriculumSettings, entries: Sequence[tuple[int, float]], own: Sequence[Mapping[str, Any]]
 ) -> list[Portion]:
     """Join the data entries with equal settings into portions.
 
@@ -45,11 +47,12 @@ def portions_of(
     portion is that of its prompts, each counted by its weight: a weight means the same with a curriculum of its own
     and without.
 
-    >>> portions = portions_of(config.Curriculum(), [(60, 1.0), (10, 2.0), (20, 1.0)], [{}, {"name": "dapo"}, {}])
+    >>> own = [{}, {"name": "dapo"}, {}]
+    >>> portions = portions_of(config.CurriculumSettings(), [(60, 1.0), (10, 2.0), (20, 1.0)], own)
     >>> [(p.name, p.entries, p.share) for p in portions]
     [('uniform', (0, 2), 0.8), ('dapo', (1,), 0.2)]
     """
-    wishes: list[tuple[config.Curriculum, list[int]]] = []
+    wishes: list[tuple[config.CurriculumSettings, list[int]]] = []
     for number, ours in enumerate(own):
         wanted = settings.override(ours)
         for name in RUN_WIDE:
@@ -74,23 +77,15 @@ def portions_of(
         seen[name] += 1
         name += f"_{seen[name]}" if seen[name] > 1 else ""
         share = sum(entries[number][0] * entries[number][1] for number in numbers) / total
-        portions.append(Portion(name=name, settings=patient(wanted, share), entries=tuple(numbers), share=share))
+        # It may request as many groups without result as the whole batch: a share of a group or two would otherwise
+        # starve by chance.
+        patience = min(wanted.patience * wanted.groups, math.ceil(wanted.patience / share))
+        wanted = wanted.model_copy(update={"patience": patience})
+        portions.append(Portion(name=name, settings=wanted, entries=tuple(numbers), share=share))
     return portions
 
 
-def patient(settings: config.Curriculum, share: float) -> config.Curriculum:
-    """Raise the patience of a portion, so that it may request as many groups in vain as the whole batch could.
-
-    A portion with a share of a group or two would otherwise starve by chance.
-
-    >>> patient(config.Curriculum(groups=16, patience=20), 1 / 8).patience
-    160
-    """
-    patience = min(settings.patience * settings.groups, math.ceil(settings.patience / share))
-    return settings.model_copy(update={"patience": patience})
-
-
-def refuse_apart(settings: config.Curriculum, entry: int) -> None:
+def refuse_apart(settings: config.CurriculumSettings, entry: int) -> None:
     """Refuse settings of a whole update, which a portion cannot have for itself."""
     where = f"Where [[data]] entries have curricula of their own (here data.{entry})"
     if settings.tokens:
@@ -106,8 +101,8 @@ def refuse_apart(settings: config.Curriculum, entry: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    name: str  # of its metrics
-    share: float  # of the groups; the shares of all parts sum to 1
+    name: str  # prefix of its metrics
+    share: float  # its part of the groups; the shares of all parts sum to 1
     curriculum: Curriculum
 
 
@@ -116,18 +111,14 @@ def next_groups(shares: Sequence[float], given: Sequence[int], groups: int) -> l
 
     Each group goes to the part that is furthest behind its share, so no part is ever a whole group ahead, and a part
     whose share is too small for every update gets a group every so many updates.
-
-    >>> next_groups([1 / 6, 5 / 6], [0, 0], 3), next_groups([1 / 6, 5 / 6], [1, 2], 3)
-    ([1, 2], [0, 3])
     """
     counts = list(given)
-    for drawn in range(sum(given) + 1, sum(given) + groups + 1):
-        behind = [share * drawn - count for share, count in zip(shares, counts, strict=True)]
-        counts[behind.index(max(behind))] += 1
+    for _ in range(groups):
+        counts[furthest_behind(shares, counts)] += 1
     return [count - before for count, before in zip(counts, given, strict=True)]
 
 
-class Mixture:
+class Mixture(Saved):
     """Joins the batches of its parts.
 
     A part that has its groups before the others waits: its batch is emitted in the same step, and it plans nothing
@@ -135,22 +126,22 @@ class Mixture:
     since that would starve it more.
     """
 
+    state_names = ("given", "running", "ages", "early", "_wanted")
+
     def __init__(self, parts: Sequence[Member]):
         self.parts = tuple(parts)
         self.needs = frozenset().union(*(part.curriculum.needs for part in parts))
         self.given = [0] * len(parts)  # groups of each part in all batches so far
         self.running = [0] * len(parts)  # rollouts of each part that are requested and have not come
         self.early: dict[int, Batch] = {}  # by part: batches of this step that wait for the others
-        self.ages: list[int] = []  # of the groups of the last batch, in versions
+        self.ages: list[int] = []  # ages of the groups of the last batch, in versions
         self._wanted: tuple[int, list[int]] = (-1, [])  # for so many groups per update: what each part gets now
 
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
-        """Give the free capacity to one part after the other, first to the one with the least running for its share.
-
-        A part with nothing running may request one group that does not fit: it queues, so no part is kept out.
-        """
+        """Give the free capacity to one part after the other, first to the one with the least running for its share. A
+        part with nothing running may request one group that does not fit: it queues, so no part is kept out."""
         requests: list[Request] = []
         free = clock.free
         for number in sorted(self._waiting(clock), key=lambda i: (self.running[i] / self.parts[i].share, i)):
@@ -165,7 +156,7 @@ class Mixture:
         mine: list[list[Rollout]] = [[] for _ in self.parts]
         for rollout in rollouts:
             group_id, number = divmod(rollout.group_id, len(self.parts))
-            mine[number].append(renumbered(rollout, group_id))
+            mine[number].append(renumber(rollout, group_id))
         for number, (part, came) in enumerate(zip(self.parts, mine, strict=True)):
             self.running[number] -= len(came)
             if came:
@@ -179,7 +170,12 @@ class Mixture:
             except Starved as error:
                 raise Starved(f"Of the portion {part.name} of the data: {error}") from None
             if batch is not None:
-                self.early[number] = replace(batch, groups=tuple(self._group(number, group) for group in batch.groups))
+                groups = ((group, self._outside(number, group.group_id)) for group in batch.groups)
+                renumbered = tuple(
+                    replace(group, group_id=outside, rollouts=tuple(renumber(r, outside) for r in group.rollouts))
+                    for group, outside in groups
+                )
+                self.early[number] = replace(batch, groups=renumbered)
         if self._waiting(clock):
             return None
         self.given = [count + more for count, more in zip(self.given, self._groups(clock), strict=True)]
@@ -208,37 +204,25 @@ class Mixture:
             {key.removeprefix("curriculum/"): value for key, value in part.curriculum.metrics().items()}
             for part in self.parts
         ]
-        metrics = totals(each)
-        metrics["age_mean"] = sum(self.ages) / len(self.ages) if self.ages else 0.0
-        metrics["age_max"] = float(max(self.ages, default=0))
+        metrics = totals(each) | age_metrics(self.ages)
         for part, given, mine in zip(self.parts, self.given, each, strict=True):
             metrics |= {f"{part.name}/{key}": value for key, value in mine.items()}
             metrics[f"{part.name}/given"] = float(given)
-        return {f"curriculum/{key}": value for key, value in metrics.items()}
+        return named(metrics)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "parts": [[part.name, part.share] for part in self.parts],
-            "given": list(self.given),
-            "running": list(self.running),
-            "ages": list(self.ages),
-            "early": [[number, batch_to_json(batch)] for number, batch in self.early.items()],
-            "inner": [part.curriculum.state_dict() for part in self.parts],
-        }
+        parts = [[part.name, part.share] for part in self.parts]
+        return {"parts": parts, "inner": [part.curriculum.state_dict() for part in self.parts], **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         mine = [[part.name, part.share] for part in self.parts]
         if (saved := state.get("parts")) != mine:
             was, now = (", ".join(f"{name} {share:.4%}" for name, share in parts or ()) for parts in (saved, mine))
-            raise WhetError(
-                f"The checkpoint was written over other portions of data ({was or 'none'}) than those given now "
-                f"({now}); resume with the same [[data]], or start a new run."
-            )
+            refuse_state(f"over other portions of data ({was or 'none'}) than those given now ({now})")
+        expect(state, "inner")
         for part, inner in zip(self.parts, state["inner"], strict=True):
             part.curriculum.load_state_dict(inner)
-        self.given, self.running, self.ages = (list(state[name]) for name in ("given", "running", "ages"))
-        self.early = {number: batch_from_json(batch) for number, batch in state["early"]}
-        self._wanted = (-1, [])
+        super().load_state_dict(state)
 
     # Shares and ids
 
@@ -259,24 +243,15 @@ class Mixture:
     def _outside(self, number: int, group_id: int) -> int:
         return group_id * len(self.parts) + number
 
-    def _group(self, number: int, group: Group) -> Group:
-        outside = self._outside(number, group.group_id)
-        return replace(group, group_id=outside, rollouts=tuple(renumbered(r, outside) for r in group.rollouts))
 
-
-_COPIED = tuple(field.name for field in fields(Rollout) if field.name not in ("trace", "group_id"))
-
-
-def renumbered(rollout: Rollout, group_id: int) -> Rollout:
+def renumber(rollout: Rollout, group_id: int) -> Rollout:
     """A copy under another group id and without the trace, which no curriculum reads."""
-    return Rollout(group_id=group_id, **{name: getattr(rollout, name) for name in _COPIED})
+    return replace(rollout, group_id=group_id, trace=None)
 
 
 def join(batches: Sequence[Batch]) -> Batch:
     """Join batches into one. A weight that a part gave a group is a share of the part's loss, so it is scaled.
-
-    Coefficients belong to the whole update, so the parts must agree on them (`refuse_apart`).
-    """
+    Coefficients belong to the whole update, so the parts must agree on them (`refuse_apart`)."""
     count = sum(len(batch.groups) for batch in batches)
     groups = [
         group if group.weight is None else replace(group, weight=group.weight * len(batch.groups) / count)
@@ -285,13 +260,10 @@ def join(batches: Sequence[Batch]) -> Batch:
     ]
     wanted = {(batch.kl_coef, batch.entropy_coef, batch.minibatches) for batch in batches}
     assert len(wanted) == 1, "the parts of a mixture want different coefficients"
-    kl_coef, entropy_coef, minibatches = wanted.pop()
-    return Batch(
+    return replace(
+        batches[0],
         groups=tuple(groups),
         stage=max(batch.stage for batch in batches),
-        kl_coef=kl_coef,
-        entropy_coef=entropy_coef,
-        minibatches=minibatches,
         reset_reference=any(batch.reset_reference for batch in batches),
         reset_optimizer=any(batch.reset_optimizer for batch in batches),
     )
@@ -299,14 +271,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Metrics of all parts together: counters are summed, and shares are averaged by what they are shares of.
-
-    `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start.
-
-    >>> few, many = {"asked": 6, "accepted": 1, "signal_share": 0.5}, {"asked": 6, "accepted": 3, "signal_share": 1}
-    >>> total = totals([few, many])
-    >>> total["asked"], total["signal_share"]
-    (12, 0.875)
-    """
+    `acceptance` and `signal_share` are recent in each part, and weighted by the groups decided since the start."""
     decided = [sum(part.get(name, 0.0) for name in ("accepted", "rejected_easy", "rejected_hard")) for part in each]
     complete = [part.get("unjudged_groups", 0.0) + count for part, count in zip(each, decided, strict=True)]
     prompts = [part.get("prompts", 0.0) for part in each]
@@ -317,22 +282,3 @@ def totals(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
             pairs = [(part[name], weight) for part, weight in zip(each, weights, strict=True)]
             total[name] = sum(value * weight for value, weight in pairs) / (sum(weights) or 1.0)
     return total
-
-
-def batch_to_json(batch: Batch) -> dict[str, Any]:
-    data = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    rows = [
-        {
-            "prompt_id": group.prompt_id,
-            "group_id": group.group_id,
-            "weight": group.weight,
-            "rollouts": [rollout_to_json(rollout) for rollout in group.rollouts],
-        }
-        for group in batch.groups
-    ]
-    return data | {"groups": rows}
-
-
-def batch_from_json(data: Mapping[str, Any]) -> Batch:
-    groups = [Group(**{**row, "rollouts": tuple(map(rollout_from_json, row["rollouts"]))}) for row in data["groups"]]
-    return Batch(**{**data, "groups": tuple(groups)})

@@ -2,9 +2,8 @@
 
     rho*(x) = exp(sqrt(p (1 - p)) / tau) / sum of that over all prompts        (eq. 14)
 
-is the distribution that maximises E[sigma] + tau H: a large tau is uniform, a small one takes the prompts nearest to
-half solved. p is the mean of a Beta posterior (eqs. 22 to 24). Any gate can stand over this source; the paper's own,
-`cures.py`, also divides the rollouts. OURS: draws within a step are without replacement (the paper draws with, its code
+maximises E[sigma] + tau H: a large tau is uniform, a small one takes the prompts nearest to half solved. p is the mean
+of a Beta posterior (eqs. 22 to 24). OURS: draws within a step are without replacement (the paper draws with, its code
 without within a batch), so a prompt is one group of a batch; and every draw uses all verdicts so far (in the released
 code they never reach rho*).
 """
@@ -16,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from whet import config
 from whet.curriculum.allocation import sigma_of
+from whet.curriculum.base import Saved, expect, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
-from whet.curriculum.ids import Ids, pack, unpack
 from whet.curriculum.scalingrl import ScalingRLSource
-from whet.curriculum.source import Returns, WeightedRows
+from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -30,7 +30,7 @@ from whet.types import Clock, Rollout
 INHERITED = 0.5
 
 
-class Posterior:
+class Posterior(Saved):
     """Right and wrong verdicts of each prompt, by row: its index among `ids`.
 
     The paper forgets nothing within a subset and everything between subsets. `memory` below 1 (the decay of MoPPS,
@@ -40,12 +40,9 @@ class Posterior:
     The prior is the paper's, Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
     (empirical Bayes, OURS) it is Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts seen so far: where few
     can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first.
-
-    >>> posterior = Posterior(["a", "b"])
-    >>> posterior.add(posterior.rows(["a"]), right=[3], wrong=[1])
-    >>> posterior.mean(posterior.rows(["a", "b"])).round(6).tolist()
-    [0.666667, 0.5]
     """
+
+    state_names = ("ids", "now", "prior")
 
     def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False):
         self.ids, self.memory, self.pooled = Ids.of(ids), memory, pooled
@@ -56,6 +53,7 @@ class Posterior:
         """Return to the prior."""
         self._right, self._wrong = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
+        self._columns: dict[str, np.ndarray] = {"right": self._right, "wrong": self._wrong, "seen": self._seen}
         self.prior = 0.5  # its mean, m
 
     def settle(self) -> None:
@@ -63,9 +61,6 @@ class Posterior:
         if self.pooled:
             right, wrong = self._right[self.visited], self._wrong[self.visited]
             self.prior = float((1.0 + (right / (right + wrong)).sum()) / (2.0 + len(right)))
-
-    def rows(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return np.array([self.ids.row(prompt_id) for prompt_id in prompt_ids], np.int64)
 
     @property
     def visited(self) -> np.ndarray:
@@ -100,9 +95,6 @@ class Posterior:
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (2.0 * self.prior + right) / (2.0 + right + wrong)
 
-    def mean_of(self, prompt_ids: Iterable[str]) -> np.ndarray:
-        return self.mean(self.rows(prompt_ids))
-
     def inherit(self, older: Posterior) -> None:
         """Take over the counts of shared prompts, at `INHERITED` of their weight."""
         rows, theirs = self.ids.shared(older.ids)
@@ -118,19 +110,12 @@ class Posterior:
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of visited prompts, about 32 bytes each."""
-        rows = self.visited
-        arrays = {"right": self._right[rows], "wrong": self._wrong[rows], "seen": self._seen[rows]}
-        packed = {name: pack(array) for name, array in ({"rows": rows.astype(np.int32)} | arrays).items()}
-        pooled = {"prior": self.prior} if self.pooled else {}
-        return {"prompts": self.ids.fingerprint, "now": self.now, **pooled, **packed}
+        return {**super().state_dict(), **rows_to_json(self.visited, self._columns)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ids.check(state["prompts"])
         self.clear()
-        self.now, self.prior = state["now"], state.get("prior", 0.5)
-        rows = unpack(state["rows"], np.int32)
-        for name, column in (("right", self._right), ("wrong", self._wrong), ("seen", self._seen)):
-            column[rows] = unpack(state[name], column.dtype)
+        super().load_state_dict(state)
+        rows_from_json(state, self._columns)
 
 
 # ---- the source
@@ -146,44 +131,40 @@ TURN = 1 << 16
 class CuresSource(Returns):
     """Draws prompt x in proportion to exp(sqrt(p (1 - p)) / tau), where p is the mean of its posterior.
 
-    subsets: the data is split at random into so many; each is drawn from for `subset_steps` updates, then the counts
-    are forgotten and the next one follows. rest: further steps for which a drawn prompt is not drawn again, for gates
-    that request ahead. entries: (prompts, weight) of each data entry, in the order of `ids`; the weight multiplies
-    rho*. pool: draw only from its moving set of prompts; the counts stay. prior: "even" or "pool" (`Posterior`).
-
-    >>> source = CuresSource(["a", "b", "c"], seed=0, tau=0.1)
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> sorted(source.pick(2, clock) + source.pick(1, clock))
-    ['a', 'b', 'c']
+    See `config.CuresSettings`; between subsets, which are split at random, the counts are forgotten.
+    rest: further steps for which a drawn prompt is not drawn again, for gates that request ahead. entries: (prompts,
+    weight) of each data entry, in the order of `ids`; the weight multiplies rho*. pool: draw only from its moving set
+    of prompts; the counts stay.
     """
+
+    state_names = ("posterior", "probed", "pool", "turn", "began", "draws", "returned", "out", "fit", "_reference")
 
     def __init__(
         self,
         ids: Sequence[str],
         seed: int,
         *,
-        tau: float = 0.1,
-        memory: float = 1.0,
-        prior: str = "even",
-        subsets: int = 1,
-        subset_steps: int = 10,
         rest: int = 0,
         entries: Sequence[tuple[int, float]] = (),
         pool: ScalingRLSource | None = None,
+        **settings: Any,
     ):
         super().__init__()
+        self.settings = config.CuresSettings(**settings)
+        subsets = self.settings.subsets
         if subsets > len(ids):
             raise WhetError(f"curriculum.cures.subsets = {subsets} of {len(ids)} prompts leave some empty; take fewer.")
         if subsets > 1 and pool is not None:
-            raise WhetError(
-                f"curriculum.cures.subsets = {subsets} would split prompts that a moving set has chosen; set it to 1."
-            )
-        self.ids, self.seed, self.tau, self.rest, self.pool = Ids.of(ids), seed, tau, rest, pool
-        self.subsets, self.subset_steps = subsets, subset_steps
-        self.posterior = Posterior(self.ids, memory, prior == "pool")
+            why = "would split what a moving set has chosen; set it to 1"
+            raise WhetError(f"curriculum.cures.subsets = {subsets} {why}.")
+        self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
+        self.posterior = Posterior(self.ids, self.settings.memory, self.settings.prior == "pool")
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
         self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
-        self._entry = _weight_of_each(entries, len(ids))
+        self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
+        if len({weight for size, weight in entries if size}) > 1:
+            assert sum(size for size, _ in entries) == len(ids), "the entries are parts of the ids, in order"
+            self._entry = np.repeat([weight for _, weight in entries], [size for size, _ in entries])
         self.turn = -1  # subsets begun, less one
         self.began = 0  # the step at which the present subset began
         self.draws = 0
@@ -207,7 +188,7 @@ class CuresSource(Returns):
         there are fewer prompts than groups. Otherwise fewer than k may come."""
         self.enter(clock, k)
         picked = self.take_back(k)
-        self._take_out(self.posterior.rows(picked))
+        self._take_out(self.ids.rows(picked))
         while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
                 self.enter(clock, lacking)  # the next set, if this one is used up
@@ -222,7 +203,12 @@ class CuresSource(Returns):
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Count every verdict, of any phase, also of groups that are dropped."""
-        fits = [self._fit(rollout) for rollout in rollouts]
+        fits = []
+        for rollout in rollouts:
+            row = self.ids.row(rollout.prompt_id)
+            if rollout.judged and row is not None and row in self.out:  # else it came late, and the estimate is gone
+                estimate, right = self.out[row][1], float(rollout.verdict == "right")
+                fits.append((1.0, estimate, right, (estimate - right) ** 2))
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
         self._weigh(self.posterior.count(rollouts))
         if probes := [rollout for rollout in rollouts if rollout.phase == "probe"]:
@@ -230,14 +216,6 @@ class CuresSource(Returns):
             self.probed.count(probes)
         if self.pool is not None:
             self.pool.observe(rollouts)
-
-    def _fit(self, rollout: Rollout) -> tuple[float, float, float, float]:
-        """What a verdict adds to `fit` if its prompt is out; the estimate of a late one is gone."""
-        row = self.ids.row(rollout.prompt_id)
-        if row is None or row not in self.out or not rollout.judged:
-            return (0.0, 0.0, 0.0, 0.0)
-        estimate, right = self.out[row][1], float(rollout.verdict == "right")
-        return (1.0, estimate, right, (estimate - right) ** 2)
 
     def metrics(self) -> dict[str, float]:
         """How sharp rho* is, and whether its estimates are true.
@@ -249,49 +227,26 @@ class CuresSource(Returns):
         count, predicted, right, squares = self.fit.tolist()
         chosen = [estimate for _, estimate in self.out.values()]
         own = {
-            "prompts": float(len(self.ids)),
-            "prompts_visited": float(len(self.posterior.visited)),
-            "subset": float(max(self.turn, 0) % self.subsets),
+            "prompts": len(self.ids),
+            "prompts_visited": len(self.posterior.visited),
+            "subset": max(self.turn, 0) % self.subsets,
             "effective_prompts": effective(self._tree.weights[slice(None) if self.pool is None else self.members]),
             "chosen_mean": sum(chosen) / len(chosen) if chosen else 0.0,
             "predicted": predicted / count if count else 0.0,
             "observed": right / count if count else 0.0,
             "brier": squares / count if count else 0.0,
         }
-        outer = self.pool.metrics() if self.pool is not None else {}
-        return outer | {f"curriculum/{name}": value for name, value in own.items()}
+        return (self.pool.metrics() if self.pool is not None else {}) | named(own)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "posterior": self.posterior.state_dict(),
-            "probed": None if self.probed is None else self.probed.state_dict(),
-            "subsets": self.subsets,
-            "turn": self.turn,
-            "began": self.began,
-            "draws": self.draws,
-            "returned": list(self.returned),
-            "out": [[row, *drawn] for row, drawn in self.out.items()],
-            "fit": self.fit.tolist(),
-            "reference": self._reference,
-            "pool": None if self.pool is None else self.pool.state_dict(),
-        }
+        return {"subsets": self.subsets, **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        expect(state, "subsets", "pool", "probed")
         if state["subsets"] != self.subsets or (state["pool"] is None) != (self.pool is None):
-            raise WhetError(
-                "The checkpoint was written with other subsets or without the moving set; resume with the same "
-                "curriculum settings, or start a new run."
-            )
-        self.posterior.load_state_dict(state["posterior"])
-        self.probed = None if state.get("probed") is None else Posterior(self.ids)
-        if self.probed is not None:
-            self.probed.load_state_dict(state["probed"])
-        self.turn, self.began, self.draws = state["turn"], state["began"], state["draws"]
-        self.returned, self.fit = list(state["returned"]), np.array(state["fit"])
-        self.out = {row: (step, estimate) for row, step, estimate in state["out"]}
-        self._reference = state["reference"]
-        if self.pool is not None:
-            self.pool.load_state_dict(state["pool"])
+            refuse_state("with other subsets or without the moving set")
+        self.probed = None if state["probed"] is None else Posterior(self.ids)
+        super().load_state_dict(state)
         if self.turn >= 0 or self.pool is None:
             self._choose_members()
 
@@ -315,7 +270,7 @@ class CuresSource(Returns):
         """Move to the time of the clock, at which `wanted` are to be drawn. True if a subset begins, also the first."""
         if self.pool is not None:
             self.pool.refresh(clock, wanted)
-        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.subset_steps)
+        begins = self.turn < 0 or (self.subsets > 1 and clock.step - self.began >= self.settings.subset_steps)
         if begins:
             if self.turn >= 0:
                 self.posterior.clear()
@@ -415,7 +370,7 @@ class CuresSource(Returns):
 
     def _scaled(self, means: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
         """rho* up to a common factor."""
-        exponents = (sigma_of(means) - self._reference) / self.tau
+        exponents = (sigma_of(means) - self._reference) / self.settings.tau
         weights = np.exp(np.clip(exponents, -LARGEST, LARGEST))
         return weights if self._entry is None else weights * self._entry[rows]
 
@@ -430,11 +385,3 @@ def effective(weights: np.ndarray) -> float:
     if largest and not 1e-100 < largest < 1e100:
         weights = weights / largest
     return float(weights.sum()) ** 2 / float(weights @ weights) if largest else 0.0
-
-
-def _weight_of_each(entries: Sequence[tuple[int, float]], prompts: int) -> np.ndarray | None:
-    """The weight of every prompt's data entry; None where they are all equal."""
-    if len({weight for size, weight in entries if size}) <= 1:
-        return None
-    assert sum(size for size, _ in entries) == prompts, "the entries are parts of the ids, in order"
-    return np.repeat([weight for _, weight in entries], [size for size, _ in entries])

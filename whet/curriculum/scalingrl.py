@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from whet import config
 from whet.curriculum import des
-from whet.curriculum.ids import Ids, pack, unpack
-from whet.curriculum.source import Returns
+from whet.curriculum.base import named, rows_from_json, rows_to_json
+from whet.curriculum.source import Ids, Returns
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
@@ -33,20 +34,12 @@ class History:
 
     A group's rollouts may come over several calls, and nothing marks the last one, so every call brings the values of
     its group up to date.
-
-    >>> history = History(2)
-    >>> history.add(1, group_id=7, right=1, judged=4, tokens=400, epoch=0)
-    >>> history.add(1, group_id=9, right=4, judged=4, tokens=800, epoch=1)
-    >>> float(history.rate[1]), round(float(history.length[1]), 4)
-    (0.625, 130.0)
-    >>> int(history.kind[1]) == ALL_RIGHT, history.visits.tolist()
-    (True, [0, 2])
     """
 
     def __init__(self, prompts: int):
         self.handed = np.zeros(prompts, np.int32)  # times it was handed out
         self.visits = np.zeros(prompts, np.int32)  # groups with a verdict
-        self.epoch = np.zeros(prompts, np.int32)  # of the latest verdict
+        self.epoch = np.zeros(prompts, np.int32)  # epoch of the latest verdict
         self.kind = np.zeros(prompts, np.uint8)
         self.solved = np.zeros(prompts, np.bool_)  # some rollout was right, ever
         self.rate = np.zeros(prompts, np.float32)  # mean pass rate of the last WINDOW groups
@@ -63,7 +56,13 @@ class History:
     def add(self, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int) -> None:
         """Add judged rollouts of one group. Late ones of an older group count with the prompt's latest group."""
         if group_id > self.group[row]:
-            self._begin(row, group_id)
+            if self.visits[row]:
+                self.rate_2[row] = self.rate_1[row]
+                self.rate_1[row] = self.right[row] / self.judged[row]
+                self.length_before[row] = self.length[row]
+            self.group[row] = group_id
+            self.visits[row] += 1
+            self.right[row] = self.judged[row] = self.tokens[row] = 0
         self.right[row] += right
         self.judged[row] += judged
         self.tokens[row] += tokens
@@ -78,90 +77,71 @@ class History:
         mixed = 0 < right < judged or judged == 1  # a single verdict does not tell
         self.kind[row] = MIXED if mixed else ALL_RIGHT if right else ALL_WRONG
 
-    def _begin(self, row: int, group_id: int) -> None:
-        if self.visits[row]:
-            self.rate_2[row] = self.rate_1[row]
-            self.rate_1[row] = self.right[row] / self.judged[row]
-            self.length_before[row] = self.length[row]
-        self.group[row] = group_id
-        self.visits[row] += 1
-        self.right[row] = self.judged[row] = self.tokens[row] = 0
-
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
-        known = (older.handed[theirs] > 0) | (older.visits[theirs] > 0)
+        known = np.isin(theirs, older.known)
         rows, theirs = rows[known], theirs[known]
         for name, column in vars(self).items():
             column[rows] = getattr(older, name)[theirs]
         self.epoch[rows] = 0
 
+    @property
+    def known(self) -> np.ndarray:
+        """Rows that were handed out or judged."""
+        return np.flatnonzero((self.handed > 0) | (self.visits > 0))
+
     def state_dict(self) -> dict[str, Any]:
-        """The rows that were handed out or judged."""
-        rows = np.flatnonzero((self.handed > 0) | (self.visits > 0)).astype(np.int32)
-        return {"rows": pack(rows), **{name: pack(column[rows]) for name, column in vars(self).items()}}
+        return rows_to_json(self.known, vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.__init__(len(self.handed))  # type: ignore[misc]
-        rows = unpack(state["rows"], np.int32)
-        for name, column in vars(self).items():
-            column[rows] = unpack(state[name], column.dtype)
+        rows_from_json(state, vars(self))
 
 
 # ---- the pool
 
-Select = Literal["gumbel_topk", "des_threshold", "rel_threshold", "random", "fixed"]
-
+FLOOR = 0.4  # gumbel_topk takes no lower score. OURS: with the paper's weights, at most one of the components fits it
 # Chance per epoch that a prompt whose latest group was all wrong, or all right, is tried again (Nemotron-Cascade's).
 AGAIN_HARD, AGAIN_EASY = 0.10, 0.01
 
 
 class ScalingRLSource(Returns):
-    """The active set in a shuffled order, then the next one.
+    """The active set in a shuffled order, then the next one."""
 
-    >>> source = ScalingRLSource([f"p{i}" for i in range(100)], seed=0)
-    >>> clock = Clock(step=0, version=0, groups=4, free=None, tokens=0, progress=0.0)
-    >>> len(set(source.pick(18, clock))), source.version, len(source.ids())
-    (18, 1, 18)
-    >>> source.pick(1, clock)[0] in source.ids(), source.version
-    (True, 2)
-    """
+    state_names = (
+        *("all_ids", "version", "active", "used", "step", "recent", "asked", "returned", "shift", "distinct"),
+        *("_components", "_gauges", "history"),
+    )
 
     def __init__(
-        self,
-        ids: Sequence[str],
-        seed: int,
-        *,
-        levels: Sequence[float | None] | np.ndarray = (),
-        weights: tuple[float, float, float] = (0.4, 0.3, 0.3),
-        adaptive: bool = False,
-        select: Select = "gumbel_topk",
-        share: float = 0.18,
-        threshold: float = 0.6,
-        floor: float = 0.4,
-        new: float = 0.2,
-        old: float = 0.1,
+        self, ids: Sequence[str], seed: int, *, levels: Sequence[float | None] | np.ndarray = (), **settings: Any
     ):
-        """`levels`: one per id, None where the data has none. The others are those of `config.ScalingRL`."""
+        """`levels`: one per id, None where the data has none; `settings` are those of `config.ScalingRL`."""
         super().__init__()
-        des.check_weights(weights)
-        if select not in des.MODES:
-            raise WhetError(f'There is no selection "{select}"; scalingrl.select is one of {", ".join(des.MODES)}.')
+        self.settings = config.ScalingRL(**settings)
+        weights, select, new, old = (getattr(self.settings, name) for name in ("weights", "select", "new", "old"))
+        if min(weights) < 0 or not 0 < sum(weights) < math.inf:
+            components = "difficulty, complexity and adaptability"
+            raise WhetError(f"scalingrl.weights = {list(weights)} must be 0 or more, not all 0: {components}.")
         if new + old > 1:
-            raise WhetError(
-                f"scalingrl.new = {new} and scalingrl.old = {old} are shares of one set: at most 1 together."
-            )
+            both = f"scalingrl.new = {new} and scalingrl.old = {old}"
+            raise WhetError(f"{both} are shares of one set, at most 1 together.")
         assert len(levels) in (0, len(ids)), "one level per id"
         self.all_ids, self.seed = Ids.of(ids), seed
-        self.adaptive, self.select = adaptive, select
-        self.share, self.new, self.old = share, new, old
-        self.cut = floor if select == "gumbel_topk" else threshold
+        self.cut = FLOOR if select == "gumbel_topk" else self.settings.threshold
+        self.blind = select in ("random", "fixed")  # nothing is chosen by the score
         values = numbers(levels) if len(levels) else np.full(len(ids), np.nan, np.float32)
         self._has_level = np.isfinite(values)
         self._levels = np.where(self._has_level, values, np.float32(0.0))
         known = self._levels[self._has_level]
         self._scale = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
-        blind = select in ("random", "fixed")  # nothing is chosen by the score
-        self.base_weights = weights if len(known) or blind else des.without_difficulty(weights)
+        if not len(known) and not self.blind:  # the other two weights keep their proportion (OURS)
+            if not sum(weights[1:]):
+                cure = "add a level column to the data, or weigh complexity or adaptability"
+                without = f"but no training prompt has a number as its level; {cure}"
+                raise WhetError(f"scalingrl.weights = {list(weights)} weigh difficulty alone, {without}.")
+            weights = (0.0, weights[1], weights[2])
+        self.base_weights = weights
         self.history = History(len(ids))
         self.version = 0  # sets chosen so far; a source that draws inside the active set watches it
         self.active = np.zeros(0, np.int32)  # rows of the active set, in the order they are handed out
@@ -169,9 +149,9 @@ class ScalingRLSource(Returns):
         self.step = 0
         self.recent: list[int] = []  # rows handed out for the update of this step
         self.asked = 0  # the most prompts that one update took since the active set was chosen
-        self.shift = [0.0, 0.0, 0.0]  # of the adaptive weights
+        self.shift = [0.0, 0.0, 0.0]  # shift of the adaptive weights
         self.distinct = 0  # different prompts handed out so far
-        self._components = np.zeros((3, 0), np.float32)  # of the active set, when it was chosen
+        self._components = np.zeros((3, 0), np.float32)  # D, C and R of the active set when it was chosen
         self._gauges: dict[str, float] = {}
 
     # A source
@@ -202,10 +182,6 @@ class ScalingRLSource(Returns):
                 self.history.add(row, group_id=group_id, right=right, judged=judged, tokens=tokens, epoch=self.version)
 
     # The pool, for a source that draws inside it
-
-    def ids(self) -> list[str]:
-        """The active set; all prompts before the first one was chosen."""
-        return [self.all_ids[row] for row in self.active.tolist()] if self.version else list(self.all_ids)
 
     @property
     def left(self) -> int:
@@ -246,28 +222,33 @@ class ScalingRLSource(Returns):
     # Choosing
 
     def _next_set(self, progress: float, least: int) -> None:
-        """Choose a set of at least `least` prompts, the number that one update requests.
-
-        OURS: an update should need no prompt twice, so prompts that it was handed already rank last.
-        """
-        if self.adaptive and self._components.shape[1] == len(self.active):
-            self.shift = des.shifted(self.shift, *self._gains())
+        """Choose a set of at least `least` prompts, the number that one update requests. OURS: an update should need no
+        prompt twice, so prompts that it was handed already rank last."""
+        if self.settings.adaptive and self._components.shape[1] == len(self.active):
+            visited = self._visited()
+            rates = self.history.right[self.active[visited]] / self.history.judged[self.active[visited]]
+            gain = 2.0 * rates * (1.0 - rates)  # mean |advantage| since the components were taken
+            self.shift = des.shifted(self.shift, self._components[:, visited], gain)
         rng = np.random.default_rng((self.seed, self.version))
         eligible = (self.history.kind <= MIXED) | _again(self.history.kind, rng)
         eligible[self.recent] = False
         components = self._components_of(progress)
         scores = des.score(components, self.weights)
-        if self.select == "fixed" and self.version:
+        if self.settings.select == "fixed" and self.version:
             rows = np.sort(self.active)
         else:
-            keys, size = des.rank(scores, eligible, self.select, progress, rng, share=self.share, cut=self.cut)
+            share, select = self.settings.share, self.settings.select
+            keys, size = des.rank(scores, eligible, select, progress, rng, share=share, cut=self.cut)
             keys[self.recent] -= np.float32(1e6)
             size = min(max(size, least), len(keys))
-            rows = des.choose(keys, size, self._mix(eligible, size))
+            # Prompts never handed out, and prompts once solved, get at least their shares, whatever they score.
+            new, solved = self.history.handed == 0, self.history.solved & eligible
+            shares = [(new, math.ceil(self.settings.new * size)), (solved & ~new, math.ceil(self.settings.old * size))]
+            rows = des.choose(keys, size, shares if not self.blind else ())
         self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
-        self._components = components[:, rows] if self.adaptive else self._components
+        self._components = components[:, rows] if self.settings.adaptive else self._components
         self.active = rows.astype(np.int32)
         self.version, self.used = self.version + 1, 0
 
@@ -276,32 +257,15 @@ class ScalingRLSource(Returns):
         and where few are, a bell around the average level would exclude just those that are solved sometimes."""
         history = self.history
         seen, mixed = history.visits > 0, history.kind == MIXED
-        return np.stack(
-            [
-                des.nearness(self._levels, self._has_level, mixed, u),
-                des.nearness(history.length, seen, mixed, u),
-                des.adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u),
-            ]
-        )
-
-    def _mix(self, eligible: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
-        """Prompts never handed out, and prompts once solved, get at least their shares, whatever they score."""
-        if self.select in ("random", "fixed"):
-            return []
-        new = self.history.handed == 0
-        return [(new, math.ceil(self.new * size)), (self.history.solved & eligible & ~new, math.ceil(self.old * size))]
+        difficulty = des.nearness(self._levels, self._has_level, mixed, u)
+        complexity = des.nearness(history.length, seen, mixed, u)
+        adaptability = des.adaptability(history.rate, seen, history.kind >= ALL_WRONG, history.handed == 0, u)
+        return np.stack([difficulty, complexity, adaptability])
 
     @property
     def weights(self) -> tuple[float, ...]:
         """The weights of difficulty, complexity and adaptability; they sum to 1."""
         return des.softmax_weights(self.base_weights, self.shift)
-
-    def _gains(self) -> tuple[np.ndarray, np.ndarray]:
-        """The components of this epoch's prompts when they were chosen, and their mean |advantage| since."""
-        visited = self._visited()
-        rows = self.active[visited]
-        rates = self.history.right[rows] / self.history.judged[rows]
-        return self._components[:, visited], 2.0 * rates * (1.0 - rates)
 
     def _visited(self) -> np.ndarray:
         """A mask over the active set: which got a verdict since it was chosen."""
@@ -312,16 +276,16 @@ class ScalingRLSource(Returns):
     def metrics(self) -> dict[str, float]:
         """`epoch` counts active sets, fractionally; the other gauges are of the moment the active set was chosen."""
         done = self.used / len(self.active) if self.version else 0.0
-        named = zip(("difficulty", "complexity", "adaptability"), self.weights, strict=True)
+        weights = zip(("weight_difficulty", "weight_complexity", "weight_adaptability"), self.weights, strict=True)
         values = {
             "epoch": max(self.version - 1, 0) + done,
-            "prompts": float(len(self.all_ids)),
-            "active": float(len(self.active)),
-            "distinct": float(self.distinct),
+            "prompts": len(self.all_ids),
+            "active": len(self.active),
+            "distinct": self.distinct,
             **self._gauges,
-            **({f"weight_{name}": weight for name, weight in named} if self.adaptive else {}),
+            **(dict(weights) if self.settings.adaptive else {}),
         }
-        return {f"curriculum/{name}": value for name, value in values.items()}
+        return named(values)
 
     def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
         """Gauges of the set to come, and `zero_variance` of the one before."""
@@ -339,41 +303,9 @@ class ScalingRLSource(Returns):
             "level_hard": _mean(levels > high - (high - low) / 3),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "prompts": self.all_ids.fingerprint,
-            "version": self.version,
-            "active": pack(self.active),
-            "used": self.used,
-            "step": self.step,
-            "recent": list(self.recent),
-            "asked": self.asked,
-            "returned": list(self.returned),
-            "shift": list(self.shift),
-            "distinct": self.distinct,
-            "components": pack(self._components),
-            "gauges": dict(self._gauges),
-            "history": self.history.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.all_ids.check(state["prompts"])
-        self.version, self.used, self.distinct = state["version"], state["used"], state["distinct"]
-        self.step, self.asked = state.get("step", 0), state.get("asked", 0)  # older checkpoints lack them
-        self.recent = list(state.get("recent", ()))
-        self.returned, self.shift = list(state["returned"]), list(state["shift"])
-        self.active = unpack(state["active"], np.int32)
-        self._components = unpack(state["components"], np.float32).reshape(3, -1)
-        self._gauges = dict(state["gauges"])
-        self.history.load_state_dict(state["history"])
-
 
 def numbers(levels: Sequence[float | None] | np.ndarray) -> np.ndarray:
-    """Levels as an array, NaN where there is none or a word.
-
-    >>> numbers([3, None, 1.5]).tolist()
-    [3.0, nan, 1.5]
-    """
+    """Levels as an array, NaN where there is none or a word."""
     if isinstance(levels, np.ndarray):
         return levels.astype(np.float32)
     return np.array([level if isinstance(level, int | float) else np.nan for level in levels], np.float32)

@@ -1,25 +1,114 @@
 """Sources: where prompt ids come from. Gates (`gate.py`) pick ids and give back those that got no verdict.
 
-Here are shuffled epochs, and the tree by which other sources (`rho.py`, `neighbours.py`) draw in proportion to weights.
-A source handles ids only, never the text of a prompt or its number of rollouts.
+Here are the ids with their rows, shuffled epochs, and the tree by which other sources (`rho.py`, `neighbours.py`) draw
+in proportion to weights. A source handles ids only, never the text of a prompt or its number of rollouts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
-from whet.curriculum.base import Source
-from whet.curriculum.ids import Ids
+from whet.curriculum.base import Saved, Source, expect, named, refuse_state
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
 
+# ---- ids
 
-class Returns:
+
+class Ids(Sequence[str]):
+    """Distinct ids in a fixed order, with the row of each, for all that keeps arrays with one entry per prompt.
+
+    A map of a million ids takes a tenth of a second to build and 100 MB to hold. `build.py` builds it once; a part (the
+    prompts of a stage or of a data entry) is an array of rows into it, and shares the map.
+    """
+
+    def __init__(self, ids: Sequence[str]):
+        if len(ids) == 0:
+            raise WhetError("There are no prompts to train on; check data.path and the task's options.")
+        self._names = ids
+        self._place_of = {prompt_id: place for place, prompt_id in enumerate(ids)}  # in the whole
+        if len(self._place_of) < len(ids):
+            twice, count = Counter(ids).most_common(1)[0]
+            raise WhetError(f'The prompt id "{twice}" occurs {count} times; every prompt needs an id of its own.')
+        self._places = self._rows = np.arange(len(ids))  # from a row here to a place in the whole, and back
+        self._fingerprint = ""
+
+    @staticmethod
+    def of(ids: Sequence[str]) -> Ids:
+        """Return `ids` as `Ids`, without a new map if they are that already."""
+        return ids if isinstance(ids, Ids) else Ids(ids)
+
+    def some(self, rows: np.ndarray) -> Ids:
+        """The ids of these rows, which ascend."""
+        if len(rows) == len(self):
+            return self
+        if len(rows) == 0:
+            raise WhetError("There are no prompts in this part of the data; check curriculum.stages.")
+        part = copy.copy(self)
+        part._places = self._places[rows]
+        part._rows = np.full(len(self._names), -1, np.int32)
+        part._rows[part._places] = np.arange(len(rows), dtype=np.int32)
+        part._fingerprint = ""
+        return part
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, row: int) -> str: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ids: ...
+    def __getitem__(self, row: int | slice) -> str | Ids:
+        return self.some(np.arange(len(self))[row]) if isinstance(row, slice) else self._names[self._places[row]]
+
+    def __iter__(self) -> Iterator[str]:
+        return (self._names[place] for place in self._places.tolist())
+
+    def __contains__(self, prompt_id: object) -> bool:
+        return isinstance(prompt_id, str) and self.row(prompt_id) is not None
+
+    def row(self, prompt_id: str) -> int | None:
+        """The row of an id; None for an id that is not among these."""
+        place = self._place_of.get(prompt_id)
+        return None if place is None or self._rows[place] < 0 else int(self._rows[place])
+
+    def rows(self, ids: Sequence[str]) -> np.ndarray:
+        """The rows of several ids, -1 for those that are not among these; without a loop for parts of one whole."""
+        if isinstance(ids, Ids) and ids._names is self._names:
+            return self._rows[ids._places]
+        found = map(self.row, ids)
+        return np.array([-1 if row is None else row for row in found], np.int64)
+
+    def shared(self, other: Ids) -> tuple[np.ndarray, np.ndarray]:
+        """Rows here and rows there of the ids that both have."""
+        here = self.rows(other)
+        return here[here >= 0], np.flatnonzero(here >= 0)
+
+    def state_dict(self) -> str:
+        """A hash of all ids in their order: saved rows mean nothing over other data."""
+        if not self._fingerprint:
+            hashed = hashlib.blake2b("\0".join(self._names).encode(), digest_size=8)
+            hashed.update(self._places.astype("<i8").tobytes())
+            self._fingerprint = f"{len(self)}:{hashed.hexdigest()}"
+        return self._fingerprint
+
+    def load_state_dict(self, fingerprint: str) -> None:
+        """Refuse a state that was written over other prompts."""
+        if fingerprint != self.state_dict():
+            refuse_state(f"over other prompts than the {len(self)} given now")
+
+
+class Returns(Saved):
     """The part that all sources share: ids that got no verdict are handed out again before any other."""
+
+    state_names: tuple[str, ...] = ("returned",)
 
     def __init__(self) -> None:
         self.returned: list[str] = []
@@ -44,16 +133,9 @@ class UniformSource(Returns):
 
     The order can be drawn again, so the state is small however many prompts there are. At 1,000,000 prompts a draw
     costs about 30 ms, once per epoch.
-
-    >>> source = UniformSource(["a", "b", "c"], seed=0)
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> first = source.pick(3, clock)
-    >>> sorted(first)
-    ['a', 'b', 'c']
-    >>> source.give_back([first[2], first[0]])
-    >>> source.pick(2, clock) == [first[2], first[0]]
-    True
     """
+
+    state_names = ("ids", "epoch", "cursor", "returned")
 
     def __init__(self, ids: Sequence[str], seed: int):
         super().__init__()
@@ -77,21 +159,21 @@ class UniformSource(Returns):
 
     def metrics(self) -> dict[str, float]:
         """`epoch` is fractional: 1.25 is a quarter of the second epoch."""
-        epoch = self.epoch + self.cursor / len(self.ids)
-        return {"curriculum/epoch": epoch, "curriculum/prompts": float(len(self.ids))}
-
-    def state_dict(self) -> dict[str, Any]:
-        returned = list(self.returned)
-        return {"prompts": self.ids.fingerprint, "epoch": self.epoch, "cursor": self.cursor, "returned": returned}
+        return named({"epoch": self.epoch + self.cursor / len(self.ids), "prompts": len(self.ids)})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.ids.check(state["prompts"])
-        self.epoch, self.cursor = state["epoch"], state["cursor"]
-        self.returned = list(state["returned"])
+        super().load_state_dict(state)
         self._order = self._draw_order()
 
 
 _NEXT_SEED = 1_000_003  # between the sets of a mixture, so that two sets of one size are not shuffled alike
+
+
+def furthest_behind(shares: Sequence[float], counts: Sequence[int]) -> int:
+    """The number of the part that lacks most of its share once one more is given; it gets the next one."""
+    total = sum(counts) + 1
+    behind = [share * total - count for share, count in zip(shares, counts, strict=True)]
+    return behind.index(max(behind))
 
 
 class MixedSource(Returns):
@@ -100,13 +182,9 @@ class MixedSource(Returns):
     A prompt of weight 2 is picked twice as often as one of weight 1: the share of a set is weight x size, divided by
     the sum of that over all sets. The next pick goes to the set that is furthest behind its share, so no set is ever
     more than one pick ahead.
-
-    >>> source = MixedSource(["a", "b", "c", "d"], seed=0, entries=[(2, 1.0), (2, 3.0)])
-    >>> clock = Clock(step=0, version=0, groups=1, free=None, tokens=0, progress=0.0)
-    >>> picked = source.pick(8, clock)
-    >>> sum(i in "ab" for i in picked), sum(i in "cd" for i in picked)
-    (2, 6)
     """
+
+    state_names = ("picks", "returned")
 
     def __init__(self, ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]]):
         super().__init__()
@@ -125,9 +203,7 @@ class MixedSource(Returns):
     def pick(self, k: int, clock: Clock) -> list[str]:
         picked = self.take_back(k)
         while len(picked) < k:
-            drawn = sum(self.picks) + 1
-            behind = [share * drawn - done for share, done in zip(self.shares, self.picks, strict=True)]
-            part = behind.index(max(behind))
+            part = furthest_behind(self.shares, self.picks)
             picked += self.parts[part].pick(1, clock)
             self.picks[part] += 1
         return picked
@@ -135,26 +211,21 @@ class MixedSource(Returns):
     def metrics(self) -> dict[str, float]:
         """`epoch` is that of all prompts; `epoch_0` and so on are those of the sets."""
         prompts = sum(size for size, _ in self.entries)
-        each = {f"curriculum/epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)}
-        return {"curriculum/epoch": sum(self.picks) / prompts, "curriculum/prompts": float(prompts), **each}
+        own = {"epoch": sum(self.picks) / prompts, "prompts": prompts}
+        each = {f"epoch_{i}": part.metrics()["curriculum/epoch"] for i, part in enumerate(self.parts)}
+        return named({**own, **each})
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "entries": [list(entry) for entry in self.entries],
-            "parts": [part.state_dict() for part in self.parts],
-            "picks": list(self.picks),
-            "returned": list(self.returned),
-        }
+        parts = [part.state_dict() for part in self.parts]
+        return {**super().state_dict(), "entries": [list(entry) for entry in self.entries], "parts": parts}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if [tuple(entry) for entry in state.get("entries", ())] != self.entries:
-            raise WhetError(
-                "The checkpoint was written over data of other sizes or weights; resume with the same [[data]], "
-                "or start a new run."
-            )
+            refuse_state("over data of other sizes or weights")
+        expect(state, "parts")
+        super().load_state_dict(state)
         for part, saved in zip(self.parts, state["parts"], strict=True):
             part.load_state_dict(saved)
-        self.picks, self.returned = list(state["picks"]), list(state["returned"])
 
 
 def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, float]] = ()) -> Source:
@@ -175,13 +246,6 @@ class WeightedRows:
 
     Every node is the sum of its two children, never a running total, so a tree that is filled anew with the same
     weights draws the same rows.
-
-    >>> rows = WeightedRows(3)
-    >>> rows.put(np.array([0, 2]), np.array([1.0, 3.0]))
-    >>> rows.total, rows.find(np.array([0.5, 1.0, 3.9])).tolist()
-    (4.0, [0, 2, 2])
-    >>> rows.draw(5, np.random.default_rng(0)).tolist(), rows.total
-    ([2, 0], 0.0)
     """
 
     def __init__(self, size: int):
@@ -213,10 +277,8 @@ class WeightedRows:
             self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
 
     def find(self, points: np.ndarray) -> np.ndarray:
-        """The row at each point of [0, total), where rows lie side by side, each as wide as its weight.
-
-        A row without weight is never found, whatever the rounding.
-        """
+        """The row at each point of [0, total), where rows lie side by side, each as wide as its weight. A row without
+        weight is never found, whatever the rounding."""
         if len(points) <= FEW:
             return np.array([self._find_one(point) for point in points.tolist()], np.int64)
         nodes, points = np.ones(len(points), np.int64), points.copy()
@@ -250,10 +312,8 @@ class WeightedRows:
         return drawn
 
     def add_up(self, first: int = 0, count: int = 0) -> None:
-        """Sum the tree after a write to `weights`: all of it, or only `count` rows from row `first` on.
-
-        `count` is a power of two that divides `first`, so these rows are a tree of their own.
-        """
+        """Sum the tree after a write to `weights`: all of it, or only `count` rows from row `first` on. `count` is a
+        power of two that divides `first`, so these rows are a tree of their own."""
         width = count or self._leaves
         node = (self._leaves + first) // width  # the node that holds their sum
         while width > 1:

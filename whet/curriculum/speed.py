@@ -1,25 +1,19 @@
-"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts, and pay for the rest only if it pays.
+"""SPEED (arXiv 2506.09016, since withdrawn): screen a prompt with a few rollouts; generate more only if it has signal.
 
 A group is first asked for `n_init` rollouts. If low < pass rate < high among them, it is continued up to `rollouts` and
-trains whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both share
-a plan: this is the authors' pre-fetch, one engine call per update.
-
-OURS, where the paper's code requests a fixed number of prompts per call and continues all survivors at once:
-- As many prompts are screened as should fill the batch and the `look_ahead`, at the recent acceptance rate.
-- A survivor is continued when the batch that will train it can be foreseen: under barrier for the next batch only, so
-  that its continuation is on-policy; under stream at once, unless it would be too old by the time its turn comes. If
-  its screening grows too old meanwhile, it is cut, and its prompt is screened again before all others.
-- With `max_age` = 0 nothing is screened ahead, except under barrier with `use_screening` = false: a screening that
-  only decides may be older than what trains, and the age bound then applies to the continuation alone.
+trained on, whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both
+share a plan: this is the authors' pre-fetch, one engine call per update. OURS, where the paper's code requests a fixed
+number of prompts per call and continues all survivors at once: as many prompts are screened as should fill the batch
+and the `look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from whet.curriculum.base import Source
+from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.gate import LEAST, PRIOR, WEIGHT, Admission, Gate
 from whet.curriculum.groups import MEMORY, Share, Visit
 from whet.errors import WhetError
@@ -65,14 +59,11 @@ def implicit_weight(p: float, n_init: int, n_cont: int, low: float = 0.0, high: 
 
 
 def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
-    """The share that a screening of n rollouts would accept of prompts with E[p] = first and E[p^2] = second.
+    """The share of prompts with E[p] = first and E[p^2] = second that a screening of n rollouts would accept.
 
     OURS: pass rates follow the Beta distribution with these two moments, so K is Beta-binomial. From k right of m
     judged rollouts, k / m and k (k - 1) / (m (m - 1)) estimate the moments without bias. Prompts that do not differ
     (within noise) count as one pass rate; prompts that are all hopeless or all solved are never accepted.
-
-    >>> round(predicted_acceptance(1 / 2, 1 / 3, 4), 6)  # uniform pass rates: each K equally likely
-    0.6
     """
     variance = second - first**2
     if variance <= 1e-12:
@@ -81,9 +72,8 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     if strength <= 1e-12:
         return 0.0
     a, b = first * strength, (1 - first) * strength
-    return sum(
-        math.comb(n, k) * math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)
-    )
+    chances = {k: math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)}
+    return sum(math.comb(n, k) * chance for k, chance in chances.items())
 
 
 def _between(n: int, low: float, high: float) -> list[int]:
@@ -94,8 +84,10 @@ def _log_beta(a: float, b: float) -> float:
     return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
 
 
-class Screenings:
+class Screenings(Saved):
     """The results of screenings: totals, and recently the share that qualified and two moments of the pass rate."""
+
+    state_names = ("screened", "qualified", "share", "moments")
 
     def __init__(self) -> None:
         self.screened = self.qualified = 0
@@ -121,14 +113,6 @@ class Screenings:
         first, second, seen = self.moments
         return predicted_acceptance(first / seen, second / seen, n, low, high) if seen else 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        share = [self.share.hits, self.share.seen]
-        return {"screened": self.screened, "qualified": self.qualified, "share": share, "moments": list(self.moments)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.screened, self.qualified = state["screened"], state["qualified"]
-        self.share, self.moments = Share(*state["share"]), list(state["moments"])
-
 
 # ---- the gate
 
@@ -136,6 +120,7 @@ Allocate = Callable[[Sequence[Group], int], list[int]]  # divides so many rollou
 
 
 class Speed(Gate):
+    state_names = (*Gate.state_names, "seen", "saved", "weight")
     phase = "screen"
     knob = "raise curriculum.speed.n_init"
 
@@ -152,7 +137,7 @@ class Speed(Gate):
         allocate: Allocate | None = None,
         **knobs: Any,
     ):
-        """As in `config.Speed`. `allocate` divides rollouts - n_init per group; None gives each group the same."""
+        """See `config.SpeedSettings`. `allocate` divides rollouts - n_init per group; None divides evenly."""
         super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
         self.n_init, self.low, self.high = n_init, low, high
         self.n_cont = rollouts - n_init
@@ -162,23 +147,18 @@ class Speed(Gate):
         self.saved = 0.0  # rollouts saved, compared with DAPO
         self.weight = 0.0  # mean implicit weight of the last batch: a metric, the loss is not reweighted
         self._held_up = False  # in this plan a group should have been continued, and there was no room
-        self._check()
-        if low > 0.0 or high < 1.0:
-            self.knob += ", widen curriculum.speed.low and high"
-
-    def _check(self) -> None:
         if self.n_init < 2:
             raise WhetError(f"curriculum.speed.n_init = {self.n_init} shows no difference; screen with 2 or more.")
         if self.n_cont < self.least:
-            raise WhetError(
-                f"curriculum.rollouts = {self.rollouts} leaves {self.n_cont} after a screening of {self.n_init}, and "
-                f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init."
-            )
+            cure = f"a continuation needs {self.least}; raise curriculum.rollouts or lower curriculum.speed.n_init"
+            left = f"{self.n_cont} after a screening of {n_init}"
+            raise WhetError(f"curriculum.rollouts = {rollouts} leaves {left}, and {cure}.")
         if not _between(self.n_init, self.low, self.high):
-            raise WhetError(
-                f"No pass rate of {self.n_init} rollouts lies between curriculum.speed.low = {self.low} and "
-                f"high = {self.high}, so no prompt would ever train; widen them or raise curriculum.speed.n_init."
-            )
+            cure = "so no prompt would ever train; widen them or raise curriculum.speed.n_init"
+            between = f"curriculum.speed.low = {low} and high = {high}"
+            raise WhetError(f"No pass rate of {n_init} rollouts lies between {between}, {cure}.")
+        if low > 0.0 or high < 1.0:
+            self.knob += ", widen curriculum.speed.low and high"
 
     # What makes a gate
 
@@ -200,10 +180,15 @@ class Speed(Gate):
             idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
+        total, sizes = self.n_cont * len(groups), [self.n_cont] * len(groups)
+        if self.allocate is not None and groups:
+            sizes = self.allocate(groups, total)
+            exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
+            assert exact, f"{total} rollouts for {len(groups)} groups, each {self.least} or more, became {sizes}"
         fresh = not self.use_screening  # then the continuation trains without the screening's rollouts
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
-            for group, n in zip(groups, self._divide(groups), strict=True)
+            for group, n in zip(groups, sizes, strict=True)
         ]
 
     # The protocol, where screening changes it
@@ -224,23 +209,14 @@ class Speed(Gate):
             "implicit_weight": self.weight,
             "rollouts_saved": self.saved,
         }
-        return super().metrics() | {f"curriculum/{name}": float(value) for name, value in own.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"seen": self.seen.state_dict(), "saved": self.saved, "weight": self.weight}
-        return super().state_dict() | {"speed": own}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        own = state["speed"]
-        self.seen.load_state_dict(own["seen"])
-        self.saved, self.weight = own["saved"], own["weight"]
+        return super().metrics() | named(own)
 
     # Requesting
 
     @property
     def acceptance(self) -> float:
-        """The recent share of accepted screenings, E[a]. Its inverse acts like a factor on the step size."""
+        """The recent share of accepted screenings, E[a]. Dropped prompts do not dilute the batch, so the expected
+        gradient is 1 / E[a] times that of uniform sampling."""
         return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
 
     @property
@@ -249,7 +225,12 @@ class Speed(Gate):
         return self.book.waits + len(self.book.continued)
 
     def _ahead(self, clock: Clock) -> int:
-        """Survivors wanted beyond the batch; under barrier only beside a continuation, with which they share a call."""
+        """Survivors wanted beyond the batch. Under barrier only if a continuation runs in the same engine call: else
+        the call would hold screenings that this batch does not need.
+
+        With `max_age` = 0 there are none, except under barrier with `use_screening` = false: a screening that only
+        decides may be older than what trains, and the age bound then applies to the continuation alone.
+        """
         barrier = clock.free is None
         alone = barrier and self._certain == self.book.ready  # no group waits or is being continued
         if alone or clock.cut or (self.max_age == 0 and not barrier):
@@ -267,7 +248,8 @@ class Speed(Gate):
         return max(0, want)
 
     def _due(self, clock: Clock) -> list[Group]:
-        """Waiting groups to continue now: those that a batch is expected to take while they are young enough."""
+        """Waiting groups to continue now: those that a batch is expected to take while they are young enough. If a
+        screening grows too old meanwhile, it is cut, and its prompt is screened again before all others."""
         if not self.book.waits:
             return []
         waiting = {group.group_id: group for group in self.book.waiting()}
@@ -291,15 +273,6 @@ class Speed(Gate):
         """The age of a waiting group, as far as its screening trains."""
         return clock.version - group.oldest_version if self.use_screening else 0
 
-    def _divide(self, groups: Sequence[Group]) -> list[int]:
-        total = self.n_cont * len(groups)
-        if self.allocate is None or not groups:
-            return [self.n_cont] * len(groups)
-        sizes = self.allocate(groups, total)
-        exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
-        assert exact, f"{total} rollouts for {len(groups)} groups, {self.least} each at least, were divided as {sizes}"
-        return sizes
-
     # Deciding and emitting
 
     def _qualifies(self, group: Group) -> bool:
@@ -311,14 +284,14 @@ class Speed(Gate):
         super()._decide(visit)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:
-        self.weight = sum(map(self._weight, groups)) / len(groups)
+        rates, bounds = [group.pass_rate for group in groups], (self.low, self.high)
+        if self.use_screening:
+            weights = [implicit_weight(rate, self.n_init, self.n_cont, *bounds) for rate in rates]
+        else:
+            weights = [accept_probability(rate, self.n_init, *bounds) for rate in rates]
+        self.weight = sum(weights) / len(weights)
         size = self.rollouts if self.use_screening else self.n_cont
         plain = len(groups) * size / max(LEAST, self.seen.predict(size))  # what DAPO would have requested for as many
         self.saved += plain - self.counts.since("rollouts")
         self.seen.fade()
         return super()._take(groups, clock)
-
-    def _weight(self, group: Group) -> float:
-        if self.use_screening:
-            return implicit_weight(group.pass_rate, self.n_init, self.n_cont, self.low, self.high)
-        return accept_probability(group.pass_rate, self.n_init, self.low, self.high)

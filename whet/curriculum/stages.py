@@ -1,13 +1,10 @@
 """FastCuRL's stages (arXiv 2503.17287) around any curriculum, each with prompts, a token limit and coefficients.
 
-`Stages` builds the curriculum of a stage by `make`, forwards every call to it, and after each update checks whether the
-stage is over. The next stage has prompts and groups of its own: a group never mixes stages. What the old stage still
-holds is dropped and counted, and so is what arrives for it later.
-
-The paper ends a stage by hand: the first when about 10% of the responses are truncated, the others after about an
-epoch, with the checkpoint picked by a benchmark. The rule here is OURS: the first of the stage's limits that is met, on
-averages over 20 updates (`base.Progress`), and never by a benchmark. The last stage never ends. A stage whose limit
-truncates nearly every response, with nothing right, ends at once if a later one is wider: it could only starve.
+The next stage has prompts and groups of its own: a group never mixes stages. What the old stage still holds is dropped
+and counted, and so is what arrives for it later. The paper ends a stage by hand: the first when about 10% of the
+responses are truncated, the others after about an epoch, with the checkpoint picked by a benchmark. The rule here is
+OURS: the first of the stage's limits that is met, on averages over 20 updates (`base.Progress`), and never by a
+benchmark. The last stage never ends.
 """
 
 from __future__ import annotations
@@ -23,9 +20,9 @@ from pydantic import ValidationError
 
 from whet import config
 from whet.config import Stage
-from whet.curriculum.base import Curriculum, Evidence, Progress
+from whet.curriculum.base import Curriculum, Evidence, Progress, Saved, Wrapper, expect, from_json, named, refuse_state
 from whet.curriculum.groups import COUNTERS
-from whet.curriculum.ids import Ids, pack, unpack
+from whet.curriculum.source import Ids
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout, Sampling
 
@@ -46,9 +43,6 @@ def short_by_characters(characters: np.ndarray) -> np.ndarray:
 
     This is the rule of its published files: L1 is the short part (24,976 of 40,315 problems), L3 the rest, L2 all.
     Never all False, since the shortest is at most the mean; all True where all lengths are equal.
-
-    >>> short_by_characters(np.array([10, 12, 15])).tolist()  # mean 12.33
-    [True, True, False]
     """
     lengths = np.asarray(characters, np.int64)
     return lengths <= lengths.sum() // max(1, len(lengths))
@@ -59,9 +53,6 @@ def short_by_responses(characters: np.ndarray, tokens: np.ndarray, seen: np.ndar
 
     `tokens` is the sum over the `seen` responses of each prompt. A prompt without a response goes by its characters,
     against those of all others: the two units are never compared with each other.
-
-    >>> short_by_responses(np.array([9, 9, 1, 5]), np.array([40, 20, 0, 0]), np.array([4, 1, 0, 0])).tolist()
-    [True, False, True, True]
     """
     visited = np.asarray(seen) > 0
     short = short_by_characters(characters)
@@ -71,11 +62,13 @@ def short_by_responses(characters: np.ndarray, tokens: np.ndarray, seen: np.ndar
     return short
 
 
-class LengthRecord:
+class LengthRecord(Saved):
     """Tokens and number of a prompt's responses over the whole run, for stages that split by them.
 
     Cut rollouts do not count; those that end at the limit count with the limit.
     """
+
+    state_names = ("tokens", "seen")
 
     def __init__(self, ids: Sequence[str]):
         self.ids = Ids.of(ids)
@@ -87,45 +80,27 @@ class LengthRecord:
                 self.tokens[row] += rollout.length
                 self.seen[row] += 1
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"tokens": pack(self.tokens), "seen": pack(self.seen)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.tokens, self.seen = unpack(state["tokens"], np.int64), unpack(state["seen"], np.int64)
-
 
 # ---- settings of a stage
 
 
 def default_stages(max_tokens: int) -> tuple[Stage, ...]:
-    """The stages of a recipe that wants stages and names none. OURS: FastCuRL's first step, and then everything.
-
-    >>> [(stage.subset, stage.max_tokens) for stage in default_stages(1000)]
-    [('short', 500), ('all', 1000)]
-    """
+    """The stages of a recipe that wants stages and names none. OURS: FastCuRL's first step, and then everything."""
     short = Stage(subset="short", max_tokens=max(1, max_tokens // 2), truncated=0.10, epochs=1.0)
     return (short, Stage(subset="all", max_tokens=max_tokens))
 
 
 def stage_sampling(stage: Stage, sampling: Sampling) -> Sampling:
-    """The sampling of a stage: what it leaves open is as in `sampling`.
-
-    >>> stage_sampling(Stage(max_tokens=8), Sampling(max_tokens=32, temperature=0.6))
-    Sampling(max_tokens=8, temperature=0.6, top_k=0, top_p=1.0, stop_ids=(), stop_strings=())
-    """
+    """The sampling of a stage: what it leaves open is as in `sampling`."""
     limit, temperature = stage.max_tokens or sampling.max_tokens, stage.temperature or sampling.temperature
     return replace(sampling, max_tokens=limit, temperature=temperature)
 
 
-def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curriculum:
-    """The settings of the curriculum inside a stage, validated like those of a recipe.
-
-    >>> stage_settings(Stage(rollouts=8), config.Curriculum(name="speed", rollouts=24)).rollouts
-    8
-    """
+def stage_settings(stage: Stage, settings: config.CurriculumSettings) -> config.CurriculumSettings:
+    """The settings of the curriculum inside a stage, validated like those of a recipe."""
     own = {"groups": stage.groups or settings.groups, "rollouts": stage.rollouts or settings.rollouts, "stages": ()}
     try:
-        return config.Curriculum.model_validate({**settings.model_dump(), **own})
+        return config.CurriculumSettings.model_validate({**settings.model_dump(), **own})
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise WhetError(f"A stage of curriculum.stages does not fit: {message}.") from None
@@ -134,12 +109,17 @@ def stage_settings(stage: Stage, settings: config.Curriculum) -> config.Curricul
 # ---- the curriculum
 
 
-class Stages:
+class Stages(Wrapper):
     """Runs `stages` one after the other. A source may carry over what it learnt; that is the business of `make`.
 
     `characters` and `tasks` are those of each prompt, in the order of `ids`, needed where a stage splits by them;
     `max_tokens` is the limit of a stage that names none (0: it has none).
     """
+
+    state_names = (
+        *("ids", "next_id", "fresh", "step", "asked", "border", "late", "without_result", "_before", "_tokens"),
+        *("progress", "evidence", "lengths", "inner", "rows", "first_id"),
+    )
 
     def __init__(
         self,
@@ -155,7 +135,11 @@ class Stages:
         self.stages, self.make, self.ids = tuple(stages), make, Ids.of(ids)
         self.limits = [stage.max_tokens or max_tokens or math.inf for stage in stages]
         self._characters, self._tasks = np.asarray(characters, np.int64), tasks
-        self._of_tasks = [self._rows_of_tasks(stage) for stage in self.stages]  # now: it is too slow for a border
+        named_tasks = np.asarray(tasks, dtype=str) if any(stage.tasks for stage in stages) else ()
+        self._of_tasks = [  # now: it is too slow for a border
+            np.flatnonzero(np.isin(named_tasks, list(stage.tasks))) if stage.tasks else np.arange(len(self.ids))
+            for stage in stages
+        ]
         by_responses = any(stage.by == "responses" and stage.subset != "all" for stage in stages)
         self.lengths = LengthRecord(self.ids) if by_responses else None
         self._check()
@@ -164,7 +148,7 @@ class Stages:
         self.evidence = Evidence()
         self.fresh = False  # the first batch after a border is still to come
         self._before = dict.fromkeys(COUNTED, 0.0)  # counts of the stages that are over
-        self._tokens: dict[int, int] = {}  # of the groups held, for the count of what a border drops
+        self._tokens: dict[int, int] = {}  # tokens of the groups held, for the count of what a border drops
         self._enter(0, self._rows(0))
 
     @property
@@ -188,7 +172,11 @@ class Stages:
         self._before["tokens_dropped"] += sum(r.length for r in rollouts if r.group_id < self.first_id)
         for rollout in mine:
             self._tokens[rollout.group_id] = self._tokens.get(rollout.group_id, 0) + rollout.length
-            self._count_in_vain(rollout)
+            if rollout.verdict == "right":
+                self.without_result = [0, 0, 0]
+            elif rollout.finish != "cut":
+                found = (rollout.index == 0, 1, rollout.finish == "length")
+                self.without_result = [old + new for old, new in zip(self.without_result, found, strict=True)]
         self.evidence.rollouts += rollouts
         self.inner.observe(mine)
 
@@ -221,14 +209,10 @@ class Stages:
         rollouts = self.evidence.updated(clock, held)
         if self.lengths is not None:
             self.lengths.observe(rollouts)
-        self.progress.observe([rollout for rollout in rollouts if rollout.group_id >= self.first_id])
-        self.progress.update()
+        self.progress.update([rollout for rollout in rollouts if rollout.group_id >= self.first_id])
         self._tokens = {group_id: tokens for group_id, tokens in self._tokens.items() if group_id in held}
         if self.number + 1 < len(self.stages) and self._over():
             self._advance()
-
-    def holds(self) -> set[int]:
-        return self.inner.holds()
 
     def metrics(self) -> dict[str, float]:
         """Counters of all stages together, and gauges of the present one, `epoch` among them."""
@@ -248,54 +232,27 @@ class Stages:
         }
         if self.stage.groups:
             metrics.setdefault("curriculum/groups", float(self.stage.groups))
-        return metrics | {f"curriculum/{name}": float(value) for name, value in own.items()}
+        return metrics | named(own)
 
     def state_dict(self) -> dict[str, Any]:
-        mask = np.zeros(len(self.ids), bool)
-        mask[self.rows] = True
-        return {
-            "stage": self.number,
-            "stages": len(self.stages),
-            "prompts": len(self.ids),
-            "subset": pack(np.packbits(mask)),
-            "first_id": self.first_id,
-            **{name: getattr(self, name) for name in _SAVED},
-            "in_vain": list(self.in_vain),
-            "before": dict(self._before),
-            "tokens": [list(pair) for pair in self._tokens.items()],
-            "progress": self.progress.state_dict(),
-            "hearing": self.evidence.state_dict(),
-            "lengths": None if self.lengths is None else self.lengths.state_dict(),
-            "inner": self.inner.state_dict(),
-        }
+        return {"stage": self.number, "stages": len(self.stages), **super().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if state["prompts"] != len(self.ids) or state["stages"] != len(self.stages):
-            raise WhetError(
-                f"The checkpoint was written over {state['prompts']} prompts in {state['stages']} stages, not the "
-                f"{len(self.ids)} in {len(self.stages)} given now; resume with the same recipe and data, or start a "
-                "new run."
-            )
+        expect(state, "stages", "stage", "rows", "first_id", "ids")
+        if state["stages"] != len(self.stages):
+            refuse_state(f"in {state['stages']} stages, not the {len(self.stages)} given now")
+        self.ids.load_state_dict(state["ids"])
         self.next_id = state["first_id"]
-        mask = np.unpackbits(unpack(state["subset"], np.uint8), count=len(self.ids))
-        self._enter(state["stage"], np.flatnonzero(mask))
-        self.inner.load_state_dict(state["inner"])
-        for name in _SAVED:
-            setattr(self, name, state[name])
-        self.in_vain = list(state.get("in_vain", (0, 0, 0)))  # older checkpoints lack it, and "hearing"
-        self._before, self._tokens = dict(state["before"]), dict(state["tokens"])
-        self.progress.load_state_dict(state["progress"])
-        self.evidence.load_state_dict(state.get("hearing", ()))
-        if self.lengths is not None:
-            self.lengths.load_state_dict(state["lengths"])
+        self._enter(state["stage"], from_json(state["rows"]))
+        super().load_state_dict(state)
 
     # Borders
 
     def _enter(self, number: int, rows: np.ndarray) -> None:
         self.number, self.rows, self.first_id = number, rows, self.next_id
         self.step = self.asked = 0
-        self.in_vain = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
-        self.progress = Progress(keep=self.stage.plateau)
+        self.without_result = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
+        self.progress = Progress(self.stage.plateau)
         self._tokens = {}
         self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)
         self.needs = self.inner.needs
@@ -314,30 +271,17 @@ class Stages:
         """The first limit that is met ends the stage."""
         stage, truncated, epochs = self.stage, self.progress.truncated, self._epochs(self.inner.metrics())
         enough = bool(stage.truncated) and truncated is not None and truncated <= stage.truncated and epochs >= LEAST
-        return (
-            enough
-            or (stage.steps > 0 and self.step >= stage.steps)
-            or (stage.epochs > 0 and epochs >= stage.epochs)
-            or self.progress.stalled(stage.plateau)
-        )
+        spent = 0 < stage.steps <= self.step or 0 < stage.epochs <= epochs
+        return enough or spent or self.progress.stalled
 
     def _epochs(self, metrics: Mapping[str, float]) -> float:
         """Prompts requested per prompt of the stage; one that is requested again for lack of a verdict counts once."""
         return max(0.0, self.asked - metrics.get("curriculum/reasked", 0.0)) / len(self.rows)
 
-    def _count_in_vain(self, rollout: Rollout) -> None:
-        if rollout.verdict == "right":
-            self.in_vain = [0, 0, 0]
-        elif rollout.finish != "cut":
-            found = (rollout.index == 0, 1, rollout.finish == "length")
-            self.in_vain = [old + new for old, new in zip(self.in_vain, found, strict=True)]
-
     def _leave_if_hopeless(self, batch: int) -> bool:
         """End a stage with nothing right in a batch of groups and nearly all truncated, if a wider limit is to come.
-
-        Called only where no group is held or a batch starves, so nothing is lost. It moves on one stage at a time.
-        """
-        groups, responses, truncated = self.in_vain
+        Called only where no group is held or a batch starves, so nothing is lost. It moves on one stage at a time."""
+        groups, responses, truncated = self.without_result
         limit, later = self.limits[self.number], self.limits[self.number + 1 :]
         enough = groups >= batch and responses >= FEWEST and truncated > HOPELESS * responses
         if not enough or max(later, default=0) <= limit:
@@ -349,23 +293,17 @@ class Stages:
 
     def _about_limit(self) -> str:
         """A sentence for the case that the limit is why nothing trains."""
-        _, responses, truncated = self.in_vain
+        _, responses, truncated = self.without_result
         limit = self.limits[self.number]
         if not truncated or limit == math.inf:
             return ""
-        return (
-            f"{truncated} of its last {responses} responses were truncated at its limit of {limit} tokens "
-            f"(curriculum.stages.{self.number}.max_tokens)."
-        )
+        setting = f"{limit} tokens (curriculum.stages.{self.number}.max_tokens)"
+        return f"{truncated} of its last {responses} responses were truncated at its limit of {setting}."
 
     def _clock(self, clock: Clock) -> Clock:
         return replace(clock, groups=self.stage.groups) if self.stage.groups else clock
 
     # Subsets
-
-    def _rows_of_tasks(self, stage: Stage) -> np.ndarray:
-        tasks = np.asarray(self._tasks, dtype=str) if stage.tasks else ()
-        return np.flatnonzero(np.isin(tasks, list(stage.tasks))) if stage.tasks else np.arange(len(self.ids))
 
     def _rows(self, number: int) -> np.ndarray:
         """The rows of a stage's prompts. The mean length is taken over the prompts of its tasks.
@@ -393,13 +331,9 @@ class Stages:
             if unknown := sorted(set(stage.tasks) - set(self._tasks)):
                 raise WhetError(f'{where} wants prompts of task "{unknown[0]}", but the data has none.')
             if len(self.ids) and not len(self._rows(number)):
-                raise WhetError(
-                    f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; take subset = "all" or more data.'
-                )
+                cure = 'take subset = "all" or more data'
+                raise WhetError(f'{where} has no prompts: none is "{stage.subset}" by {stage.by}; {cure}.')
             if number + 1 < len(self.stages) and not (stage.steps or stage.epochs or stage.truncated or stage.plateau):
                 raise WhetError(f"{where} would never end; give it steps, epochs, truncated or plateau.")
             if number:  # a stage that cannot be built is better refused now than at its border
                 self.make(stage, self.ids.some(self._rows(number)), 0)
-
-
-_SAVED = ("next_id", "fresh", "step", "asked", "border", "late")  # plain attributes of a state_dict

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,29 +27,27 @@ LONGEST, SHORTEST = 12, 2  # tokens of context that a model-free drafter matches
 
 @dataclass(slots=True, eq=False)
 class RowView:
-    """One running rollout as drafters see it. It is made once; `ids` is set before each `propose` and `finish`.
+    """One running rollout as drafters see it. It is made once; `ids` is set before each `propose` and `finish`."""
 
-    >>> row = RowView(uid=3, prompt_id="p", group_id=9, index=0, prompt=np.array([5, 6]), ids=np.array([7, 8, 7]))
-    >>> row.ids.size
-    3
-    """
-
-    uid: int  # of the flight; never used again
+    uid: int  # the flight's own number, which no other flight gets
     prompt_id: str
     group_id: int  # new at each visit of the prompt
-    index: int  # of the rollout in its group
+    index: int  # place of the rollout in its group
     prompt: np.ndarray
     ids: np.ndarray  # tokens written so far, int32, a view of the engine's columns
 
 
-class Drafter(Protocol):
-    name: str
+class Drafter:
+    """Guesses the next tokens of rows. This one has no guess and no memory; others override what they need."""
+
+    name = ""
 
     def begin(self, row: RowView) -> None:
         """A rollout starts, or goes on after a wait; a second call for the same uid changes nothing."""
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Guess the next tokens: int32 [B, max(most)], and how many of them count, int32 [B], at most `most`."""
+        return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
 
     def finish(self, row: RowView) -> None:
         """The rollout ended or was cut; it may enter the drafter's history."""
@@ -87,70 +85,55 @@ class DraftArm:
 OFF = DraftArm("", 0)
 
 
-class Chooser(Protocol):
-    """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`)."""
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a chooser learns from: so many steps of one arm, launched together."""
+
+    arm: DraftArm
+    batch: int  # rows
+    seconds: float  # time of all the steps on the host's clock
+    steps: int = 1
+    accepted: np.ndarray | None = None  # drafted tokens that were accepted, per row and step; None: there were none
+    most: np.ndarray | None = None  # how many of them were wanted at most; None: the arm's depth
+    kv_bytes: float = 0.0  # keys and values that the rows have cached
+    typical: bool = True  # whether the time says anything about other steps
+
+
+class Chooser:
+    """Picks the arm of each step: the controller, or TLT's bandit (`whet.draft.controller`). This one never drafts."""
+
+    def __init__(self) -> None:
+        self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
+        self._drafted_rows = self._accepted = 0
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         """Choose for a batch of so many rows, not among the drafters that were retired."""
+        return OFF
 
-    def record(
-        self,
-        arm: DraftArm,
-        batch: int,
-        seconds: float,
-        *,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        kv_bytes: float = 0.0,
-        typical: bool = True,
-    ) -> None:
-        """Learn from `steps` steps of `arm`.
+    def record(self, report: StepReport) -> None:
+        """Learn from steps that were made."""
+        self._clock[report.arm.name] += report.seconds
+        if report.arm != OFF and report.accepted is not None:
+            self._drafted_rows += report.accepted.size
+            self._accepted += int(report.accepted.sum())
 
-        seconds: time on the host's clock; it says nothing about other steps if it is not typical. accepted: drafted
-        tokens that were accepted, per row and step, of at most `most`.
-        """
+    def updated(self) -> None:
+        """The weights have changed."""
 
-    def updated(self) -> None: ...
+    def metrics(self) -> dict[str, float]:
+        """Each arm's share of the time, and the tokens that a row writes in a step that speculates; then start anew."""
+        total = sum(self._clock.values())
+        out = {f"draft/share_{name}": seconds / total for name, seconds in self._clock.items() if total > 0}
+        out["draft/accept_length"] = 1 + self._accepted / max(1, self._drafted_rows)
+        out["draft/saved"] = float(self._accepted)
+        self._clock.clear()
+        self._drafted_rows = self._accepted = 0
+        return out
 
-    def metrics(self) -> dict[str, float]: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
+    def state_dict(self) -> dict[str, Any]:
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-
-class AcceptTally:
-    """Time and accepted tokens per arm since the last `take`: a chooser's part of a step's metrics."""
-
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._rows = self._accepted = 0
-
-    def add(self, arm: DraftArm, seconds: float, accepted: np.ndarray | None) -> None:
-        self._seconds[arm.name] += seconds
-        if arm != OFF and accepted is not None:
-            self._rows += accepted.size
-            self._accepted += int(accepted.sum())
-
-    def take(self) -> dict[str, float]:
-        """Each arm's share of the time, and the tokens that a row writes in a step that speculates; then start anew.
-
-        >>> tally = AcceptTally()
-        >>> tally.add(OFF, 1.0, None)
-        >>> tally.add(DraftArm("ngram", 2), 3.0, np.array([2, 1]))
-        >>> tally.take()
-        {'draft/share_off': 0.25, 'draft/share_ngram_2_1_3': 0.75, 'draft/accept_length': 2.5, 'draft/saved': 3.0}
-        >>> tally.take()
-        {'draft/accept_length': 1.0, 'draft/saved': 0.0}
-        """
-        total = sum(self._seconds.values())
-        out = {f"draft/share_{name}": seconds / total for name, seconds in self._seconds.items() if total > 0}
-        out["draft/accept_length"] = 1 + self._accepted / max(1, self._rows)
-        out["draft/saved"] = float(self._accepted)
-        self._seconds.clear()
-        self._rows = self._accepted = 0
-        return out
 
 
 def walk(drafted: np.ndarray, counts: np.ndarray, sampled: np.ndarray) -> np.ndarray:

@@ -3,10 +3,9 @@
 The engine adds finished rollouts (`rollout.guesser`); the drafter's trainer samples windows of them. Hidden states lie
 on the device where the trainer wants them, since moving them to the host would make it wait at every rollout's end.
 A drafter trains before the longest responses of a step exist, so when a step begins the longest quarter of the last
-one is kept, and nothing older (TLT, "one-step-off"). Beyond capacity the lengths share alike (OURS): the class of
-lengths (by powers of two) that holds the most tokens loses its oldest entry. A lesson takes a share of a step's tokens,
-so not all that end are wanted (`wants`, OURS). What it holds and gives follows only from what was added and from the
-key of the sample.
+one is kept, and nothing older (TLT, "one-step-off"). Beyond capacity the class of lengths (by powers of two) that holds
+the most tokens loses its oldest entry (OURS). A lesson takes a share of a step's tokens, so not all that end are wanted
+(`wants`, OURS). What it holds and gives follows only from what was added and from the key of the sample.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +30,8 @@ SCRAP = 8  # pairs below which the rest of a sample's room stays empty: a snippe
 
 @dataclass(frozen=True, slots=True)
 class BufferEntry:
-    """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1].
-
-    The last token is never read by the target, so there is often one hidden state less than there are tokens.
-    """
+    """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1]. The last token is
+    never read by the target, so there is often one hidden state less than there are tokens."""
 
     uid: str
     step: int
@@ -66,16 +63,14 @@ class DataBuffer:
         self.capacity, self.share, self.device = capacity, share, torch.device(device)
         self.step = 0
         self.entries: list[BufferEntry] = []  # in the order they came
-        self.tokens = 0  # of all entries: counted as they come and go, since rollouts end while a GPU may wait
-        self._held = Counter[int]()  # tokens by class of lengths
-        self._lengths: list[list[int]] = [[], []]  # of rollouts that ended in the last step and in this one, sorted
+        # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
+        self._held = Counter[int]()
+        self._lengths: list[list[int]] = [[], []]  # lengths that ended in the last step and in this one, sorted
         self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
 
     def wants(self, step: int, tokens: int) -> bool:
-        """Whether a rollout that has just ended is worth its memory; call it once for each rollout.
-
-        OURS: the rollouts whose turn it is (`due`), and the longest ones for the step to come.
-        """
+        """Whether a rollout that has just ended is worth its memory; call it once for each rollout. OURS: the rollouts
+        whose turn it is (`due`), and the longest ones for the step to come."""
         if self.share <= 0 or tokens < 2:
             return False
         self._turn(step)
@@ -86,13 +81,9 @@ class DataBuffer:
         self._fair += tokens if mine else 0
         return wanted
 
-    def add(
-        self, uid: str, step: int, ids: Tensor | np.ndarray | Sequence[int], hidden: Tensor, prompt: int = 0
-    ) -> None:
-        """Copy a finished rollout, prompt and response. Steps must not decrease.
-
-        Rollouts with less than two hidden states hold no pair and are left out; longer ones than the buffer are cut.
-        """
+    def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
+        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease. Rollouts with less
+        than two hidden states hold no pair and are left out; longer ones than the buffer are cut."""
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
         if step < self.step:
             raise ValueError(f"step {step} comes after step {self.step}")
@@ -102,15 +93,18 @@ class DataBuffer:
         if len(hidden) < 2:
             return
         self._turn(step)
-        self._put(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
-        while self.tokens > self.capacity:
-            self._evict()
+        self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self._held[_class(self.entries[-1])] += len(hidden)
+        while self.tokens > self.capacity:  # the newest stays: it fits by itself
+            held = self._held.copy()
+            held[_class(self.entries[-1])] -= len(hidden)
+            fullest = max(held, key=lambda c: (held[c], c))
+            oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
+            self._held[fullest] -= len(self.entries.pop(oldest))
 
     def sample(self, tokens: int, key: Sequence[int]) -> list[Window]:
-        """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`.
-
-        An entry that is longer than the room left gives a window at a drawn place.
-        """
+        """Windows of at most `tokens` pairs in all, longest first: entries in an order drawn from `key`. An entry that
+        is longer than the room left gives a window at a drawn place."""
         random = np.random.default_rng(list(key))
         windows: list[Window] = []
         for i in random.permutation(len(self.entries)):
@@ -127,68 +121,30 @@ class DataBuffer:
         ids = [entry.ids.numpy() for entry in self.entries]
         return np.bincount(np.concatenate([np.zeros(0, np.int64), *ids]), minlength=vocabulary)
 
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON; together with `tensors` it is the whole state."""
-        described = [[e.uid, e.step, e.prompt, len(e.ids), len(e)] for e in self.entries]
-        seen = {"lengths": [list(part) for part in self._lengths], "ended": self._ended, "fair": self._fair}
-        return {"step": self.step, "entries": described, **seen}
-
-    def tensors(self) -> dict[str, Tensor]:
-        if not self.entries:
-            return {}
-        return {"ids": torch.cat([e.ids for e in self.entries]), "hidden": torch.cat([e.hidden for e in self.entries])}
-
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self._clear()
-        self.step, self._ended, self._fair = int(state["step"]), int(state["ended"]), int(state["fair"])
-        self._lengths = [list(part) for part in state["lengths"]]
-        described = state["entries"]
-        if not described:
-            return
-        ids = tensors["ids"].split([line[3] for line in described])
-        hidden = tensors["hidden"].split([line[4] for line in described])
-        for (uid, step, prompt, _, _), mine, states in zip(described, ids, hidden, strict=True):
-            self._put(BufferEntry(uid, step, mine.clone(), states.to(self.device, copy=True), prompt))
-
     def close(self) -> None:
         """Drop all entries and want nothing more: there are no more lessons."""
         self.share = 0.0
-        self._clear()
+        self._keep(())
 
-    # ---- what stays
+    @property
+    def tokens(self) -> int:
+        return self._held.total()
 
-    def _clear(self) -> None:
-        self.entries, self.tokens = [], 0
+    def _keep(self, entries: Iterable[BufferEntry]) -> None:
+        """Hold these entries and no others."""
+        self.entries = list(entries)
         self._held.clear()
-
-    def _put(self, entry: BufferEntry) -> None:
-        self.entries.append(entry)
-        self.tokens += len(entry)
-        self._held[_class(entry)] += len(entry)
+        for entry in self.entries:
+            self._held[_class(entry)] += len(entry)
 
     def _turn(self, step: int) -> None:
         if step <= self.step:
             return
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
-        entries = [e for e in self.entries if id(e) in longest]
-        self._clear()
-        for entry in entries:
-            self._put(entry)
+        self._keep(e for e in self.entries if id(e) in longest)
         self.step, self._ended, self._fair = step, 0, 0
         self._lengths = [self._lengths[1], []]
-
-    def _evict(self) -> None:
-        """Drop one entry, never the newest, which fits by itself."""
-        newest, held = self.entries[-1], self._held.copy()
-        held[_class(newest)] -= len(newest)
-        fullest = max(held, key=lambda c: (held[c], c))
-        oldest = next(i for i, entry in enumerate(self.entries) if _class(entry) == fullest)
-        gone = self.entries.pop(oldest)
-        self.tokens -= len(gone)
-        self._held[fullest] -= len(gone)
 
 
 def due(fair: int, ended: int, share: float) -> bool:

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from whet.draft.base import OFF, AcceptTally, DraftArm
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 
+Serves = Callable[[DraftArm, int], bool]  # whether an arm may be used for a batch
 Cell = tuple[int, int]  # rows that a step is padded to, and the bin of its KV: 0, or doublings of 64 MiB
 
 PRIOR_COST = 0.02  # assumed time of one more token to verify, in plain steps: low enough to be tried
@@ -36,15 +37,10 @@ MARGIN = 0.1
 SWITCH = 32  # rows above which TLT's bandit does not speculate
 
 
-# ---- time
-
-
 class Latency:
-    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured.
-
-    A guess moves the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV),
-    fitted to all measurements. Times come from the host's clock; nothing waits for the device.
-    """
+    """Seconds per step: measured per arm and cell, guessed from neighbours where nothing was measured. A guess moves
+    the nearest measurement of the same arm by the shape t ~ a + b * (rows * tokens to verify) + c * (KV), fitted to all
+    measurements. Times come from the host's clock; nothing waits for the device."""
 
     def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
@@ -63,25 +59,19 @@ class Latency:
         samples = min(samples + 1, STEADY)
         self.times[arm.name][cell] = (mean + (seconds - mean) / samples, samples)
 
-    def known(self, arm: DraftArm, cell: Cell | None = None) -> bool:
-        times = self.times[arm.name]
-        return bool(times) if cell is None else cell in times
-
     def seconds(self, arm: DraftArm, cell: Cell) -> float:
         """As measured, else moved from the arm's nearest cell, else from the nearest cell of plain steps."""
-        known = self.times[arm.name].get(cell)
-        if known:
+        if known := self.times[arm.name].get(cell):
             return known[0]
-        guess = self._guesses.get((arm.name, cell))
-        if guess is None:
+        if (arm.name, cell) not in self._guesses:
             if not self._guesses:
                 self._fit()
             like = arm if self.times[arm.name] else OFF
             times = self.times[like.name]
-            near = min(times, key=lambda other: (distance(other, cell), other))
-            guess = times[near][0] * self._relative(arm, cell) / self._relative(like, near)
-            self._guesses[arm.name, cell] = guess
-        return guess
+            # The nearest cell, by doublings of the rows plus doublings of the KV.
+            near = min(times, key=lambda c: (abs(math.log2(c[0] / cell[0])) + abs(c[1] - cell[1]), c))
+            self._guesses[arm.name, cell] = times[near][0] * self._relative(arm, cell) / self._relative(like, near)
+        return self._guesses[arm.name, cell]
 
     def _relative(self, arm: DraftArm, cell: Cell) -> float:
         """The time up to a factor."""
@@ -120,28 +110,13 @@ def cell_of(rows: int, kv_bytes: float) -> Cell:
     return rows, int(math.log2(1 + kv_bytes / 2**26))
 
 
-def distance(a: Cell, b: Cell) -> float:
-    """Distance between cells: doublings of the rows plus doublings of the KV."""
-    return abs(math.log2(a[0] / b[0])) + abs(a[1] - b[1])
-
-
-# ---- acceptance
-
-
 class Acceptance:
-    """How likely the i-th drafted token is accepted, given that those before it were: hits and tries that fade.
+    """How likely the i-th drafted token is accepted, given that those before it were: hits and tries that fade."""
 
-    >>> a = Acceptance(3)
-    >>> a.record(np.array([2, 1, 0, 1]), np.array([2, 2, 2, 2]))  # c_1 = 3 / 4, c_2 = 1 / 3, and c_3 like c_2
-    >>> [round(length, 3) for length in a.lengths]
-    [1.0, 1.75, 2.0, 2.083]
-    """
+    def __init__(self, depth: int) -> None:
+        self.set(np.zeros(depth), np.zeros(depth))
 
-    def __init__(self, depth: int, memory: float = MEMORY) -> None:
-        self.memory = memory
-        self._set(np.zeros(depth), np.zeros(depth))
-
-    def _set(self, hits: np.ndarray, tries: np.ndarray) -> None:
+    def set(self, hits: np.ndarray, tries: np.ndarray) -> None:
         self.hits, self.tries = hits, tries
         total, alive, chance = 1.0, 1.0, PRIOR
         self.lengths = [total]  # tokens that a step with so many drafted ones writes per row: 1 + c_1 + c_1 c_2 + ...
@@ -158,64 +133,39 @@ class Acceptance:
         through = np.bincount(accepted[accepted >= most], minlength=depth + 1)[:depth]  # no more was wanted
         reached = ended[::-1].cumsum()[::-1]  # rows that accepted so many or more
         tries = reached[:-1] - through
-        fading = np.where(tries > 0, self.memory**steps, 1.0)
-        self._set(self.hits * fading + reached[1:], self.tries * fading + tries)
-
-    def fade(self, share: float) -> None:
-        """Let only so much of the past count from here on."""
-        self._set(self.hits * share, self.tries * share)
-
-    def lean(self, other: Acceptance) -> None:
-        """Begin with what is known at another age, as if it had been seen in few tries."""
-        weight = np.minimum(1.0, LEAN / np.maximum(other.tries, 1.0))
-        self._set(other.hits * weight, other.tries * weight)
+        fading = np.where(tries > 0, MEMORY**steps, 1.0)
+        self.set(self.hits * fading + reached[1:], self.tries * fading + tries)
 
 
 class Ages:
-    """Acceptance by the length of the rows, in doublings (OURS).
-
-    A drafter that looks up texts is accepted more often the more text there is, so what was seen of it on young rows
-    must not count against it on old ones.
-
-    >>> ages = Ages(2)
-    >>> ages.record(3, np.array([2, 0]), np.array([2, 2]))
-    >>> ages.lengths(3) == ages.lengths(5), ages.knows(3), ages.knows(5)  # as at the nearest age there is
-    (True, True, False)
-    """
+    """Acceptance by the length of the rows, in doublings (OURS). A drafter that looks up texts is accepted more often
+    the more text there is, so what was seen of it on young rows must not count against it on old ones."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
         self.at: dict[int, Acceptance] = {}
 
     def lengths(self, age: int) -> list[float]:
-        return (self.at.get(age) or self._near(age) or Acceptance(self.depth)).lengths
-
-    def knows(self, age: int) -> bool:
-        return age in self.at
+        return (self.at.get(age) or self._near(age)).lengths
 
     def record(self, age: int, accepted: np.ndarray, most: np.ndarray, steps: int = 1) -> None:
-        if age not in self.at:
-            near = self._near(age)
-            self.at[age] = Acceptance(self.depth)
-            if near is not None:
-                self.at[age].lean(near)
+        if age not in self.at:  # begin with what is known at another age, as if it had been seen in few tries
+            near, new = self._near(age), Acceptance(self.depth)
+            weight = np.minimum(1.0, LEAN / np.maximum(near.tries, 1.0))
+            new.set(near.hits * weight, near.tries * weight)
+            self.at[age] = new
         self.at[age].record(accepted, most, steps)
-
-    def fade(self, share: float) -> None:
-        for acceptance in self.at.values():
-            acceptance.fade(share)
 
     def load(self, state: Sequence[tuple[int, list[float], list[float]]]) -> None:
         """Load hits and tries per age; the saved drafts may have been longer or shorter."""
         for age, *saved in state:
             self.at[age] = Acceptance(self.depth)
-            hits, tries = (np.resize([*part, *[0.0] * self.depth], self.depth) for part in saved)
-            self.at[age]._set(hits, tries)
+            self.at[age].set(*(np.resize([*part, *[0.0] * self.depth], self.depth) for part in saved))
 
-    def _near(self, age: int) -> Acceptance | None:
-        """The acceptance at the nearest known age, the younger of two."""
+    def _near(self, age: int) -> Acceptance:
+        """The acceptance at the nearest known age, the younger of two; where there is none, that of a new drafter."""
         nearest = min(self.at, key=lambda other: (abs(other - age), other), default=None)
-        return None if nearest is None else self.at[nearest]
+        return Acceptance(self.depth) if nearest is None else self.at[nearest]
 
 
 def age_of(batch: int, kv_bytes: float) -> int:
@@ -226,28 +176,25 @@ def age_of(batch: int, kv_bytes: float) -> int:
     return max(0, int(kv_bytes / max(1, batch) / 1024).bit_length() - 1)
 
 
-# ---- choice
+class Controller(Chooser):
+    """A choice stands for DWELL turns. With chance `epsilon` it is a trial of another arm, if that fits into `spend`,
+    the share of all time that trials may lose (OURS). Rows of a new age start a trial of each drafter that promises
+    something (OURS)."""
 
+    epsilon, spend = 0.1, 0.005
 
-class Controller:
     def __init__(
         self,
         arms: Sequence[DraftArm],
         *,
-        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
+        serves: Serves = lambda arm, batch: True,
         bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
         seed: int = 0,
-        epsilon: float = 0.1,
-        spend: float = 0.005,
     ) -> None:
-        """serves: whether an arm may be used for a batch; bucket: the size that a batch is padded to.
-
-        A choice stands for DWELL turns. With chance epsilon it is a trial of another arm, if that fits into `spend`,
-        the share of all time that trials may lose (OURS). Rows of a new age start a trial of each drafter that promises
-        something (OURS).
-        """
+        """bucket: the size that a batch is padded to."""
+        super().__init__()
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
-        self.serves, self.bucket, self.epsilon, self.spend = serves, bucket, epsilon, spend
+        self.serves, self.bucket = serves, bucket
         self.generator = np.random.default_rng(seed)
         drafters = dict.fromkeys(arm.drafter for arm in self.arms)
         self.acceptance = {d: Ages(max(a.depth for a in self.arms if a.drafter == d)) for d in drafters}
@@ -259,12 +206,11 @@ class Controller:
         self._cell: Cell = (0, 0)
         self._spent = self._lost = 0.0  # seconds in all, and lost by trials
         self._last = OFF
-        self._tally = AcceptTally()
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
-        if not self.latency.known(OFF):
+        if not self.latency.times[OFF.name]:
             return OFF  # all other times are guessed from it
-        cell = self.cell(batch, kv_bytes)
+        cell = cell_of(self.bucket(batch), kv_bytes)
         arms = [arm for arm in self.arms if arm == OFF or (arm.drafter not in retired and self.serves(arm, batch))]
         held = self._trial or self.current
         if self._left > 0 and cell == self._cell and held in arms:
@@ -282,7 +228,7 @@ class Controller:
 
     def _untried(self, rates: Mapping[DraftArm, float], age: int) -> DraftArm | None:
         """The best arm of a drafter that was not tried at this age, unless it is hopeless."""
-        known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if ages.knows(age))}
+        known = {"", self.current.drafter, *(name for name, ages in self.acceptance.items() if age in ages.at)}
         new = [arm for arm in rates if arm.drafter not in known]
         best = max(new, key=lambda arm: rates[arm], default=None)
         return best if best is not None and rates[best] > HOPELESS * rates[self.current] else None
@@ -301,42 +247,27 @@ class Controller:
         """Expected tokens per second."""
         return batch * self.acceptance[arm.drafter].lengths(age)[arm.depth] / self.latency.seconds(arm, cell)
 
-    def cell(self, batch: int, kv_bytes: float) -> Cell:
-        return cell_of(self.bucket(batch), kv_bytes)
-
-    def record(
-        self,
-        arm: DraftArm,
-        batch: int,
-        seconds: float,
-        *,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        kv_bytes: float = 0.0,
-        typical: bool = True,
-    ) -> None:
-        cell, age = self.cell(batch, kv_bytes), age_of(batch, kv_bytes)
+    def record(self, report: StepReport) -> None:
+        super().record(report)
+        arm, batch, seconds, accepted = report.arm, report.batch, report.seconds, report.accepted
+        cell, age = cell_of(self.bucket(batch), report.kv_bytes), age_of(batch, report.kv_bytes)
         if arm.depth and accepted is not None:
-            wanted = np.full(accepted.size, arm.depth) if most is None else most
-            self.acceptance[arm.drafter].record(age, accepted, wanted, steps)
+            wanted = np.full(accepted.size, arm.depth) if report.most is None else report.most
+            self.acceptance[arm.drafter].record(age, accepted, wanted, report.steps)
         if arm == self._trial:
             best = self.rate(self.current, batch, cell, age)
             self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell, age) / best))
         # The first step after a switch may include the cost of the switch.
-        if typical and (arm == self._last or not self.latency.known(arm, cell)):
-            self.latency.record(arm, cell, seconds / steps)
-        self._last, self._steps = arm, steps
+        if report.typical and (arm == self._last or cell not in self.latency.times[arm.name]):
+            self.latency.record(arm, cell, seconds / report.steps)
+        self._last, self._steps = arm, report.steps
         self._spent += seconds
-        self._tally.add(arm, seconds, accepted)
 
     def updated(self) -> None:
         """New weights: forget half of what is known about acceptance, and nothing about time."""
         for ages in self.acceptance.values():
-            ages.fade(0.5)
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.take()
+            for known in ages.at.values():
+                known.set(known.hits / 2, known.tries / 2)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -352,8 +283,7 @@ class Controller:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what is known about arms and drafters that still exist."""
-        by_name = {arm.name: arm for arm in self.arms}
-        self.current = by_name.get(state["current"], OFF)
+        self.current = next((arm for arm in self.arms if arm.name == state["current"]), OFF)
         self._trial, self._left, self._last = None, 0, OFF
         for name in self.acceptance.keys() & state["acceptance"].keys():
             self.acceptance[name].load(state["acceptance"][name])
@@ -362,45 +292,35 @@ class Controller:
         self.generator.bit_generator.state = state["generator"]
 
 
-# ---- TLT's bandit
-
-
-class Bandit:
+class Bandit(Chooser):
     """TLT's tuner, to compare the controller with: BEG-MAB, a bucketed epsilon-greedy bandit behind an elastic switch.
 
     As published (arXiv 2511.16665): arms are grouped by tokens to verify, and each group serves a range of batch sizes,
     more tokens for fewer rows. Within a group the arm with the best median reward over a window is chosen, never-tried
     arms first. Speculation is off above SWITCH rows, on after ten turns at or below it, and stays on until the step
     ends. The numbers are those of the released code, with a fifth threshold for a fifth size, halfway from the fourth
-    to the switch. With one arm per group, as shipped, nothing is explored: it is a lookup table. Two things of the code
-    are not copied: a first reward of 0, and a device synchronisation at every step.
+    to the switch. With one arm per group, as shipped, it is a lookup table. Two things of the code are not copied: a
+    first reward of 0, and a device synchronisation at every step.
     """
 
-    def __init__(
-        self,
-        arms: Sequence[DraftArm],
-        *,
-        serves: Callable[[DraftArm, int], bool] = lambda arm, batch: True,
-        seed: int = 0,
-        epsilon: float = 0.1,
-        window: int = 300,
-        thresholds: Sequence[int] = (1, 2, 5, 21, 27),
-        patience: int = 10,
-    ) -> None:
-        """thresholds: the smallest batch of each group, at least one per size; patience: turns until it is on."""
+    epsilon = 0.1
+    window = 300  # rewards of an arm that count
+    thresholds = (1, 2, 5, 21, 27)  # the smallest batch of each group, at least one per size
+    patience = 10  # turns until it is on
+
+    def __init__(self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True, seed: int = 0) -> None:
+        super().__init__()
         self.arms = [arm for arm in arms if arm != OFF]
-        self.serves, self.epsilon, self.thresholds, self.patience = serves, epsilon, tuple(thresholds), patience
-        self.generator = np.random.default_rng(seed)
+        self.serves, self.generator = serves, np.random.default_rng(seed)
         sizes = sorted({arm.tokens for arm in self.arms}, reverse=True)
         # The most tokens to verify come first: they are for the smallest batches.
         self.groups = [[arm for arm in self.arms if arm.tokens == size] for size in sizes]
         assert len(self.groups) <= len(self.thresholds), "a size without a threshold would serve no batch"
-        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=window) for arm in self.arms}
+        self.rewards: dict[str, deque[float]] = {arm.name: deque(maxlen=self.window) for arm in self.arms}
         self.calm = 0  # turns in a row at or below the switch; `patience` once it is on
         # The arm that chance chose. It stands for a second turn unless it was in use in the first: the engine may have
         # launched that turn before it asked, and EAGLE cannot follow another drafter without a pause.
         self._trial: DraftArm | None = None
-        self._tally = AcceptTally()
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         if self.calm < self.patience:
@@ -420,9 +340,6 @@ class Bandit:
     def group(self, batch: int) -> list[DraftArm]:
         """The arms of a batch size; with fewer groups than thresholds the last serves all larger batches.
 
-        >>> b = Bandit([DraftArm("eagle", tokens - 1) for tokens in (48, 32, 16, 8)])
-        >>> [b.group(n)[0].tokens for n in (1, 2, 4, 5, 20, 21, 99)]
-        [48, 32, 32, 16, 16, 8, 8]
         >>> b = Bandit([DraftArm("eagle", depth) for depth in (2, 4, 8, 16, 32)])
         >>> [b.group(n)[0].depth for n in (1, 2, 4, 5, 20, 21, 26, 27, 32)]
         [32, 16, 16, 8, 8, 4, 4, 2, 2]
@@ -437,31 +354,18 @@ class Bandit:
         rewards = self.rewards[arm.name]
         return median(rewards) if rewards else float("inf")
 
-    def record(
-        self,
-        arm: DraftArm,
-        batch: int,
-        seconds: float,
-        *,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        kv_bytes: float = 0.0,
-        typical: bool = True,
-    ) -> None:
+    def record(self, report: StepReport) -> None:
         """The reward of a step is (mean accepted + 1) * batch / seconds."""
-        self._tally.add(arm, seconds, accepted)
-        if arm == self._trial:
+        super().record(report)
+        if report.arm == self._trial:
             self._trial = None
-        if arm.name in self.rewards and accepted is not None and typical:
-            self.rewards[arm.name].append((float(accepted.sum()) / (batch * steps) + 1) * batch * steps / seconds)
+        if report.arm.name in self.rewards and report.accepted is not None and report.typical:
+            rows = report.batch * report.steps
+            self.rewards[report.arm.name].append((float(report.accepted.sum()) / rows + 1) * rows / report.seconds)
 
     def updated(self) -> None:
         """The step has ended: speculation is off again."""
         self.calm = 0
-
-    def metrics(self) -> dict[str, float]:
-        return self._tally.take()
 
     def state_dict(self) -> dict[str, Any]:
         rewards = {name: list(rewards) for name, rewards in self.rewards.items()}
@@ -469,7 +373,6 @@ class Bandit:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name in self.rewards.keys() & state["rewards"].keys():
-            self.rewards[name].clear()
-            self.rewards[name].extend(state["rewards"][name])
+            self.rewards[name] = deque(state["rewards"][name], self.window)
         self.calm = state["calm"]
         self.generator.bit_generator.state = state["generator"]

@@ -1,22 +1,21 @@
 """The EAGLE-style drafter: one decoder layer that guesses the target's next hidden state, and so its next tokens.
 
-`eagle_head` makes one for a target; `rollout.guesser` drafts with it, `draft.training` trains it. A pair is
-(h_t, x_{t+1}): the target's last hidden state after token t, past its final norm, and the token that came next. The
-layer's output stands for h_{t+1}, and the target's own head turns it into a guess of x_{t+2}. The pair of t lies at
-position t, so keys and values lie in pages parallel to the target's, under its own table.
+`rollout.guesser` drafts with it, `draft.training` trains it. A pair is (h_t, x_{t+1}): the target's last hidden state
+after token t, past its final norm, and the token that came next. The layer's output stands for h_{t+1}, and the
+target's own head turns it into a guess of x_{t+2}. The pair of t lies at position t, so keys and values lie in pages
+parallel to the target's, under its own table.
 
     x = fc [embedding(x_{t+1}), h_t];  x = x + attention(x);  x = x + mlp(norm(x));  logits = head(x)
 
 That is EAGLE-1 (arXiv 2401.15077) as it is served: no norm before the attention, none after the layer, no bias. It is a
-Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load for an EAGLE-1 drafter.
-Embedding, head and rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing
-on the host and take sizes from shapes alone, so they can be captured as a graph.
+Llama layer in the target's sizes whatever the family (OURS), which both vLLM and SGLang load. Embedding, head and
+rotary angles are the target's very tensors: read, never trained. `extend` and `draft` read nothing on the host and take
+sizes from shapes alone, so they can be captured as a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,12 @@ from whet.model.packing import Boundaries, attention
 
 
 @dataclass(frozen=True, slots=True)
-class EagleShape:
+class EagleTarget:
+    """The parts of the target that the drafter reads, which are never trained, saved or published, and its sizes."""
+
+    embedding: Tensor
+    head: Head
+    rotary: nn.Module
     hidden: int
     inner: int
     heads: int
@@ -43,32 +47,17 @@ class EagleShape:
     eps: float
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """The parts of the target that the drafter reads. They are never trained, saved or published."""
-
-    embedding: Tensor
-    head: Head
-    rotary: nn.Module
-
-
 class EagleHead(nn.Module):
     """Its parameters are what is trained, and its whole state dict."""
 
     def __init__(
-        self,
-        shape: EagleShape,
-        target: Borrowed,
-        *,
-        draft_ids: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        seed: int = 0,
+        self, target: EagleTarget, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
     ) -> None:
         super().__init__()
-        self.shape, self.dtype = shape, dtype or target.embedding.dtype
+        self.dtype = dtype or target.embedding.dtype
         self._borrowed = [target]  # in a list, or the rotary module would become a submodule
         device = target.embedding.device
-        width, inner, attended = shape.hidden, shape.inner, shape.heads * shape.dim
+        width, inner, attended = target.hidden, target.inner, target.heads * target.dim
         random = torch.Generator().manual_seed(seed)
 
         def fresh(*size: int) -> nn.Parameter:
@@ -77,25 +66,28 @@ class EagleHead(nn.Module):
             return nn.Parameter((torch.randn(size, generator=random) * size[1] ** -0.5).to(device, self.dtype))
 
         self.fc = fresh(width, 2 * width)
-        self.qkv = fresh(attended + 2 * shape.kv_heads * shape.dim, width)
+        self.qkv = fresh(attended + 2 * target.kv_heads * target.dim, width)
         self.out = fresh(width, attended)
         self.norm = nn.Parameter(torch.ones(width, device=device, dtype=self.dtype))
         self.gate_up = fresh(2 * inner, width)
         self.down = fresh(width, inner)
         # The target's ids of the draft vocabulary, or None where it is all of them.
         self.draft_ids = None if draft_ids is None else draft_ids.to(device, torch.int64)
-        self.draft_head = _rows_of(target.head, self.draft_ids)
+        self.draft_head = target.head  # or its rows for the draft vocabulary
+        if self.draft_ids is not None:
+            bias = None if target.head.bias is None else target.head.bias[self.draft_ids]
+            self.draft_head = replace(target.head, weight=target.head.weight[self.draft_ids], bias=bias)
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
         self.version = 0  # counts publications
         self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
 
     @property
-    def target(self) -> Borrowed:
+    def target(self) -> EagleTarget:
         return self._borrowed[0]
 
     def copy(self, dtype: torch.dtype | None = None) -> EagleHead:
         """A copy with its own parameters and the same target and draft vocabulary, for a trainer."""
-        twin = EagleHead(self.shape, self.target, dtype=dtype or self.dtype)
+        twin = EagleHead(self.target, dtype=dtype or self.dtype)
         twin.draft_ids, twin.draft_head, twin.ops = self.draft_ids, self.draft_head, self.ops
         twin.take(self)
         return twin
@@ -124,30 +116,24 @@ class EagleHead(nn.Module):
         self.draft_ids.copy_(ids)
         self.refresh()
 
-    # ---- training
-
     def forward(self, hidden: Tensor, ids: Tensor, position: Tensor, packed: Boundaries) -> Tensor:
         """Guesses [T, width] of h_{t+1} for packed pairs: hidden [T, width] of t, ids and position [T]."""
-        shape = self.shape
+        target = self.target
         x = self._fuse(hidden, ids)
-        parts = F.linear(x, self.qkv).unflatten(1, (-1, shape.dim)).transpose(0, 1)[None]
-        query, key, value = parts.split([shape.heads, shape.kv_heads, shape.kv_heads], 1)
-        query, key = apply_rotary_pos_emb(query, key, *self.target.rotary(x[None], position[None]))
-        mixed, _ = attention(self, query, key, value, None, packed=packed, scaling=shape.dim**-0.5)
+        parts = F.linear(x, self.qkv).unflatten(1, (-1, target.dim)).transpose(0, 1)[None]
+        query, key, value = parts.split([target.heads, target.kv_heads, target.kv_heads], 1)
+        query, key = apply_rotary_pos_emb(query, key, *target.rotary(x[None], position[None]))
+        mixed, _ = attention(self, query, key, value, None, packed=packed, scaling=target.dim**-0.5)
         return self._finish(mixed[0].flatten(1), x)
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits over the draft vocabulary, in fp32 (fp64 for fp64)."""
         return self.draft_head.logits(features.to(self.draft_head.weight.dtype))
 
-    # ---- drafting
-
     @torch.no_grad()
     def attach(self, keys: Tensor, values: Tensor, context: int) -> None:
-        """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding.
-
-        Angles are computed for positions below `context`; later positions share the last one's.
-        """
+        """Set the pages that `extend` writes and reads, [pages, kv heads, page, d]; the last one takes padding. Angles
+        are computed for positions below `context`; later positions share the last one's."""
         self.keys, self.values = keys, values
         places = torch.arange(context, device=self.fc.device)
         self.angles = torch.cat(self.target.rotary(self.fc[None, :1], places[None]), -1)[0]
@@ -163,36 +149,23 @@ class EagleHead(nn.Module):
         length: Tensor,
         starts: Tensor,
         most: int,
+        angles: Tensor | None = None,
     ) -> Tensor:
         """Guesses [T, width] of h_{t+1} for T new pairs, whose keys and values go to the pages of their rows.
 
         hidden [T, width] of t; ids [T], the tokens t + 1; position [T], t; the rest as in `whet.model.ops`, with length
-        the pairs of each row, the new ones included. Call it over all verified places: pairs past the accepted ones
-        write what is overwritten before it is read, since lengths do not count them.
+        the pairs of each row, the new ones included; angles [T, 2 d] where they are known. Call it over all verified
+        places: pairs past the accepted ones write what is overwritten before it is read, since no length counts them.
         """
-        angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
-        return self._read(hidden, ids, angles, position, row, table, length, starts, most)
-
-    def _read(
-        self,
-        hidden: Tensor,
-        ids: Tensor,
-        angles: Tensor,
-        position: Tensor,
-        row: Tensor,
-        table: Tensor,
-        length: Tensor,
-        starts: Tensor,
-        most: int,
-    ) -> Tensor:
-        """`extend`, with the angles [T, 2 d] of the positions."""
-        shape = self.shape
+        if angles is None:
+            angles = self.angles.index_select(0, position.clamp(max=len(self.angles) - 1))
+        target = self.target
         x = self._fuse(hidden, ids)
         cos, sin = angles.chunk(2, -1)
         pages = (self.keys, self.values, table)
-        heads = {"heads": shape.heads, "kv_heads": shape.kv_heads}
+        heads = {"heads": target.heads, "kv_heads": target.kv_heads}
         query = self.ops.rope_write(F.linear(x, self.qkv), cos, sin, *pages, row, position, **heads)
-        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=shape.dim**-0.5)
+        mixed = self.ops.paged_attention(query, *pages, length, starts, most=most, scaling=target.dim**-0.5)
         return self._finish(mixed.flatten(1), x)
 
     @torch.no_grad()
@@ -213,7 +186,7 @@ class EagleHead(nn.Module):
         angles = self.angles[place]
         drafted = [self.choose(feature)]
         for i in range(steps - 1):
-            feature = self._read(feature, drafted[-1], angles[i], place[i], rows[i], table, lengths[i], starts, 1)
+            feature = self.extend(feature, drafted[-1], place[i], rows[i], table, lengths[i], starts, 1, angles[i])
             drafted.append(self.choose(feature))
         return torch.stack(drafted, 1)
 
@@ -223,15 +196,13 @@ class EagleHead(nn.Module):
         best = F.linear(feature.to(head.weight.dtype), head.weight, head.bias).argmax(-1)
         return (best if self.draft_ids is None else self.draft_ids[best]).to(torch.int32)
 
-    # ---- the layer
-
     def _fuse(self, hidden: Tensor, ids: Tensor) -> Tensor:
         embedded = F.embedding(ids, self.target.embedding)
         return F.linear(torch.cat((embedded.to(self.dtype), hidden.to(self.dtype)), -1), self.fc)
 
     def _finish(self, mixed: Tensor, x: Tensor) -> Tensor:
         x = torch.addmm(x, mixed, self.out.T)
-        normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.shape.eps)
+        normed = F.rms_norm(x, x.shape[-1:], self.norm.to(x.dtype), self.target.eps)
         gate, up = F.linear(normed, self.gate_up).chunk(2, -1)
         return torch.addmm(x, F.silu(gate) * up, self.down.T)
 
@@ -239,13 +210,15 @@ class EagleHead(nn.Module):
 def eagle_head(
     model: Any, *, draft_ids: Tensor | None = None, dtype: torch.dtype | None = None, seed: int = 0
 ) -> EagleHead:
-    """A drafter with random weights for a Hugging Face causal model, sharing its embedding and head.
-
-    `draft_ids`: the tokens that it may propose (`draft_vocabulary`), all of them where None.
-    """
+    """Make a drafter with random weights for a Hugging Face causal model, sharing its embedding and head. `draft_ids`:
+    the tokens that it may propose (`draft_vocabulary`), all of them where None."""
     refuse_undraftable(model)
     config = model.config
-    shape = EagleShape(
+    head = head_of(model)
+    target = EagleTarget(
+        embedding=model.get_input_embeddings().weight.detach(),
+        head=replace(head, weight=head.weight.detach(), bias=None if head.bias is None else head.bias.detach()),
+        rotary=model.model.rotary_emb,
         hidden=config.hidden_size,
         inner=config.intermediate_size,
         heads=config.num_attention_heads,
@@ -253,10 +226,7 @@ def eagle_head(
         dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         eps=config.rms_norm_eps,
     )
-    head = head_of(model)
-    head = Head(head.weight.detach(), None if head.bias is None else head.bias.detach(), head.scale, head.softcap)
-    target = Borrowed(model.get_input_embeddings().weight.detach(), head, model.model.rotary_emb)
-    return EagleHead(shape, target, draft_ids=draft_ids, dtype=dtype, seed=seed)
+    return EagleHead(target, draft_ids=draft_ids, dtype=dtype, seed=seed)
 
 
 def undraftable(model: Any) -> str | None:
@@ -273,24 +243,9 @@ def refuse_undraftable(model: Any) -> None:
         raise WhetError(f"No EAGLE drafter can be made for this model: {reason}; choose a drafter without a model.")
 
 
-def draft_vocabulary(counts: np.ndarray, size: int, always: Iterable[int] = ()) -> Tensor | None:
-    """The `size` most frequent ids, ascending, int64; those of `always` (stop ids) count as the most frequent.
-
-    Ties go to the smaller id. None where `size` covers the vocabulary, so that no rows of the head are copied.
-
-    >>> draft_vocabulary(np.array([5, 0, 7, 7, 1]), 3, always=[4]).tolist()
-    [2, 3, 4]
-    """
-    frequency = np.array(counts, dtype=np.float64)
-    if size >= frequency.size:
+def draft_vocabulary(counts: np.ndarray, size: int) -> Tensor | None:
+    """The `size` most frequent ids, ascending, int64; ties go to the smaller id. None where `size` covers the
+    vocabulary, so that no rows of the head are copied."""
+    if size >= counts.size:
         return None
-    frequency[list(always)] = np.inf
-    return torch.from_numpy(np.sort(np.argsort(-frequency, kind="stable")[:size])).to(torch.int64)
-
-
-def _rows_of(head: Head, ids: Tensor | None) -> Head:
-    """The head over the draft vocabulary; without one, the target's own tensors."""
-    if ids is None:
-        return head
-    weight, bias = head.weight.detach()[ids], None if head.bias is None else head.bias.detach()[ids]
-    return Head(weight, bias, head.scale, head.softcap)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size])).to(torch.int64)

@@ -1,7 +1,7 @@
 """The trained drafter as a folder that vLLM or SGLang load as an EAGLE drafter of the same target.
 
-`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported; `check_layout` compares a
-folder with the table below, `read_drafter` reads the weights back. The table follows the loaders:
+`write_drafter` is called where a checkpoint is written, `copy_drafter` where one is exported. The layout follows the
+loaders, which both prepend "model." to every name; embedding and head are never written:
 
   vLLM    vllm/model_executor/models/llama_eagle.py, transformers_utils/configs/eagle.py. fc without bias and no norm
           before the attention; an unknown name is an error. The class is "Eagle" + architectures[0], so the config
@@ -10,8 +10,6 @@ folder with the table below, `read_drafter` reads the weights back. The table fo
           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
           off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
           (`--speculative-token-map`), and whet writes none: such a drafter is refused.
-
-Both prepend "model." to every name. Embedding and head are never written.
 """
 
 from __future__ import annotations
@@ -32,25 +30,29 @@ WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 FOLDER = "drafter"  # in a checkpoint and in an export
 ARCHITECTURES = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle"}
-LAYER = "layers.0."
 BIAS = "fc.bias"
+NAMES = (  # what both loaders read, in the order of `layout` and `named_weights`
+    "fc.weight",
+    "layers.0.self_attn.q_proj.weight",
+    "layers.0.self_attn.k_proj.weight",
+    "layers.0.self_attn.v_proj.weight",
+    "layers.0.self_attn.o_proj.weight",
+    "layers.0.post_attention_layernorm.weight",
+    "layers.0.mlp.gate_proj.weight",
+    "layers.0.mlp.up_proj.weight",
+    "layers.0.mlp.down_proj.weight",
+)
+# Settings of the target that the drafter has too.
+SHARED = ("max_position_embeddings", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes that the loader of the config's architecture expects, no more and no less."""
     width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, key = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
-    table: dict[str, tuple[int, ...]] = {
-        "fc.weight": (width, 2 * width),
-        LAYER + "self_attn.q_proj.weight": (query, width),
-        LAYER + "self_attn.k_proj.weight": (key, width),
-        LAYER + "self_attn.v_proj.weight": (key, width),
-        LAYER + "self_attn.o_proj.weight": (width, query),
-        LAYER + "post_attention_layernorm.weight": (width,),
-        LAYER + "mlp.gate_proj.weight": (inner, width),
-        LAYER + "mlp.up_proj.weight": (inner, width),
-        LAYER + "mlp.down_proj.weight": (width, inner),
-    }
+    attention = ((query, width), (key, width), (key, width), (width, query))
+    shapes = ((width, 2 * width), *attention, (width,), (inner, width), (inner, width), (width, inner))
+    table: dict[str, tuple[int, ...]] = dict(zip(NAMES, shapes, strict=True))
     if config["architectures"] == [ARCHITECTURES["sglang"]]:
         table[BIAS] = (width,)
     return table
@@ -60,11 +62,32 @@ def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, en
     """Write the weights, in the type of `head`, and the config, for "vllm" or "sglang"."""
     check_engine(engine)
     if engine == "sglang" and head.draft_ids is not None:
-        raise WhetError(
-            "SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; "
-            "write the drafter for vllm, or make it over the whole vocabulary."
-        )
-    _write(Path(folder), named_weights(head), drafter_config(head, target_config), engine)
+        ways = "write the drafter for vllm, or make it over the whole vocabulary"
+        raise WhetError(f"SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; {ways}.")
+    tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()}
+    # A Llama config of one layer, with the rotary settings in the old and the new form of transformers.
+    target, rope = head.target, dict(target_config.rope_parameters)
+    scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
+    config = {
+        "model_type": "llama",
+        "hidden_size": target.hidden,
+        "intermediate_size": target.inner,
+        "num_hidden_layers": 1,
+        "num_attention_heads": target.heads,
+        "num_key_value_heads": target.kv_heads,
+        "head_dim": target.dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": target.eps,
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
+        "rope_parameters": rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        **{name: getattr(target_config, name) for name in SHARED},
+        "torch_dtype": str(head.dtype).removeprefix("torch."),
+    }
+    _write(Path(folder), tensors, config, engine)
 
 
 def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
@@ -93,59 +116,23 @@ def _write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any], eng
 
 
 def named_weights(head: EagleHead) -> dict[str, Tensor]:
-    """Copies on the host, by the loaders' names."""
-    shape = head.shape
-    sizes = [shape.heads * shape.dim, *[shape.kv_heads * shape.dim] * 2]
-    query, key, value = head.qkv.detach().split(sizes)
+    """The parameters by the loaders' names: views of them, without gradients."""
+    target = head.target
+    query, key, value = head.qkv.detach().split([target.heads * target.dim, *[target.kv_heads * target.dim] * 2])
     gate, up = head.gate_up.detach().chunk(2)
-    tensors = {
-        "fc.weight": head.fc,
-        LAYER + "self_attn.q_proj.weight": query,
-        LAYER + "self_attn.k_proj.weight": key,
-        LAYER + "self_attn.v_proj.weight": value,
-        LAYER + "self_attn.o_proj.weight": head.out,
-        LAYER + "post_attention_layernorm.weight": head.norm,
-        LAYER + "mlp.gate_proj.weight": gate,
-        LAYER + "mlp.up_proj.weight": up,
-        LAYER + "mlp.down_proj.weight": head.down,
-    }
-    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-
-
-def drafter_config(head: EagleHead, target: Any) -> dict[str, Any]:
-    """A Llama config of one layer, with the rotary settings in the old and the new form of transformers."""
-    shape, rope = head.shape, dict(target.rope_parameters)
-    scaled = {name: value for name, value in rope.items() if name != "rope_theta"}
-    return {
-        "model_type": "llama",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": shape.eps,
-        "max_position_embeddings": target.max_position_embeddings,
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": None if rope.get("rope_type", "default") == "default" else scaled,
-        "rope_parameters": rope,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "vocab_size": target.vocab_size,
-        "bos_token_id": target.bos_token_id,
-        "eos_token_id": target.eos_token_id,
-        "pad_token_id": target.pad_token_id,
-        "torch_dtype": str(head.dtype).removeprefix("torch."),
-    }
+    parts = (head.fc, query, key, value, head.out, head.norm, gate, up, head.down)
+    return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
 
 
 def check_layout(folder: Path | str) -> None:
     """Raise one sentence about the first thing in the folder that its engine would not load."""
     folder = Path(folder)
-    config, shapes = _read_config(folder), _read_shapes(folder)
-    wanted = layout(config)
+    wanted = layout(_read_config(folder))
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise WhetError(f"{folder / WEIGHTS} cannot be read: {error}.") from error
     wrong = {
         "lacks": [name for name in wanted if name not in shapes],
         "has, which the loader does not know,": [name for name in shapes if name not in wanted],
@@ -165,13 +152,8 @@ def read_drafter(folder: Path | str, head: EagleHead) -> None:
     for name, tensor in mine.items():
         if saved[name].shape != tensor.shape:
             raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
-    attn, mlp = LAYER + "self_attn.", LAYER + "mlp."
-    head.fc.copy_(saved["fc.weight"])
-    head.qkv.copy_(torch.cat([saved[f"{attn}{part}_proj.weight"] for part in "qkv"]))
-    head.out.copy_(saved[attn + "o_proj.weight"])
-    head.norm.copy_(saved[LAYER + "post_attention_layernorm.weight"])
-    head.gate_up.copy_(torch.cat([saved[f"{mlp}{part}_proj.weight"] for part in ("gate", "up")]))
-    head.down.copy_(saved[mlp + "down_proj.weight"])
+    for name, tensor in mine.items():
+        tensor.copy_(saved[name])
     head.version += 1
 
 
@@ -189,11 +171,3 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise WhetError(f"{folder / CONFIG} is not the config of an EAGLE drafter that vLLM or SGLang load.")
     assert isinstance(config, dict)
     return config
-
-
-def _read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise WhetError(f"{folder / WEIGHTS} cannot be read: {error}.") from error

@@ -14,11 +14,12 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from whet.draft.base import LONGEST, SHORTEST, RowView
+from whet.draft.base import LONGEST, SHORTEST, Drafter, RowView
 
 ANCHORS = (6, SHORTEST)  # tokens
 NEWEST = 16  # places of an anchor that are looked at, the newest ones
@@ -28,20 +29,15 @@ JUST_WRITTEN = 32  # tokens
 Key = tuple[str, int]  # prompt and group; evaluations and training may number their groups alike
 
 
-# ---- index
-
-
+@dataclass(slots=True, eq=False)
 class IndexedText:
-    __slots__ = ("done", "tokens")
-
-    def __init__(self, tokens: bytes) -> None:
-        self.tokens = array("i", tokens)
-        self.done = 1  # places before this one are indexed; the first token follows nothing
+    tokens: array[int]
+    done: int = 1  # places before this one are indexed; the first token follows nothing
 
 
 class Match(NamedTuple):
     source: IndexedText
-    place: int  # of the token that followed
+    place: int  # where the token that followed is
     length: int  # tokens that agree: LONGEST at most when found, more when followed
 
 
@@ -54,7 +50,7 @@ class Index:
 
     def add(self, tokens: bytes) -> IndexedText:
         """Begin a new text with int32 tokens."""
-        text = IndexedText(tokens)
+        text = IndexedText(array("i", tokens))
         self._behind.append(text)
         return text
 
@@ -91,37 +87,30 @@ class Index:
                     del found[:NEWEST]
 
     def find(self, tokens: array[int], vote: bool) -> Match | None:
-        """The longest match of the end of `tokens`, the newest among equals.
-
-        vote: among equally long matches, one whose next token is the most frequent.
-        """
-        end = len(tokens)
-        for width, places in zip(ANCHORS, self._places, strict=True):
-            found = places.get(tokens[max(0, end - width) :].tobytes())
-            if found:
-                return longest(tokens, found[: -NEWEST - 1 : -1], width, vote)
-        return None
-
-
-def longest(tokens: array[int], found: list[tuple[IndexedText, int]], known: int, vote: bool) -> Match:
-    """The best of these places, the newest first, where `known` tokens agree with the end of `tokens`."""
-    end, best = len(tokens), 0
-    matches: list[tuple[IndexedText, int]] = []
-    for source, place in found:
-        other, n = source.tokens, known
-        most = min(LONGEST, end, place)
-        while n < most and other[place - n - 1] == tokens[end - n - 1]:
-            n += 1
-        if n > best:
-            best, matches = n, [(source, place)]
-            if n == LONGEST and not vote:
+        """The longest match of the end of `tokens`, the newest among equals. vote: among equally long matches, one
+        whose next token is the most frequent."""
+        end, found = len(tokens), None
+        for known, places in zip(ANCHORS, self._places, strict=True):
+            if found := places.get(tokens[max(0, end - known) :].tobytes()):
                 break
-        elif n == best:
-            matches.append((source, place))
-    if vote and len(matches) > 1:
+        if not found:
+            return None
+        best = 0
+        matches: list[tuple[IndexedText, int]] = []
+        for source, place in found[: -NEWEST - 1 : -1]:
+            other, n = source.tokens, known
+            most = min(LONGEST, end, place)
+            while n < most and other[place - n - 1] == tokens[end - n - 1]:
+                n += 1
+            if n > best:
+                best, matches = n, [(source, place)]
+                if n == LONGEST and not vote:
+                    break
+            elif n == best:
+                matches.append((source, place))
         following = [source.tokens[place] for source, place in matches]
-        return Match(*matches[max(range(len(matches)), key=lambda i: following.count(following[i]))], best)
-    return Match(*matches[0], best)
+        first = max(range(len(matches)), key=lambda i: following.count(following[i])) if vote else 0
+        return Match(*matches[first], best)
 
 
 class Cursor:
@@ -154,12 +143,10 @@ class Cursor:
     def draft(self, most: int) -> list[int]:
         """Up to `most` tokens that followed the match, and no more than it is long unless it is of the longest."""
         if self.match is None:
-            for index in self.indexes:
-                match = index.find(self.text.tokens, self.vote)
-                if match and (self.match is None or match.length > self.match.length):
-                    self.match = match
-        if self.match is None:
-            return []
+            found = [match for index in self.indexes if (match := index.find(self.text.tokens, self.vote))]
+            if not found:
+                return []
+            self.match = max(found, key=lambda match: match.length)
         source, place, length = self.match
         if length < LONGEST:
             most = min(most, length)
@@ -172,23 +159,7 @@ class Cursor:
         return got
 
 
-def padded(drafts: Sequence[list[int]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Drafts as an int32 matrix with zeros behind them, and their sizes.
-
-    >>> padded([[3], [4, 5]], 3)
-    (array([[3, 0, 0],
-           [4, 5, 0]], dtype=int32), array([1, 2], dtype=int32))
-    """
-    counts = np.array([len(d) for d in drafts], np.int32)
-    tokens = np.zeros((len(drafts), width), np.int32)
-    tokens[np.arange(width) < counts[:, None]] = [t for d in drafts for t in d]
-    return tokens, counts
-
-
-# ---- drafters
-
-
-class NGram:
+class NGram(Drafter):
     """Drafts from a row's own text, prompt included: the longest match, the newest among equals."""
 
     name = "ngram"
@@ -200,29 +171,30 @@ class NGram:
         self.cursors: dict[int, Cursor] = {}  # by uid
 
     def begin(self, row: RowView) -> None:
-        """Nothing: a row is read when its first draft is wanted."""
+        if row.uid not in self.cursors:
+            self.cursors[row.uid] = self._cursor(row)
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        drafts: list[list[int]] = []
+        for row in rows:
+            self.begin(row)
+            self.cursors[row.uid].read_on(row)
+        cursors = [self.cursors[row.uid] for row in rows]
+        # Index what was written where some row has to search, within a budget per step: a match is just followed.
+        searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
         backlog = BACKLOG
-        for row, wanted in zip(rows, most.tolist(), strict=True):
-            if wanted <= 0:
-                drafts.append([])
-                continue
-            cursor = self.cursors.get(row.uid)
-            if cursor is None:
-                cursor = self.cursors[row.uid] = Cursor([Index()], row.prompt, vote=False)
-            cursor.read_on(row)
-            if cursor.match is None:  # else it is followed, and nothing has to be found
-                backlog -= cursor.indexes[0].catch_up(max(JUST_WRITTEN, backlog))
-            drafts.append(cursor.draft(wanted))
-        return padded(drafts, int(most.max(initial=0)))
+        for index in dict.fromkeys(index for cursor in searching for index in cursor.indexes):
+            backlog -= index.catch_up(max(JUST_WRITTEN, backlog))
+        drafts = [cursor.draft(n) if n > 0 else [] for cursor, n in zip(cursors, most.tolist(), strict=True)]
+        counts, width = np.array([len(draft) for draft in drafts], np.int32), int(most.max(initial=0))
+        tokens = np.zeros((len(rows), width), np.int32)
+        tokens[np.arange(width) < counts[:, None]] = [token for draft in drafts for token in draft]
+        return tokens, counts
 
     def finish(self, row: RowView) -> None:
         self.cursors.pop(row.uid, None)
 
-    def updated(self, version: int) -> None:
-        """Nothing: a text stays valid under any weights."""
+    def _cursor(self, row: RowView) -> Cursor:
+        return Cursor([Index()], row.prompt, vote=False)
 
 
 class SuffixVisit:
@@ -232,66 +204,32 @@ class SuffixVisit:
         self.key, self.version = key, version
         self.index = Index()
         self.index.add(prompt.astype(np.int32).tobytes())
-        self.tokens = 0  # of the prompt and of rollouts that ended
+        self.tokens = 0  # tokens of the prompt and of rollouts that ended
 
 
-class Suffix:
-    """Drafts from the rollouts of the same prompt: its own group first, then the last visits.
-
-    Among equally long matches it takes what followed most often, the newest among equals. Memory is bounded in tokens:
-    the oldest visits are dropped first.
-    """
+class Suffix(NGram):
+    """Drafts from the rollouts of the same prompt: its own group first, then the last visits. Among equally long
+    matches it takes what followed most often, the newest among equals. Memory is bounded in tokens: the oldest visits
+    are dropped first."""
 
     name = "suffix"
 
-    def __init__(self, tokens: int = 500_000, visits: int = 2, window: int = 16) -> None:
-        """tokens: of ended rollouts, remembered at most, up to half a kilobyte each; visits: earlier visits that a row
-        looks at, none of which began `window` updates ago or more."""
-        self.capacity, self.earlier, self.window = tokens, visits, window
-        self.version = 0
-        self.forget()
+    capacity = 500_000  # tokens of ended rollouts that are remembered at most, up to half a kilobyte each
+    earlier, window = 2, 16  # visits that a row looks at, and the updates after which one is too old
+    version = 0
 
     def forget(self) -> None:
-        self.readers: dict[int, tuple[SuffixVisit, Cursor]] = {}  # by uid
+        super().forget()
         self.visits: dict[Key, SuffixVisit] = {}  # the oldest first
         self._of: dict[str, list[SuffixVisit]] = {}  # visits per prompt, the oldest first
         self.tokens = 0
 
-    def begin(self, row: RowView) -> None:
-        if row.uid in self.readers:
-            return
-        key = row.prompt_id, row.group_id
-        visit = self.visits.get(key)
-        if visit is None:
-            visit = self.visits[key] = SuffixVisit(key, self.version, row.prompt)
-            self._of.setdefault(row.prompt_id, []).append(visit)
-            self._count(visit, row.prompt.size)
-        visits = self._of[row.prompt_id]
-        before = visits[: visits.index(visit)][::-1][: self.earlier]
-        indexes = [visit.index, *(other.index for other in before)]
-        self.readers[row.uid] = visit, Cursor(indexes, row.prompt[-LONGEST:], vote=True)
-
-    def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        cursors = []
-        for row in rows:
-            self.begin(row)
-            cursor = self.readers[row.uid][1]
-            cursor.read_on(row)
-            cursors.append(cursor)
-        # Index what was written where some row has to search, within a budget per step.
-        searching = [c for c, n in zip(cursors, most.tolist(), strict=True) if n > 0 and c.match is None]
-        backlog = BACKLOG
-        for index in dict.fromkeys(index for cursor in searching for index in cursor.indexes):
-            backlog -= index.catch_up(max(JUST_WRITTEN, backlog))
-        drafts = [cursor.draft(n) if n > 0 else [] for cursor, n in zip(cursors, most.tolist(), strict=True)]
-        return padded(drafts, int(most.max(initial=0)))
-
     def finish(self, row: RowView) -> None:
         """The text stays for siblings and later visits; it is indexed when one of them drafts."""
-        if row.uid in self.readers:
-            visit, cursor = self.readers.pop(row.uid)
+        if cursor := self.cursors.pop(row.uid, None):
             cursor.read_on(row)
-            if self.visits.get(visit.key) is visit:
+            visit = self.visits.get((row.prompt_id, row.group_id))
+            if visit is not None and visit.index is cursor.indexes[0]:  # else it was dropped meanwhile
                 self._count(visit, row.ids.size)
 
     def updated(self, version: int) -> None:
@@ -300,6 +238,17 @@ class Suffix:
             if visit.version > version - self.window:
                 break
             self._drop(visit)
+
+    def _cursor(self, row: RowView) -> Cursor:
+        key = row.prompt_id, row.group_id
+        visit = self.visits.get(key)
+        if visit is None:
+            visit = self.visits[key] = SuffixVisit(key, self.version, row.prompt)
+            self._of.setdefault(row.prompt_id, []).append(visit)
+            self._count(visit, row.prompt.size)
+        visits = self._of[row.prompt_id]
+        before = visits[: visits.index(visit)][::-1][: self.earlier]
+        return Cursor([visit.index, *(other.index for other in before)], row.prompt[-LONGEST:], vote=True)
 
     def _count(self, visit: SuffixVisit, tokens: int) -> None:
         """Count tokens that are remembered; the oldest visits make room, never this one."""

@@ -1,15 +1,15 @@
 """Speculation as the engine sees it: a chooser picks the arm, its drafter guesses, and both learn what came of it.
 
-`build_speculation` makes it from the recipe's [draft]. The engine calls `choose` and `draft` before a step, `on_step`
-after it, and `ended` and `updated` as rollouts end and weights change. Drafters are called through a `DraftGuard`, so
-that one which is wrong or crashes cannot harm the run. The engine's rows are read here and never changed.
+`build_speculation` makes it from the recipe's [draft]. The engine calls `choose` and `draft` before a step, reports to
+the chooser after it, and calls `ended` and `updated` as rollouts end and weights change. Drafters are called through a
+`DraftGuard`, so that one which is wrong or crashes cannot harm the run. The engine's rows are read and never changed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence, Set
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +26,9 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 PATIENCE = 3  # failures in a row that retire a drafter
 
 
-# ---- guard
-
-
-class DraftGuard:
-    """A drafter whose proposals are brought into form and whose failures are counted.
-
-    PATIENCE failures in a row retire it until `forget`. Whether a guess is good is not looked at: it is verified.
-    """
+class DraftGuard(Drafter):
+    """A drafter whose proposals are brought into form and whose failures are counted. PATIENCE failures in a row retire
+    it until `forget`. Whether a guess is good is not looked at: it is verified."""
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self.drafter, self.vocab, self.name = drafter, vocab, drafter.name
@@ -51,7 +46,7 @@ class DraftGuard:
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         got = self._try(lambda: tidy(*self.drafter.propose(rows, most), most, self.vocab))
         if got is None:
-            return np.zeros((len(rows), int(most.max(initial=0))), np.int32), np.zeros(len(rows), np.int32)
+            return super().propose(rows, most)
         self._in_a_row = 0
         return got
 
@@ -66,10 +61,8 @@ class DraftGuard:
         self._try(self.drafter.forget)
 
     def hold(self, work: Callable[..., Any], *args: Any) -> bool:
-        """Do work in the drafter's place, and return whether it was done.
-
-        A failure retires the drafter at once: it would come again at every step, or is a lack of memory.
-        """
+        """Do work in the drafter's place, and return whether it was done. A failure retires the drafter at once: it
+        would come again at every step, or is a lack of memory."""
         if self.retired:
             return False
         before = self.failures
@@ -91,12 +84,7 @@ class DraftGuard:
 
 
 def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id.
-
-    >>> tidy(np.array([[3, 99, 4], [1, 2, 3]]), np.array([3, 9]), np.array([2, 1]), vocab=10)
-    (array([[3, 0],
-           [1, 0]], dtype=int32), array([1, 1], dtype=int32))
-    """
+    """Bring a proposal into form: int32 [B, max(most)], counts [B] at most `most`, cut before the first invalid id."""
     tokens, counts = np.asarray(tokens), np.asarray(counts)
     batch, width = most.size, int(most.max(initial=0))
     out = np.zeros((batch, width), np.int32)
@@ -151,10 +139,8 @@ def makespan(length: np.ndarray, forwards: float | np.ndarray, token: float = TO
 
 
 def best_forwards(length: np.ndarray, token: float = TOKEN) -> float:
-    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l.
-
-    A search by grids, each within two meshes of the one before: a whole array costs the host as much as one number.
-    """
+    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l. A
+    search by grids, each within two meshes of the one before: a whole array costs the host as much as one number."""
     low, high = (1 - ACCEPT) * float(np.max(length)), float(np.max(length))
     best, grid = 0, np.array([low])
     for _ in range(5):  # to a millionth of the range
@@ -197,26 +183,7 @@ def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.nd
     return np.minimum(np.where(longer > 0, mean, rest / 2), rest)
 
 
-# ---- speculation
-
-
-class FlightLike(Protocol):
-    """A rollout in the making, as the engine has it (`whet.rollout.rows.Flight`)."""
-
-    arrival: int
-    index: int
-    prompt: np.ndarray
-    request: Any
-
-
-class Columns(Protocol):
-    """The engine's rows (`whet.rollout.rows.Rows`); a column has an entry for each row."""
-
-    flights: list[Any]
-    ids: np.ndarray
-    count: np.ndarray
-    limit: np.ndarray
-    length: np.ndarray
+Columns = Any  # the engine's rows, `whet.rollout.rows.Rows`: the engine imports this file
 
 
 class Speculation:
@@ -236,7 +203,7 @@ class Speculation:
         self.elsewhere: Set[str] = frozenset()
         self.token_bytes = 0
         self._views: dict[int, RowView] = {}  # by arrival, of rows that were drafted for
-        self._lengths: deque[int] = deque(maxlen=SEEN)  # of rollouts that ended
+        self._lengths: deque[int] = deque(maxlen=SEEN)  # lengths of rollouts that ended
         self._budgeted = -1  # steps until budgets are made anew
 
     def join(self, drafter: Drafter) -> None:
@@ -245,7 +212,7 @@ class Speculation:
 
     def choose(self, rows: Columns, running: int) -> DraftArm:
         retired = {name for name, drafter in self.drafters.items() if drafter.retired}
-        arm = self.chooser.choose(running, self._kv_bytes(rows, running), retired)
+        arm = self.chooser.choose(running, self.kv_bytes(rows, running), retired)
         return OFF if arm.drafter in retired else arm
 
     def budgets(self, rows: Columns, running: int) -> np.ndarray | None:
@@ -258,40 +225,18 @@ class Speculation:
 
     def draft(self, arm: DraftArm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [B, depth], -1 where there is none; at most `most` [B] for each row."""
-        views = [self._view(rows, row) for row in range(most.size)]
-        tokens, counts = self.drafters[arm.drafter].propose(views, most)
-        drafts = np.full((most.size, arm.depth), -1, np.int32)
+        tokens, counts = self.drafters[arm.drafter].propose([self._view(rows, i) for i in range(most.size)], most)
         width = tokens.shape[1]
-        drafts[:, :width] = np.where(np.arange(width) < counts[:, None], tokens, -1)
-        return drafts
+        drafts = np.where(np.arange(width) < counts[:, None], tokens, -1)
+        return np.pad(drafts, ((0, 0), (0, arm.depth - width)), constant_values=-1)
 
-    def on_step(
-        self,
-        arm: DraftArm,
-        rows: Columns,
-        running: int,
-        seconds: float,
-        steps: int = 1,
-        accepted: np.ndarray | None = None,
-        most: np.ndarray | None = None,
-        *,
-        typical: bool = True,
-    ) -> None:
-        """Record how long steps of `running` rows took and, with drafts, how many came true of how many wanted."""
-        kv = self._kv_bytes(rows, running)
-        self.chooser.record(
-            arm, running, seconds, steps=steps, accepted=accepted, most=most, kv_bytes=kv, typical=typical
-        )
-
-    def ended(self, flight: FlightLike, ids: np.ndarray) -> None:
-        """The flight wrote `ids` and ended, or was cut."""
-        self._lengths.append(ids.size)
-        view = self._views.pop(flight.arrival, None)
-        if here := self._drafting_here():
-            view = view or _view(flight)
-            view.ids = ids
-            for drafter in here:
-                drafter.finish(view)
+    def ended(self, flight: Any) -> None:
+        """The flight ended or was cut; its trace has what it wrote."""
+        self._lengths.append(flight.trace.ids.size)
+        view = self._views.pop(flight.arrival, None) or _view(flight)
+        view.ids = flight.trace.ids
+        for drafter in self._drafting_here():
+            drafter.finish(view)
 
     def updated(self, version: int) -> None:
         for drafter in self.drafters.values():
@@ -301,12 +246,6 @@ class Speculation:
     def metrics(self) -> dict[str, float]:
         failures = sum(drafter.failures for drafter in self.drafters.values())
         return {**self.chooser.metrics(), "draft/failures": float(failures)}
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.chooser.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.chooser.load_state_dict(state)
 
     def _view(self, rows: Columns, row: int) -> RowView:
         flight = rows.flights[row]
@@ -321,15 +260,13 @@ class Speculation:
     def _drafting_here(self) -> list[DraftGuard]:
         return [drafter for name, drafter in self.drafters.items() if name not in self.elsewhere]
 
-    def _kv_bytes(self, rows: Columns, running: int) -> float:
+    def kv_bytes(self, rows: Columns, running: int) -> float:
         return self.token_bytes * float(rows.length[:running].sum())
 
 
-def _view(flight: FlightLike) -> RowView:
-    request = flight.request
-    return RowView(
-        flight.arrival, request.prompt_id, request.group_id, flight.index, flight.prompt, np.zeros(0, np.int32)
-    )
+def _view(flight: Any) -> RowView:
+    asked = flight.request
+    return RowView(flight.arrival, asked.prompt_id, asked.group_id, flight.index, flight.prompt, flight.trace.ids)
 
 
 def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int) -> Speculation | None:
@@ -348,9 +285,8 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
 
-    chooser: Chooser = Bandit(arms, serves=serves, seed=seed)
-    if ours:
-        chooser = Controller(arms, serves=serves, bucket=padded, seed=seed)
+    controller = Controller(arms, serves=serves, bucket=padded, seed=seed)
+    chooser = controller if ours else Bandit(arms, serves=serves, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
     made = Speculation(drafters, chooser, vocab=vocab, served=served)

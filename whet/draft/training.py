@@ -1,9 +1,7 @@
 """Training of the EAGLE drafter, beside the policy, on hidden states that the target has computed anyway.
 
-`AdaptiveDrafter` holds the drafter in use, its data and its trainer; the loop calls `train` after each update.
-`DrafterTrainer.run` takes tokens from a `DataBuffer` under a budget, makes one optimiser update per pack, and checks
-between packs whether to stop. What it does next follows from the number of packs so far, so a run that was stopped,
-saved and loaded goes on exactly. It trains a copy in fp32; `publish` writes the weights in place.
+`AdaptiveDrafter` holds the drafter in use, its data and its trainer; the loop calls `train` after each update. What a
+trainer does next follows from the number of packs so far, so a run that was stopped, saved and loaded goes on exactly.
 
 Loss of the pair (h_t, x_{t+1}) with guess f_t, as in EAGLE and TLT, mean over pairs whose guess is of the response:
     SmoothL1(f_t, h_{t+1}) + CE(softmax(head(h_{t+1})), softmax(head(f_t)))
@@ -18,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from transformers import PreTrainedModel
 from whet.draft.buffer import DataBuffer, Window
 from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head
 from whet.errors import WhetError
-from whet.model.head import head_of
+from whet.model.head import head_of, wide_type
 from whet.model.memory import BUFFER
 from whet.model.packing import Boundaries, make_packs
 
@@ -38,10 +37,7 @@ from whet.model.packing import Boundaries, make_packs
 
 SHARE = 0.2  # share of a step's tokens that is trained on, at most
 CHUNK = 2**26  # logits at once: 256 MiB in fp32
-SMALL, LARGE = (
-    2048,
-    8192,
-)  # tokens of an update; small ones learn faster, but take a GPU's host as long
+SMALL, LARGE = 2048, 8192  # tokens of an update; small ones learn faster, but take a GPU's host as long
 WORDS = 16_384  # draft vocabulary of a drafter that learns, where the target has twice as many: the most used tokens
 LASTING = 16  # lessons between two choices of the draft vocabulary
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -101,10 +97,8 @@ def pair_up(windows: Sequence[Window], device: torch.device | str = "cpu") -> Pa
 
 @torch.no_grad()
 def with_guesses(head: EagleHead, pairs: Pairs, chosen: Tensor) -> Pairs:
-    """Replace the states of the chosen pairs (bool [T]) by the guess made one pair earlier.
-
-    The first pair of a document has no earlier one and keeps its state.
-    """
+    """Replace the states of the chosen pairs (bool [T]) by the guess made one pair earlier. The first pair of a
+    document has no earlier one and keeps its state."""
     guess = head(pairs.hidden, pairs.ids, pairs.position, pairs.packed)
     earlier = guess.roll(1, 0).to(pairs.hidden.dtype)
     chosen = chosen.index_fill(0, pairs.packed.starts[:-1].long(), False)
@@ -136,22 +130,13 @@ def _token_loss(head: EagleHead, guess: Tensor, answer: Tensor) -> tuple[Tensor,
 
 class DrafterTrainer:
     def __init__(
-        self,
-        live: EagleHead,
-        buffer: DataBuffer,
-        *,
-        lr: float = LR,
-        pack: int = SMALL,
-        half: bool | None = None,
-        seed: int = 0,
+        self, live: EagleHead, buffer: DataBuffer, *, lr: float = LR, pack: int = SMALL, seed: int = 0
     ) -> None:
-        """Start from `live`, which is not changed until `publish`. pack: tokens of an update. half: whether to multiply
-        matrices in bfloat16, by default on a GPU; the weights stay fp32."""
-        wide = torch.float64 if live.dtype == torch.float64 else torch.float32
-        self.head, self.buffer = live.copy(wide), buffer
+        """`head`, a copy of `live` in fp32, is trained; `live` stays as it is. pack: tokens of an update."""
+        self.head, self.buffer = live.copy(wide_type(live.fc)), buffer
         self.lr, self.pack, self.seed = lr, pack, seed
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=lr, betas=BETAS, weight_decay=DECAY)
-        self.half = live.fc.is_cuda if half is None else half
+        self.half = live.fc.is_cuda  # matrices are multiplied in bfloat16; the weights stay fp32
         self.packs = 0  # taken from the buffer so far, by this trainer or the one it was loaded from
         self.updates = 0
 
@@ -176,25 +161,17 @@ class DrafterTrainer:
         features, tokens, agreement = (sums[:-1] / sums[-1].clamp(min=1)).tolist()
         return Trained(updates, done, features, tokens, agreement, skipped, stopped)
 
-    def publish(self, live: EagleHead) -> None:
-        """Write the trained weights into the drafter in use, at a moment when nothing runs on it."""
-        live.take(self.head)
-
-    # ---- checkpoints
-
     def state_dict(self) -> dict[str, Any]:
-        """JSON; together with `tensors` the whole state, given the same buffer."""
+        """The whole state together with `tensors`, given the same buffer."""
         return {"packs": self.packs, "updates": self.updates, "seed": self.seed}
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and moments by name, for safetensors, without the target's tensors."""
-        out = {}
+        out: dict[str, Tensor] = {}
         for name, weight in self.head.named_parameters():
             state = self.optimizer.state[weight]
-            out[f"weight.{name}"] = weight.detach().clone()
-            for moment in MOMENTS:
-                known = state[moment] if moment in state else torch.zeros_like(weight)
-                out[f"{moment}.{name}"] = known.detach().clone()
+            parts = {"weight": weight, **{moment: state.get(moment, torch.zeros_like(weight)) for moment in MOMENTS}}
+            out |= {f"{part}.{name}": tensor.detach().clone() for part, tensor in parts.items()}
         return out
 
     @torch.no_grad()
@@ -202,17 +179,13 @@ class DrafterTrainer:
         parts = {f"{part}.{name}": w for name, w in self.head.named_parameters() for part in ("weight", *MOMENTS)}
         wrong = [name for name, w in parts.items() if name not in tensors or tensors[name].shape != w.shape]
         if wrong:
-            raise WhetError(
-                f"The saved drafter does not fit this model ({wrong[0]}); start it anew or change the model."
-            )
+            raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
         self.packs, self.updates, self.seed = int(state["packs"]), int(state["updates"]), int(state["seed"])
         for name, weight in self.head.named_parameters():
             weight.copy_(tensors[f"weight.{name}"])
             if self.updates:
                 moments = {m: tensors[f"{m}.{name}"].to(weight).clone() for m in MOMENTS}
                 self.optimizer.state[weight] = {"step": torch.tensor(float(self.updates)), **moments}
-
-    # ---- one pack
 
     def _update(self, pairs: Pairs) -> Tensor | None:
         """One update. Returns the sums of `losses` and the number of pairs; None where there was no usable gradient."""
@@ -223,9 +196,10 @@ class DrafterTrainer:
             group["lr"] = self.lr * min(1.0, (self.updates + 1) / WARMUP)
         drawn = np.random.default_rng([self.seed, self.packs, 1]).random(len(pairs.ids))
         chosen = torch.from_numpy(drawn < OWN_GUESSES).to(self.head.fc.device)
-        with self._precision():  # its own context: weights that it casts without gradients are kept until it ends
+        half = partial(torch.autocast, self.head.fc.device.type, torch.bfloat16, enabled=self.half)
+        with half():  # its own context: weights that it casts without gradients are kept until it ends
             pairs = with_guesses(self.head, pairs, chosen)
-        with torch.enable_grad(), self._precision():
+        with torch.enable_grad(), half():
             found = losses(self.head, pairs)
         loss = (found[0] + found[1]) / trained
         self.optimizer.zero_grad(set_to_none=True)
@@ -239,9 +213,6 @@ class DrafterTrainer:
         sums = torch.stack([part.detach().double() for part in found])
         return torch.cat((sums, sums.new_tensor([trained]))).cpu()
 
-    def _precision(self) -> torch.autocast:
-        return torch.autocast(self.head.fc.device.type, torch.bfloat16, enabled=self.half)
-
 
 class Allowance:
     """Seconds that a drafter's lessons may take: each step grants some, and what is overspent is owed.
@@ -249,18 +220,6 @@ class Allowance:
     A lesson makes at least one update, so it waits until there is more than the last update took; meanwhile what is
     left is kept. More than that lapses: a slow step does not pay for many quick ones. All that is spent is thus at most
     all that is granted plus one update. The first lesson is not counted, since it prepares kernels.
-
-    >>> allowance = Allowance()
-    >>> allowance.spend(2.0, updates=1)
-    >>> for _ in range(4):
-    ...     allowance.grant(0.03)
-    ...     if allowance.allows():
-    ...         allowance.spend(0.045, updates=1)
-    ...     print(f"{allowance.left:.3f}")
-    -0.015
-    0.015
-    0.045
-    0.030
     """
 
     def __init__(self) -> None:
@@ -293,11 +252,8 @@ class Allowance:
 
 
 class AdaptiveDrafter:
-    """The drafter that learns beside the policy: the head in use, its data and its trainer.
-
-    The engine fills the buffer with the hidden states of finished rollouts and drafts with `live`. Lessons take place
-    after an update, when nothing is being decoded.
-    """
+    """The drafter that learns beside the policy. The engine fills the buffer with the hidden states of rollouts that
+    ended and drafts with `live`. Lessons take place after an update, when nothing is being decoded."""
 
     def __init__(self, model: PreTrainedModel, share: float, seed: int = 0, like: EagleHead | None = None) -> None:
         """share: part of a step's generated tokens to train on after it; like: a drafter to start from, which is not
@@ -306,10 +262,10 @@ class AdaptiveDrafter:
         # Before anything was seen: the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
         # The rows of the head are most of what a drafted token reads.
         few = share > 0 and self.vocabulary >= 2 * WORDS
-        words = draft_vocabulary(np.zeros(self.vocabulary), WORDS) if few else None
+        words = torch.arange(WORDS) if few else None
         if like is not None:
             words = None if like.draft_ids is None else like.draft_ids.clone()  # it may choose others
-        self.live: EagleHead = eagle_head(model, draft_ids=words, dtype=like.dtype if like else None, seed=seed)
+        self.live = eagle_head(model, draft_ids=words, dtype=like.dtype if like else None, seed=seed)
         if like is not None:
             self.live.take(like)
         self.buffer = DataBuffer(BUFFER, share=share, device=model.device)
@@ -321,10 +277,8 @@ class AdaptiveDrafter:
         self.failures = 0  # failed lessons: there are none after the first
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
-        """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt.
-
-        seconds: what the step grants (`Allowance`). Where that is too little for an update it is kept for later steps.
-        """
+        """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt. seconds:
+        what the step grants (`Allowance`). Where that is too little for an update it is kept for later steps."""
         self.allowance.grant(seconds)
         if not self.share or not self.buffer.entries:
             return {}
@@ -335,7 +289,7 @@ class AdaptiveDrafter:
         budget = int(self.share * step_tokens)
         done = self.trainer.run(budget, should_stop=lambda: not self.allowance.allows(time.perf_counter() - begin))
         if done.updates:
-            self.trainer.publish(self.live)
+            self.live.take(self.trainer.head)
         self.allowance.spend(time.perf_counter() - begin, done.updates + done.skipped)
         if not done.updates:
             return {}
@@ -367,8 +321,7 @@ class AdaptiveDrafter:
         return {**self.trainer.tensors(), **words}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"lessons": self.lessons, "allowance": self.allowance.state_dict()}
-        return {**self.trainer.state_dict(), **own}
+        return {**self.trainer.state_dict(), "lessons": self.lessons, "allowance": self.allowance.state_dict()}
 
     def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Load all but the buffer, which starts empty and fills within a step."""
@@ -379,4 +332,4 @@ class AdaptiveDrafter:
         self.trainer.load(dict(state), tensors)
         self.lessons = state.get("lessons", 0)
         self.allowance.load_state_dict(state.get("allowance", self.allowance.state_dict()))
-        self.trainer.publish(self.live)
+        self.live.take(self.trainer.head)

@@ -2,10 +2,9 @@
 
 `compiled_layers(model, form)` goes around the forward and backward passes inside `packing.packed_attention`. It hangs
 a compiled `forward` on each layer while it lasts and takes it off again, so modules, parameter names, copies (the
-rollout twin, the reference) and checkpoints never see it. Layers, not the model: that takes minutes and buys 2%. The
-token dimension and the longest sequence are symbols in the graph, weights are its inputs. `best_form` tries the forms
-of `FORMS`, most gain first, and takes the first whose log-probs and gradient are those of the plain model. It tries at
-the size of a real pack: what the compiler sees first is what it tunes for.
+rollout twin, the reference) and checkpoints never see it. Layers, not the model: that takes minutes and buys 2%. Tokens
+and the longest sequence are symbols in the graph, weights are its inputs. `best_form` takes the first of `FORMS` whose
+log-probs and gradient are those of the plain model, at the size of a real pack, which the compiler then tunes for.
 """
 
 from __future__ import annotations
@@ -88,7 +87,12 @@ def why_not(model: Any, tokens: int, form: str = "whole", checkpoint: bool = Fal
         return first_line(error)
     if where := not_finite(gradient):
         return f"its gradient of {few.input_ids.numel()} tokens is not finite in {where}"
-    return _difference(lp, plain_lp, gradient, plain, loose=model.dtype in (torch.bfloat16, torch.float16))
+    loose = model.dtype in (torch.bfloat16, torch.float16)
+    gap = float((lp - plain_lp).abs().mean())
+    if not gap < (0.1 if loose else 1e-3):
+        return f"its log-probs are off by {gap:.2g}"
+    apart = _norm({name: gradient[name] - plain[name] for name in plain}) / max(_norm(plain), 1e-30)
+    return "" if apart < (0.25 if loose else 1e-2) else f"its gradient is off by {apart:.0%}"
 
 
 def not_finite(gradient: Gradient) -> str:
@@ -98,15 +102,6 @@ def not_finite(gradient: Gradient) -> str:
     sound = torch.stack([g.isfinite().all() for g in gradient.values()]).tolist()
     bad = [name for name, fine in zip(gradient, sound, strict=True) if not fine][::-1]
     return "" if not bad else bad[0] if len(bad) == 1 else f"{bad[0]} ({len(bad)} of {len(gradient)} parameters)"
-
-
-def _difference(lp: Tensor, plain_lp: Tensor, gradient: Gradient, plain: Gradient, loose: bool) -> str:
-    gap = float((lp - plain_lp).abs().mean())
-    if not gap < (0.1 if loose else 1e-3):
-        return f"its log-probs are off by {gap:.2g}"
-    off = {name: gradient[name] - plain[name] for name in plain}
-    apart = _norm(off) / max(_norm(plain), 1e-30)
-    return "" if apart < (0.25 if loose else 1e-2) else f"its gradient is off by {apart:.0%}"
 
 
 def first_line(error: Exception) -> str:
@@ -151,10 +146,8 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     torch 2.10 to 2.13 can sum a norm's weight gradient in the kernel of its input gradient, and adds rows past the
     last token to it when they are not a multiple of its block (pytorch issue 195845): not here.
     """
-    options: dict[str, Any] = {}
-    if backend == "inductor" and MIXED in inductor.get_config_copy():
-        options = {MIXED: False}
-    return torch.compile(forward, dynamic=True, backend=backend, options=options or None)
+    mixes = backend == "inductor" and MIXED in inductor.get_config_copy()
+    return torch.compile(forward, dynamic=True, backend=backend, options={MIXED: False} if mixes else None)
 
 
 # ---- the LM head: the work after its matrix product is one kernel forward and one backward, and no fp32 logits are
@@ -162,21 +155,26 @@ def _compile(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
 
 def compiled_log_probs(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    temperature: Tensor | float = 1.0,
-    *,
-    entropy_grad: bool = False,
-    chunk: int = CHUNK,
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor | float = 1.0, *,
+    entropy_grad: bool = False, chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`log_probs`. It makes two narrow copies of the logits where the plain form makes four wide ones, so its chunks
     are larger by as much."""
+
+    def on_chunk(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(product: Tensor, targets: Tensor, heat: Tensor, head: Head, *known: Tensor | None) -> Any:
+            torch._dynamo.mark_static(product, 1)  # tokens differ from chunk to chunk, the vocabulary never
+            return _compile_chunk(function)(product, targets, heat, head.scale, head.softcap, *known)
+
+        return call
+
     rows = max(1, chunk // head.weight.shape[0]) * max(1, 8 // hidden.element_size())
     if not isinstance(temperature, Tensor):  # a number would be compiled in
         temperature = torch.full((1,), temperature, dtype=wide_type(hidden), device=hidden.device)
-    job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
-    lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
+    work = on_chunk(score_chunk), on_chunk(gradient_chunk)
+    lp, entropy = Chunked.apply(
+        hidden, head.weight, head.bias, HeadJob(head, targets, temperature, rows, entropy_grad, *work)
+    )
     return lp, entropy
 
 
@@ -191,16 +189,9 @@ def score_chunk(
 
 
 def gradient_chunk(
-    product: Tensor,
-    targets: Tensor,
-    temperature: Tensor,
-    log_sum: Tensor,
-    entropy: Tensor,
-    of_lp: Tensor,
-    of_entropy: Tensor | None,
-    scale: float,
-    softcap: float | None,
-) -> Tensor:
+    product: Tensor, targets: Tensor, temperature: Tensor, scale: float, softcap: float | None,
+    of_lp: Tensor, of_entropy: Tensor | None, entropy: Tensor, log_sum: Tensor,
+) -> Tensor:  # fmt: skip
     """The gradient of the product, element by element: the target is found by comparison and not by a scatter."""
     logits = finish(product, temperature, scale, softcap)
     log_p = logits - log_sum[:, None]
@@ -216,34 +207,4 @@ def gradient_chunk(
     return (gradient * scale).to(product.dtype)
 
 
-def _score(product: Tensor, targets: Tensor, temperature: Tensor, head: Head) -> tuple[Tensor, ...]:
-    scores: tuple[Tensor, ...] = _compile_chunk(score_chunk)(
-        _static_width(product), targets, temperature, head.scale, head.softcap
-    )
-    return scores
-
-
-def _gradient(
-    product: Tensor,
-    targets: Tensor,
-    temperature: Tensor,
-    head: Head,
-    of_lp: Tensor,
-    of_entropy: Tensor | None,
-    entropy: Tensor,
-    log_sum: Tensor,
-) -> Tensor:
-    known = targets, temperature, log_sum, entropy, of_lp, of_entropy
-    gradient: Tensor = _compile_chunk(gradient_chunk)(_static_width(product), *known, head.scale, head.softcap)
-    return gradient
-
-
-@functools.cache
-def _compile_chunk(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, dynamic=True)
-
-
-def _static_width(product: Tensor) -> Tensor:
-    """Tokens differ from chunk to chunk, the vocabulary never."""
-    torch._dynamo.mark_static(product, 1)
-    return product
+_compile_chunk = functools.cache(functools.partial(torch.compile, dynamic=True))

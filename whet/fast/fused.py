@@ -3,12 +3,8 @@
 The graph runner calls `network_of`, which gives the fused stack, or `PlainNetwork` where that is not possible. The
 fused stack runs the layers of a Llama-like model with fewer and larger launches. Its weights are views of the model's
 own (`share_storage` laid them side by side), so an in-place update is seen at once, and its logits are compared with
-the model's before it is used. Between two attentions lie three functions, each compiled once for all layers:
-out-projection, residual, norm; gate and up; down, residual, and the next layer's norm and q, k, v. So a residual sum
-and the norm after it are one kernel also across layers, and the compiler sees weights and one changing size, the
-tokens, and nothing of the cache: rotation with the cache write, attention, and gate and up of few tokens are kernels.
-
-Shapes: T new tokens of N rows, `width` numbers per hidden state, d per head; see `kernels.attention` for the pages.
+the model's before it is used. Shapes: T new tokens of N rows, `width` numbers per hidden state, d per head; see
+`whet.model.ops` for the pages.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +38,17 @@ PROBED = 3  # tokens the stack is compared on, as the twin is; no more, since th
 # ---- networks
 
 
-class Network(Protocol):
-    """A model over pages. Takes T new tokens, their ids, positions and rows (-1: padding), all int32 [T]; and the
-    table, lengths and starts of these rows as `paged_attention` wants them. Called without gradients."""
+class Feed(NamedTuple):
+    """T new tokens for a network: their ids, positions and rows (-1: padding), all int32 [T]; the table, lengths and
+    starts of the rows as `paged_attention` wants them; and `most`, the new tokens of a row at most."""
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        """[T, width] after the last norm; writes K and V to the pages. `most`: new tokens of a row at most."""
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    ids: Tensor
+    position: Tensor
+    row: Tensor
+    table: Tensor
+    length: Tensor
+    starts: Tensor
+    most: int
 
 
 def network_of(twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> FusedStack | PlainNetwork:
@@ -79,44 +76,28 @@ def graphs_lack(shapes: Iterable[KVShape], device: torch.device, dtype: torch.dt
 
 
 class PlainNetwork:
-    """The twin's own modules with our attention kernels: for any family that the twin allows."""
+    """The twin's own modules with our attention kernels: for any family that the twin allows. It is their
+    `AttentionContext`, whose pages are read and written by kernels."""
+
+    fed: Feed  # what the forward under way was given
 
     def __init__(self, twin: PreTrainedModel, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self.decoder = twin.get_decoder()
         self.head = head_of(twin)
         self.keys, self.values = keys, values
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        context = KernelContext(self.keys, self.values, position, row, table, length, starts, most)
-        out = self.decoder(input_ids=ids[None], position_ids=position[None].long(), use_cache=False, ctx=context)
+    def forward(self, fed: Feed) -> Tensor:
+        """As `FusedStack.forward`."""
+        self.fed, position = fed, fed.position[None].long()
+        out = self.decoder(input_ids=fed.ids[None], position_ids=position, use_cache=False, ctx=self)
         hidden: Tensor = out.last_hidden_state[0]
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.narrow_logits(hidden)
-
-
-@dataclass(slots=True)
-class KernelContext:
-    """An `AttentionContext` whose pages are read and written by kernels, with the arguments of `Network.forward`."""
-
-    keys: Sequence[Tensor]
-    values: Sequence[Tensor]
-    position: Tensor
-    row: Tensor
-    table: Tensor
-    length: Tensor
-    starts: Tensor
-    most: int
-
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values, fed = self.keys[layer], self.values[layer], self.fed
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        write_kv(key, value, keys, values, self.table, self.row, self.position)
-        pages = (keys, values, self.table, self.length, self.starts)
-        out = paged_attention(query, *pages, most=self.most, **how._asdict())
+        write_kv(key, value, keys, values, fed.table, fed.row, fed.position)
+        out = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **how._asdict())
         return out[None]
 
 
@@ -157,10 +138,8 @@ def unshareable(model: nn.Module) -> str | None:
         for part, names in GROUPS:
             linears: list[Any] = [getattr(getattr(layer, part, None), name, None) for name in names]
             for name, linear in zip(names, linears, strict=True):
-                if why := _odd(linear):
+                if why := _odd(linear, used):
                     return f"{part}.{name} {why}"
-                if any(used[_owner(parameter)] > 1 for parameter in linear.parameters()):
-                    return f"{part}.{name} is tied to another weight"
             if len({(a.in_features, a.weight.dtype, a.weight.device, a.bias is None) for a in linears}) > 1:
                 return f"{', '.join(names)} of {part} differ in type, place, width or bias"
     return None
@@ -179,18 +158,14 @@ def joined(parts: Sequence[Tensor]) -> Tensor | None:
     >>> joined([both[:1], both[1:]]).shape, joined([both[1:], both[:1]])
     (torch.Size([3, 2]), None)
     """
-    first = parts[0]
-    kind, end = _place(first), first.storage_offset()
+    first, rows = parts[0], sum(part.shape[0] for part in parts)
+    places = {(p.untyped_storage().data_ptr(), p.device, p.dtype, p.shape[1:]) for p in parts}
+    end = first.storage_offset()
     for part in parts:
-        if _place(part) != kind or not part.is_contiguous() or part.storage_offset() != end:
+        if len(places) > 1 or not part.is_contiguous() or part.storage_offset() != end:
             return None
         end += part.numel()
-    rows = sum(part.shape[0] for part in parts)
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride())
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    return tensor.untyped_storage().data_ptr(), tensor.device, tensor.dtype, tensor.shape[1:]
 
 
 def _shares(model: nn.Module) -> Iterator[list[nn.Parameter]]:
@@ -208,20 +183,22 @@ def _owner(parameter: Tensor) -> int:
     return parameter.data_ptr() or id(parameter)
 
 
-def _odd(linear: object) -> str | None:
+def _odd(linear: object, used: Counter[int]) -> str | None:
     if linear is None:
         return "is missing"
     if type(linear) is not nn.Linear:  # an adapter, a quantised layer, a parametrised one
         return f"is a {type(linear).__name__}, not a plain linear layer"
     if any(type(p) is not nn.Parameter or not p.is_floating_point() for p in linear.parameters()):
         return "holds weights of a special kind"
-    return None
+    return "is tied to another weight" if any(used[_owner(p)] > 1 for p in linear.parameters()) else None
 
 
 # ---- a layer of the fused stack as pure functions
 #
 # In order: `enter` the first layer; for every layer `settle`, gate and up (`kernels.layer`), `between`; after the last
-# one `leave`.
+# one `leave`. Each is compiled once for all layers. So a residual sum and the norm after it are one kernel also across
+# layers, and the compiler sees weights and one changing size, the tokens, and nothing of the cache: rotation with the
+# cache write, attention, and gate and up of few tokens are kernels.
 
 
 class Projection(NamedTuple):
@@ -247,22 +224,10 @@ class LayerTail(NamedTuple):
     down_bias: Tensor | None
 
 
-class Heads(NamedTuple):
-    """The attention of a layer. The norms are those of single heads (Qwen 3)."""
-
-    heads: int
-    kv_heads: int
-    scaling: float
-    window: int | None
-    softcap: float | None
-    q_norm: Tensor | None
-    k_norm: Tensor | None
-    eps: float
-
-
 class FusedLayer(NamedTuple):
     qkv: Projection
-    attention: Heads
+    rope: dict[str, Any]  # the options of `rope_write`: heads, and their norms (Qwen 3)
+    attention: dict[str, Any]  # the options of `paged_attention`
     tail: LayerTail
 
 
@@ -310,7 +275,6 @@ class FusedStack:
     norm: Tensor
     eps: Tensor
     head: Head
-    sources: list[tuple[Sequence[Tensor], Tensor]]  # Parameters of the model, each with the view of them that is used
     keys: Sequence[Tensor] = ()  # one per layer, [pages, kv heads, page, d]
     values: Sequence[Tensor] = ()
     _circle: Tensor = field(default_factory=lambda: torch.empty(0), repr=False)  # cos and sin of every position
@@ -336,43 +300,26 @@ class FusedStack:
         self._gate, self._between = _compiled(gated.gated_reference, options), _compiled(between, options)
         self._gate_few, self._leave = gated.gated, _compiled(leave, options)
 
-    def forward(
-        self, ids: Tensor, position: Tensor, row: Tensor, table: Tensor, length: Tensor, starts: Tensor, most: int
-    ) -> Tensor:
-        x = F.embedding(ids, self.embedding)
-        cos, sin = self._angles(x, position, table.shape[1] * self.keys[0].shape[2])
+    def forward(self, fed: Feed) -> Tensor:
+        """[T, width] after the last norm; writes K and V to the pages. Called without gradients."""
+        x = F.embedding(fed.ids, self.embedding)
+        if getattr(self.rotary, "rope_type", None) in FIXED:  # only the position counts: cos and sin are looked up
+            if len(self._circle) < (context := fed.table.shape[1] * self.keys[0].shape[2]):
+                self._circle = torch.cat(self.rotary(x[None], torch.arange(context, device=x.device)[None]), -1)[0]
+            cos, sin = F.embedding(fed.position, self._circle).chunk(2, -1)
+        else:
+            cos, sin = (each[0] for each in self.rotary(x[None], fed.position[None]))
         qkv = self._enter(x, self.layers[0].qkv)
         gate = self._gate_few if gated.takes(x, self.layers[0].tail.gate_up.weight) else self._gate
         last = len(self.layers) - 1
         for i, (layer, keys, values) in enumerate(zip(self.layers, self.keys, self.values, strict=True)):
-            a = layer.attention
-            query = rope_write(
-                qkv, cos, sin, keys, values, table, row, position,
-                heads=a.heads, kv_heads=a.kv_heads, q_norm=a.q_norm, k_norm=a.k_norm, eps=a.eps,
-            )  # fmt: skip
-            mixed = paged_attention(
-                query, keys, values, table, length, starts,
-                most=most, scaling=a.scaling, window=a.window, softcap=a.softcap,
-            )  # fmt: skip
+            query = rope_write(qkv, cos, sin, keys, values, fed.table, fed.row, fed.position, **layer.rope)
+            mixed = paged_attention(query, keys, values, *fed[3:6], most=fed.most, **layer.attention)
             x, normed = self._settle(mixed.flatten(1), x, layer.tail)
             inner = gate(normed, layer.tail.gate_up.weight, layer.tail.gate_up.bias)
             if i < last:
                 x, qkv = self._between(inner, x, layer.tail, self.layers[i + 1].qkv)
         return self._leave(inner, x, self.layers[last].tail, self.norm, self.eps)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.head.narrow_logits(hidden)
-
-    def _angles(self, x: Tensor, position: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        """cos and sin [T, d] in the type of x, the same for every layer; looked up where only the position counts."""
-        if getattr(self.rotary, "rope_type", None) not in FIXED:
-            cos, sin = self.rotary(x[None], position[None])
-            return cos[0], sin[0]
-        if len(self._circle) < context:
-            cos, sin = self.rotary(x[None], torch.arange(context, device=x.device)[None])
-            self._circle = torch.cat((cos[0], sin[0]), -1)
-        cos, sin = F.embedding(position, self._circle).chunk(2, -1)
-        return cos, sin
 
 
 def unfusable(model: PreTrainedModel) -> str | None:
@@ -397,13 +344,18 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
     """
     if why := unfusable(twin):
         return None, why
+    if any(joined(parts) is None for parts in (*_shares(twin), *([weight] for weight in twin.parameters()))):
+        return None, "its q, k, v and gate, up projections do not share storage"
     asked = FusedInput()
     ids = torch.arange(PROBED, device=twin.device) % twin.config.vocab_size
     want = twin(input_ids=ids[None], position_ids=ids.new_tensor([range(PROBED)]), use_cache=False, ctx=asked).logits[0]
     stack = _build(twin, asked)
-    if stack is None:
-        return None, "its q, k, v and gate, up projections do not share storage"
-    got = _first_logits(stack, ids)
+    numbers = (range(PROBED), [0] * PROBED, [[0]], [PROBED], [0, PROBED])  # one row, in a cache that is dropped
+    position, row, table, length, starts = (ids.new_tensor(each, dtype=torch.int32) for each in numbers)
+    shapes = [asked.shapes[i] for i in range(len(stack.layers))]
+    stack.attach(*([ids.new_zeros(2, s.heads, PAGE, s.key_dim, dtype=s.dtype) for s in shapes] for _ in range(2)))
+    got = stack.head.narrow_logits(stack.forward(Feed(ids, position, row, table, length, starts, PROBED)))
+    stack.keys = stack.values = ()
     half = want.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + want.abs().max().item())
     gap = (got.double() - want.double()).abs().max().item()
@@ -416,27 +368,21 @@ def fuse(twin: PreTrainedModel) -> tuple[FusedStack | None, str | None]:
 class FusedInput(Probe):
     """Also notes how each layer calls its attention, which is surer than reading the config."""
 
-    calls: dict[int, tuple[int, float, int | None, float | None]] = field(default_factory=dict)
+    calls: dict[int, tuple[int, How]] = field(default_factory=dict)  # query heads, and the rest
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        self.calls[layer] = (query.shape[1], *how)
+        self.calls[layer] = (query.shape[1], how)
         return Probe.attend(self, layer, query, key, value, how, extra)
 
 
-def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
-    sources: list[tuple[Sequence[Tensor], Tensor]] = []
+def _build(twin: Any, asked: FusedInput) -> FusedStack:
     epsilons: dict[float, Tensor] = {}
 
     def view(*parts: Tensor | None) -> Any:
-        """The model's weights as one frozen Parameter over the same storage; None where they lie apart."""
-        if parts[0] is None:
-            return None
+        """The model's weights, which lie side by side, as one frozen Parameter over the same storage."""
         tensors = [part for part in parts if part is not None]
-        whole = joined(tensors)
-        if whole is None:
-            raise _ApartError
-        sources.append((tensors, nn.Parameter(whole, requires_grad=False)))
-        return sources[-1][1]
+        whole = joined(tensors) if tensors else None
+        return None if whole is None else nn.Parameter(whole, requires_grad=False)
 
     def eps(norm: Any) -> Tensor:
         value = float(norm.variance_epsilon)
@@ -448,50 +394,19 @@ def _build(twin: Any, asked: FusedInput) -> FusedStack | None:
 
     def layer(index: int, module: Any) -> FusedLayer:
         attn, mlp = module.self_attn, module.mlp
-        heads, scaling, window, softcap = asked.calls[index]
-        norms = [getattr(attn, name, None) for name in ("q_norm", "k_norm")]
-        q_norm, k_norm = (None if norm is None else view(norm.weight) for norm in norms)
-        head_eps = 0.0 if norms[0] is None else float(norms[0].variance_epsilon)
-        return FusedLayer(
-            project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj),
-            Heads(heads, asked.shapes[index].heads, scaling, window, softcap, q_norm, k_norm, head_eps),
-            LayerTail(
-                view(attn.o_proj.weight),
-                view(attn.o_proj.bias),
-                project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj),
-                view(mlp.down_proj.weight),
-                view(mlp.down_proj.bias),
-            ),
-        )
+        heads, how = asked.calls[index]
+        rope: dict[str, Any] = {"heads": heads, "kv_heads": asked.shapes[index].heads}
+        if (q_norm := getattr(attn, "q_norm", None)) is not None:
+            rope |= {"q_norm": view(q_norm.weight), "k_norm": view(attn.k_norm.weight)}
+            rope["eps"] = float(q_norm.variance_epsilon)
+        gate_up = project(module.post_attention_layernorm, mlp.gate_proj, mlp.up_proj)
+        out, down = ((view(linear.weight), view(linear.bias)) for linear in (attn.o_proj, mlp.down_proj))
+        qkv = project(module.input_layernorm, attn.q_proj, attn.k_proj, attn.v_proj)
+        return FusedLayer(qkv, rope, how._asdict(), LayerTail(*out, gate_up, *down))
 
-    try:
-        layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
-    except _ApartError:
-        return None
+    layers = [layer(i, module) for i, module in enumerate(layers_of(twin))]
     embedding, final = view(twin.get_input_embeddings().weight), twin.model.norm
-    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin), sources)
-
-
-class _ApartError(Exception):
-    """Weights that should lie side by side do not."""
-
-
-def _first_logits(stack: FusedStack, ids: Tensor) -> Tensor:
-    """The logits of one row, in a small cache that is dropped afterwards."""
-
-    def cache() -> list[Tensor]:
-        sizes = ((layer.attention, layer.qkv.weight.shape[0]) for layer in stack.layers)
-        return [ids.new_zeros(2, a.kv_heads, PAGE, n // (a.heads + 2 * a.kv_heads), dtype=dtype) for a, n in sizes]
-
-    def numbers(values: object) -> Tensor:
-        return ids.new_tensor(values, dtype=torch.int32)
-
-    dtype, tokens = stack.embedding.dtype, len(ids)
-    stack.attach(cache(), cache())
-    place, row = numbers(range(tokens)), numbers([0] * tokens)
-    hidden = stack.forward(ids, place, row, numbers([[0]]), numbers([tokens]), numbers([0, tokens]), tokens)
-    stack.keys = stack.values = ()
-    return stack.logits(hidden)
+    return FusedStack(embedding, twin.model.rotary_emb, layers, view(final.weight), eps(final), head_of(twin))
 
 
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -1,14 +1,12 @@
 """The learner's passes on a GPU: compiled layers, and CUDA graphs for models so small that the host cannot keep up.
 
 `whet.assembly` hands `FastPasses` to the learner, which calls it in place of the plain `Passes`. A `Graphed` captures
-the network's forward and backward pass as they are there, with compiled or plain layers; head, loss and optimiser stay
-outside: they are few launches. A pack is padded to one of few sizes; padding is sequences of its own whose gradient is
-zero, so that it adds exactly nothing. A size that comes a second time is captured, and replayed from then on. All
-graphs lie in one memory pool, so a backward pass must follow its own forward pass before another is replayed (it raises
-if not). What has no graph takes the plain way. On a CPU the same buffers go through plain calls, which is how the tests
-compare it with `hidden_states`.
-
-Shapes: `tokens` padded tokens of a pack, `sequences` + 1 starts, `width` numbers per hidden state.
+the network's forward and backward pass; head, loss and optimiser stay outside: they are few launches. A pack is padded
+to one of few sizes, by sequences of their own whose gradient is zero, so that they add exactly nothing. A size that
+comes a second time is captured, and replayed from then on. All graphs lie in one memory pool, so a backward pass must
+follow its own forward pass before another is replayed (it raises if not). On a CPU the same buffers go through plain
+calls, which is how the tests compare it with `hidden_states`. Shapes: `tokens` padded tokens of a pack, `sequences` + 1
+starts, `width` numbers per hidden state.
 """
 
 from __future__ import annotations
@@ -149,7 +147,7 @@ class Graphed:
         self.ready: dict[Size, Buffers] = {}
         self.bytes = 0  # what the graphs' memory pool took
         self.stopped = False
-        self.trained: list[nn.Parameter] = []  # those that a pass gives a gradient to, in the order of `slopes`
+        self.trained: list[nn.Parameter] = []  # parameters with a gradient, in the order of `slopes`
         self.slopes: list[Tensor] = []  # their gradient from the last backward pass, whatever its size was
         self._seen = Counter[Size]()
         self._owners = [(m, name) for m in self.decoder.modules() for name, p in m._parameters.items() if p is not None]
@@ -164,7 +162,13 @@ class Graphed:
 
     def __call__(self, pack: Pack) -> Tensor:
         """As `hidden_states(model, pack)`."""
-        buffers = self._buffers(pack) if torch.is_grad_enabled() and not self.stopped else None
+        size = self._size(pack) if torch.is_grad_enabled() and not self.stopped else None
+        if size is not None:
+            self._look_around()
+            self._seen[size] += 1
+            if size not in self.ready and self._seen[size] >= 2 and len(self.ready) < MOST:
+                self._make_ready(size, pack)
+        buffers = self._known(size, pack)
         if buffers is None:
             return hidden_states(self.model, pack)
         hidden: Tensor = _Pass.apply(self, buffers, pack, *self.trained)
@@ -173,7 +177,7 @@ class Graphed:
     def read(self, pack: Pack) -> Tensor:
         """The same without a gradient: by the graph of a forward pass if this size has one, else by the pass with a
         gradient, since the compiler has done its work for that one."""
-        buffers = None if self.stopped else self._known(pack)
+        buffers = None if self.stopped else self._known(self._size(pack), pack)
         if buffers is None:
             with torch.enable_grad():
                 return hidden_states(self.model, pack).detach()
@@ -209,11 +213,12 @@ class Graphed:
 
     # ---- making ready
 
-    def _known(self, pack: Pack) -> Buffers | None:
-        """The buffers of the pack's size, filled with it; None where they are not ready."""
+    def _known(self, size: Size | None, pack: Pack) -> Buffers | None:
+        """The buffers of this size, filled with the pack; None where they are not ready."""
+        if size is None:
+            return None
         self._look_around()
-        size = self._size(pack)
-        found = None if size is None else self.ready.get(size)
+        found = self.ready.get(size)
         if found is not None:
             found.fill(pack)
         return found
@@ -224,19 +229,6 @@ class Graphed:
         around = pack.boundaries
         keys = 0 if around.keys is None else around.keys.rows.numel()
         return size_of(pack.input_ids.numel(), len(pack.members), around.longest, self.budget, keys)
-
-    def _buffers(self, pack: Pack) -> Buffers | None:
-        """The buffers of the pack's size, made ready at its second pack; None where it takes the plain way."""
-        size = self._size(pack)
-        if size is None:
-            return None
-        self._look_around()
-        self._seen[size] += 1
-        if size not in self.ready:
-            if self._seen[size] < 2 or len(self.ready) >= MOST:
-                return None
-            self._make_ready(size, pack)
-        return self._known(pack)
 
     def _look_around(self) -> None:
         """Begins anew if a weight has moved: graphs hold addresses."""
@@ -259,8 +251,7 @@ class Graphed:
         weight = self.model.get_input_embeddings().weight
         buffers = Buffers(size, (self.model.config.get_text_config().hidden_size, weight.dtype), self.device)
         buffers.fill(pack)
-        reason = self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else "")
-        if reason:
+        if reason := self._tried(buffers) or (self._captured(buffers) if self.device.type == "cuda" else ""):
             self.stop(reason)
         else:
             self.ready[size] = buffers
@@ -326,13 +317,13 @@ class Graphed:
 
     @contextmanager
     def _standing_in(self) -> Iterator[None]:
-        before = [module._parameters[name] for module, name in self._owners]
-        for (module, name), weight in zip(self._owners, before, strict=True):
+        before = [(module, name, module._parameters[name]) for module, name in self._owners]
+        for module, name, weight in before:
             module._parameters[name] = self._stand_ins[id(weight)]
         try:
             yield
         finally:
-            for (module, name), weight in zip(self._owners, before, strict=True):
+            for module, name, weight in before:
                 module._parameters[name] = weight
 
 

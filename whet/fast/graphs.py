@@ -2,11 +2,9 @@
 
 `whet.assembly` hands `GraphRunners` to the engine, which calls the `GraphRunner` it makes in place of `EagerRunner`. A
 decode step is forward, draw and bookkeeping in one graph replay; a step that speculates is two replays, the drafter's
-and the target's. The host writes rows to the device only when one came, went or got a page, and reads a few numbers
-per row when the step is done. The device ends rows by itself, so the next steps can be launched before the host has
-read these, a few at once; what is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for
-sizes up to the number of slots; rows beyond the batch are padding, with length -1, written to the spare page. On a CPU
-everything runs as plain calls, which is how the tests compare it with `EagerRunner`.
+and the target's. The device ends rows by itself, so the next steps can be launched before the host has read these; what
+is drawn for a row after its end is left out. Graphs (`pool.Captures`) are made for sizes up to the number of slots;
+rows beyond the batch are padding, with length -1. On a CPU everything runs as plain calls, which the tests compare.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +23,8 @@ from transformers import PreTrainedModel
 from whet.draft.base import OFF, DraftArm
 from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
-from whet.fast.fused import KERNELS, Network, graphs_lack, network_of
-from whet.fast.kernels.decode import State, accept, race
+from whet.fast.fused import KERNELS, Feed, FusedStack, PlainNetwork, graphs_lack, network_of
+from whet.fast.kernels.decode import State, Texts, accept, race
 from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
 from whet.fast.pool import Captures, Key
 from whet.model.ops import to_device
@@ -34,7 +32,7 @@ from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import Cache, PagedCache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
-from whet.rollout.runner import Drawn, Runner, burst, fork_rows, joined, single
+from whet.rollout.runner import Drawn, Runner, fork_rows, single
 
 # Shapes: B rows, N prompts of a wave, T tokens, K drafts per row, V vocabulary.
 #
@@ -65,17 +63,11 @@ STALE = (-1, -1)  # no number of edits: what the device has is not what the host
 # captured once. Padding has row -1: it is written to the spare page, and its results are left out.
 
 
-class Fed(NamedTuple):
-    """The arguments of `Network.forward` for N rows, all but `most`, as tensors or as numpy arrays."""
+def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> tuple[np.ndarray, ...]:
+    """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows.
 
-    tokens: Any  # [3, T]: ids, positions, rows
-    table: Any
-    length: Any
-    starts: Any
-
-
-def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, width: int) -> Fed:
-    """The chunks, padded to so many tokens, rows, and pages per row: by tokens of row -1 and empty rows."""
+    Arrays of a `Feed`: ids, positions and rows as one [3, tokens], then table, lengths and starts.
+    """
     sizes = np.array([chunk.size for chunk in chunks])
     real, n = int(sizes.sum()), len(chunks)
     lines, tables = np.zeros((3, tokens), np.int32), np.zeros((rows, width), np.int32)
@@ -87,15 +79,17 @@ def fed(chunks: Sequence[Chunk], table: np.ndarray, tokens: int, rows: int, widt
     length, starts = np.zeros(rows, np.int32), np.full(rows + 1, real, np.int32)
     length[:n] = [chunk.stop for chunk in chunks]
     starts[: n + 1] = [0, *np.cumsum(sizes)]
-    return Fed(lines, tables, length, starts)
+    return lines, tables, length, starts
 
 
 class Prefill:
-    def __init__(self, network: Network, guesser: Guesser | None, width: int, device: torch.device) -> None:
+    def __init__(
+        self, network: FusedStack | PlainNetwork, guesser: Guesser | None, width: int, device: torch.device
+    ) -> None:
         """width: pages per row; guesser: the drafter that reads the hidden states, if there is one."""
         self.network, self.guesser, self.device, self.width = network, guesser, device, width
         shapes = ((3, SIZES[-1]), (ROWS, width), (ROWS,), (ROWS + 1,))
-        self._fed = Fed(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))  # graphs read it
+        self._fed = [torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes]  # graphs read it
         self.keys: list[Key] = [(size, min(size, LONGEST), PROMPTS) for size in reversed(SIZES)]  # the largest first
 
     def key(self, chunks: Sequence[Chunk]) -> Key | None:
@@ -107,31 +101,30 @@ class Prefill:
 
     def rest(self) -> None:
         """Makes `step` feed no row from now on."""
-        self._fed.tokens[2] = -1
-        self._fed.starts.zero_()
+        self._fed[0][2] = -1
+        self._fed[-1].zero_()
 
     def tell(self, chunks: Sequence[Chunk], table: np.ndarray, tokens: int) -> None:
         """Uploads what `step` feeds next: rows with the pages of `table`."""
         news = to_device(self.device, *fed(chunks, table, tokens, ROWS, self.width))
-        self._fed.tokens[:, :tokens].copy_(news[0])
-        for there, new in zip(self._fed[1:], news[1:], strict=True):
+        for there, new in zip((self._fed[0][:, :tokens], *self._fed[1:]), news, strict=True):
             there.copy_(new)
 
     def step(self, tokens: int, most: int) -> Tensor:
         """Hidden states [tokens, width] after the last norm, of what `tell` uploaded."""
-        return self._forward(self._fed._replace(tokens=self._fed.tokens[:, :tokens]), most)
+        return self._forward(self._fed[0][:, :tokens], *self._fed[1:], most=most)
 
     def plain(self, chunks: Sequence[Chunk], table: np.ndarray) -> Tensor:
         """The hidden states of these chunks at once, without padding and without a graph."""
         sizes = [chunk.size for chunk in chunks]
         given = to_device(self.device, *fed(chunks, table, sum(sizes), len(chunks), table.shape[1]))
-        return self._forward(Fed(*given), max(sizes))
+        return self._forward(*given, most=max(sizes))
 
-    def _forward(self, given: Fed, most: int) -> Tensor:
-        ids, position, row = given.tokens
-        hidden = self.network.forward(ids, position, row, *given[1:], most)
+    def _forward(self, tokens: Tensor, table: Tensor, length: Tensor, starts: Tensor, *, most: int) -> Tensor:
+        ids, position, row = tokens
+        hidden = self.network.forward(Feed(ids, position, row, table, length, starts, most))
         if self.guesser is not None:
-            self.guesser.keep(hidden, given.table, row, position)
+            self.guesser.keep(hidden, table, row, position)
         return hidden
 
 
@@ -145,6 +138,37 @@ def buckets(slots: int) -> list[int]:
     return [*(size for size in sizes if size < slots), max(2, slots)]
 
 
+def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
+    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
+
+    >>> token = np.array([[[1, 2]], [[3, 4]]])
+    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
+    array([[1, 3, 4, 0]])
+    """
+    steps, rows, width = token.shape
+    if steps == 1 or width == 1:
+        shape = (rows, steps * width)
+        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
+        return Drawn(tokens, log_probs, counted, proposed, arm)
+    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
+    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
+    at = (counted.cumsum(0) - counted)[step, row] + place
+    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
+    return Drawn(*packed, counted, proposed, arm)
+
+
+def joined(first: Drawn, second: Drawn) -> Drawn:
+    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
+    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
+    return Drawn(
+        np.concatenate((first.token, np.pad(second.token, wide))),
+        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
+        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
+        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
+        first.arm,
+    )
+
+
 @dataclass(slots=True)
 class Launch:
     """Decode steps under way."""
@@ -156,9 +180,9 @@ class Launch:
 
 
 class GraphRunners:
-    """The `RunnerFactory` of this file: `whet.assembly` hands one to the engine on CUDA."""
+    """What makes the runner of an engine: `whet.assembly` hands one to the engine on CUDA."""
 
-    page = PAGE
+    page = PAGE  # tokens per page of the cache that its runners read best
 
     def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
         return graphs_lack(shapes, device)
@@ -179,7 +203,7 @@ class GraphRunner(Runner):
     packed = True
 
     def __init__(
-        self, network: Network, cache: PagedCache, rows: Rows,
+        self, network: FusedStack | PlainNetwork, cache: PagedCache, rows: Rows,
         guesser: Guesser | None, lanes: Lanes | None, speculation: Speculation | None,
     ) -> None:  # fmt: skip
         """guesser: the drafter that reads the hidden states, if there is one; lanes: texts on the device, from which
@@ -208,7 +232,7 @@ class GraphRunner(Runner):
         self._uploaded = STALE  # the edits of rows and pages that the device has
         self._next: Launch | None = None  # launched before its turn
         self._launches = 0
-        self._wishes = self._told = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
+        self._wishes = self._uploaded_wishes = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
@@ -263,17 +287,14 @@ class GraphRunner(Runner):
             step, order = self._launch(running, arm), np.arange(running)
         self._next = None
         if ahead and (steps := self._steps_ahead(running, arm, step)):
-            self._arrange(order)
+            # The device's rows take the order that the host has now, however far the device has come with them.
+            if self._uploaded[0] != self.rows.edits:
+                self.device_rows.arrange(order)
+            if self._uploaded != (self.rows.edits, self.cache.edits):
+                self.device_rows.upload_table(self.cache.table, running)
+            self._uploaded = (self.rows.edits, self.cache.edits)
             self._next = self._launch(running, arm, steps)
         return self._read(step, order)
-
-    def _arrange(self, order: np.ndarray) -> None:
-        """Puts the device's rows into the order that the host has now, however far the device has come with them."""
-        if self._uploaded[0] != self.rows.edits:
-            self.device_rows.arrange(order)
-        if self._uploaded != (self.rows.edits, self.cache.edits):
-            self.device_rows.upload_table(self.cache.table, len(order))
-        self._uploaded = (self.rows.edits, self.cache.edits)
 
     def _ready(self, running: int, arm: DraftArm) -> DraftArm:
         """The arm, or OFF where there are too few pages for it; a drafter that has missed tokens reads them."""
@@ -312,10 +333,13 @@ class GraphRunner(Runner):
     def _launch(self, running: int, arm: DraftArm, steps: int = 1) -> Launch:
         drawn = self._drawn[self._launches % 2][:steps, : 2 * arm.tokens + 2]
         self._launches += 1
-        if self._told != self._wishes:
+        if self._uploaded_wishes != self._wishes:
             self.device_rows.tell(MOST, self.rows.most[:running])
-            self._told = self._wishes
-        keys = self._ready_keys(self._size(running), arm)
+            self._uploaded_wishes = self._wishes
+        keys = self._keys(running, arm)
+        if not all(key in self.captures.graphs for key in keys):
+            self.begin()
+            self.captures.capture(keys)
         with self.captures.meter.span():
             for lines in drawn:
                 logits = [self.captures.replay(key) for key in keys][-1]
@@ -336,8 +360,8 @@ class GraphRunner(Runner):
         picky = np.flatnonzero(self.rows.picky[: len(order)])
         if picky.size:  # evaluations with top-k or top-p: their tokens are drawn outside of the graph
             self._uploaded = STALE
-            logits = step.logits[self._tensor(order[picky], np.int64)]
-            token[0, picky, 0], log_prob[0, picky, 0] = self._draw(logits, picky)
+            (asked,) = to_device(self.device, order[picky])
+            token[0, picky, 0], log_prob[0, picky, 0] = self._draw(step.logits[asked], picky)
         counted = lines[:, 0]
         if self.guesser is not None and step.arm.drafter == self.guesser.name:
             self.rows.paired[: len(order)] = self.rows.length[: len(order)] + counted[:-1].sum(0)
@@ -356,15 +380,12 @@ class GraphRunner(Runner):
     def prepare(self, running: int, arm: DraftArm) -> float:
         begin = time.perf_counter()
         if arm.depth:
-            self.captures.capture(self._keys(self._size(running), arm))
+            self.captures.capture(self._keys(running, arm))
         return time.perf_counter() - begin
 
     @property
     def ahead(self) -> bool:
         return self._next is not None
-
-    def _size(self, running: int) -> int:
-        return next(size for size in self.sizes if size >= running)
 
     def begin(self, served: Sequence[tuple[int, DraftArm]] = ()) -> None:
         """Captures prompts and plain steps of every size, the largest first, which every run needs; and the steps that
@@ -373,17 +394,11 @@ class GraphRunner(Runner):
         largest = sorted(served, key=lambda pair: -pair[0] * pair[1].tokens)
         self.captures.capture(list(dict.fromkeys(key for size, arm in largest for key in self._keys(size, arm))))
 
-    def _keys(self, size: int, arm: DraftArm) -> list[Key]:
+    def _keys(self, running: int, arm: DraftArm) -> list[Key]:
         """The graphs of a step: the drafter's, if it runs here, then the target's, which all drafters share."""
+        size = next(size for size in self.sizes if size >= running)
         target = (size, arm.tokens, "")
         return [(size, arm.depth, arm.drafter), target] if arm.drafter in self.own else [target]
-
-    def _ready_keys(self, size: int, arm: DraftArm) -> list[Key]:
-        keys = self._keys(size, arm)
-        if not all(key in self.captures.graphs for key in keys):
-            self.begin()
-            self.captures.capture(keys)
-        return keys
 
     def _captured(self, size: int, tokens: int, drafter: str) -> Tensor:
         if drafter == PROMPTS:
@@ -438,13 +453,13 @@ class GraphRunner(Runner):
             starts = self.numbers[: size + 1] * new
             keys, heat = keys.repeat_interleave(new, 1), heat.repeat_interleave(new)
             count = (count[:, None] + self.places[:new]).flatten()
-        hidden = self.network.forward(ids, position, row, table, length, starts, new)
+        hidden = self.network.forward(Feed(ids, position, row, table, length, starts, new))
         if self.guesser is not None:
             self.guesser.keep(hidden, table, row, position)
-        logits = self.network.logits(hidden)
+        logits = self.network.head.narrow_logits(hidden)
         token, log_prob = race(logits, keys, count, heat)
         rows = State(state[TOKEN], state[LENGTH], state[COUNT], state[LIMIT], state[STOPS:])
-        texts = None if self.lanes is None else self.lanes.texts(state[LANE])
+        texts = None if self.lanes is None else Texts(self.lanes.history, self.lanes.written, state[LANE])
         accept(rows, drafts, token, log_prob, self.drawn[: 2 * new + 2, :size], texts)
         return logits
 
@@ -478,7 +493,7 @@ class GraphRunner(Runner):
         if not chunks[-1].last:
             return np.zeros(0, np.int64), np.zeros(0, np.float32)
         (last,) = to_device(self.device, np.cumsum([chunk.size for chunk in chunks]) - 1)
-        logits = self.network.logits(hidden[last])
+        logits = self.network.head.narrow_logits(hidden[last])
         if source:
             fork_rows(self.cache, self.rows, running + n, source)
             (asked,) = to_device(self.device, np.array([*range(n), *(row - running for row in source)]))
@@ -489,12 +504,9 @@ class GraphRunner(Runner):
         """Draws a token for each row of `part` by the host's columns."""
         rows = self.rows
         if rows.picky[part].any():
-            token, log_prob = sample(logits, rows.draws_of(part), self._tensor(rows.count[part], np.int32))
+            token, log_prob = sample(logits, rows.draws_of(part), *to_device(self.device, rows.count[part]))
         else:
             bits = rows.temperature[part].astype(np.float32).view(np.int32)
             keys, count, heat = to_device(self.device, rows.keys[:, part], rows.count[part], bits)
             token, log_prob = race(logits, keys, count, heat.view(torch.float32))
         return token.cpu().numpy(), log_prob.cpu().numpy()
-
-    def _tensor(self, column: np.ndarray, dtype: type[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(column, dtype)).to(self.device)

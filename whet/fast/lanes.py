@@ -2,12 +2,10 @@
 
 `graphs.py` alone uses it. The host writes rows to `DeviceRows` when one came, went or got a page; between, the device
 counts by itself and ends rows at their limit or a stop id, so that a step may be launched before the host has seen the
-one before. `Lanes` holds a text per flight: a step appends what it draws (`kernels.decode.accept`), and `lookup` reads
-what followed when the last tokens were seen before. A flight keeps its lane wherever its row moves; when it has ended,
-the text stays for siblings and later visits of the prompt until the lane is needed again. The host writes a lane when
-its flight enters a row, and never reads one.
-
-Shapes: B rows, L lanes, K drafts per row.
+one before. `Lanes` holds a text per flight, which the host writes when the flight enters a row and never reads: a step
+appends what it draws (`kernels.decode.accept`), and `lookup` reads what followed when the last tokens were seen before.
+A flight keeps its lane wherever its row moves; when it has ended, the text stays for siblings and later visits of the
+prompt until the lane is needed again. Shapes: B rows, L lanes, K drafts per row.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.fast.kernels.decode import Texts, lookup
+from whet.fast.kernels.decode import lookup
 from whet.model.ops import to_device
 from whet.rollout.rows import Flight, Rows
 
@@ -162,9 +160,6 @@ class Lanes:
         self.written[lane] = state[LENGTH] + 1
 
     # ---- on the device alone
-
-    def texts(self, lane: Tensor) -> Texts:
-        return Texts(self.history, self.written, lane)
 
     def last(self, lane: Tensor, length: Tensor, count: int) -> Tensor:
         """The newest `count` tokens of rows with so many cached ones, int32 [B, count]; anything before the first."""

@@ -6,33 +6,25 @@ plain call. `graphed.py` reads `pool_bytes` for the learner's graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.model.meter import DeviceMeter
+from whet.model.ops import DeviceMeter
 
 Pool = tuple[int, int]  # what `torch.cuda.graph_pool_handle` gives
 Key = tuple[int, int, str]  # rows, tokens that each feeds, and ""; or rows, tokens drafted for each, and the drafter
 Step = Callable[[int, int, str], Tensor]
 
 
-def total_size(segments: Iterable[Mapping[str, Any]], pool: Pool) -> int:
-    """Bytes of a snapshot's segments that belong to the pool. (What torch has reserved in all says little: a
-    capture gives back memory that lay unused.)
-
-    >>> total_size([{"segment_pool_id": (0, 1), "total_size": 5}, {"segment_pool_id": (0, 0), "total_size": 7}], (0, 1))
-    5
-    """
-    return sum(int(s["total_size"]) for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
-
-
 def pool_bytes(pool: Pool) -> int:
-    """Bytes that a pool has taken; they never shrink while one of its graphs lives."""
-    return total_size(torch.cuda.memory_snapshot(pool), pool)
+    """Bytes that a pool has taken; they never shrink while one of its graphs lives. (What torch has reserved in all
+    says little: a capture gives back memory that lay unused.)"""
+    segments = torch.cuda.memory_snapshot(pool)
+    return sum(int(s["total_size"]) for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))
 
 
 def driver_bytes(device: torch.device) -> int:
@@ -40,15 +32,6 @@ def driver_bytes(device: torch.device) -> int:
     other processes take, so that a difference means something only where there are none."""
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
-
-
-def graph_name(key: Key) -> str:
-    """
-    >>> graph_name((64, 1, "")), graph_name((64, 5, "")), graph_name((8, 4, "eagle"))
-    ('64x1', '64x5', '8x4_eagle')
-    """
-    rows, new, drafter = key
-    return f"{rows}x{new}" + (f"_{drafter}" if drafter else "")
 
 
 class Captures:

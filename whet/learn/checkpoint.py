@@ -7,8 +7,8 @@
     manifest.json                                         written last: size and sha256 of every file above
 
 The state has its own folder because serving engines load every *.safetensors they find beside the weights. Nothing is
-ever read by pickle, and a folder that holds one is refused. `assembly.py` decides what goes in, `run.py` where it is
-written. torch is imported inside the functions that need tensors, so that reports do not need it.
+ever read by pickle. `assembly.py` decides what goes in, `run.py` where it is written. torch is imported inside the
+functions that need tensors, so that reports do not need it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import functools
 import hashlib
 import json
 import zipfile
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,22 +41,13 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _HASH_THREADS = 4  # hashing releases the interpreter lock
 
 
-class TensorFiles(Mapping[str, "dict[str, Tensor]"]):
+class TensorFiles(UserDict[str, Any]):
     """Tensors by name, read from the disk at each access: masters and moments are three times the size of a model."""
-
-    def __init__(self, paths: Mapping[str, Path]) -> None:
-        self._paths = dict(paths)
 
     def __getitem__(self, name: str) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
-        return load_file(self._paths[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
+        return load_file(self.data[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +56,6 @@ class Checkpoint:
     tensors: Mapping[str, dict[str, Tensor]]
     arrays: Mapping[str, dict[str, np.ndarray]]
     states: Mapping[str, Any]
-
-
-# ---- writing
 
 
 def save_checkpoint(
@@ -80,56 +69,44 @@ def save_checkpoint(
     beside: Callable[[Path], object] | None = None,
 ) -> None:
     """Write `folder` as a whole and replace an earlier one; until then, and after any failure, the earlier one stays.
-
-    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder.
-    """
-    tmp = files.temporary(folder)
-    files.remove_tree(tmp)
-    files.make_folder(tmp / STATE)
-
-    def fill(path: Path) -> None:
+    States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder."""
+    with files.preparing(folder) as tmp, files.one_sentence(tmp):
+        (tmp / STATE).mkdir()
         if model is not None:
-            _write_model(model, path)
+            _write_model(model, tmp)
         if tokenizer is not None:
-            tokenizer.save_pretrained(path)
+            tokenizer.save_pretrained(tmp)
         for name, entry in tensors.items():
-            _write_tensors(path / STATE / f"{name}.safetensors", entry)
+            _write_tensors(tmp / STATE / f"{name}.safetensors", entry)
         for name, table in arrays.items():
             assert not any(a.dtype.hasobject for a in table.values()), f"{name}.npz: objects would need pickle"
-            np.savez(path / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
+            np.savez(tmp / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
         for name, state in states.items():
-            (path / STATE / f"{name}.json").write_text(json.dumps(state))
+            (tmp / STATE / f"{name}.json").write_text(json.dumps(state))
         if beside is not None:
-            beside(path)
-        (path / MANIFEST).write_text(json.dumps(_manifest(path), indent=1))
-
-    try:
-        files.write_into(tmp, fill)
-        files.publish(tmp, folder)
-    except Exception:
-        with contextlib.suppress(WhetError):
-            files.remove_tree(tmp)  # a full disk needs the space back
-        raise
+            beside(tmp)
+        names = sorted(file.relative_to(tmp).as_posix() for file in tmp.rglob("*") if file.is_file())
+        listed = {n: {"size": (tmp / n).stat().st_size, "sha256": sha} for n, sha in _hashes(tmp, names).items()}
+        (tmp / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1))
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:
     from transformers import GenerationConfig
-    from transformers.utils import logging
 
+    from whet.model.load import no_progress_bars
     from whet.model.lora import is_lora, save_lora
+    from whet.model.twin import changed
 
-    dtype, generation = model.config.dtype, model.generation_config
+    generation = model.generation_config
     if is_lora(model):
         save_lora(model, folder)
     else:
-        try:
-            # transformers refuses to save generation settings that it calls inconsistent; many published models have
-            # such settings, so they are written below as they are.
-            model.generation_config = GenerationConfig()
-            logging.disable_progress_bar()  # it would break the display of the run
+        # transformers refuses to save generation settings that it calls inconsistent; many published models have such
+        # settings, so they are written below as they are.
+        plain, dtype = GenerationConfig(), model.config.dtype
+        restored = changed((model, "generation_config", plain), (model.config, "dtype", dtype))
+        with restored, no_progress_bars():
             model.save_pretrained(folder)
-        finally:
-            model.config.dtype, model.generation_config = dtype, generation
     if generation is not None:
         generation.to_json_file(folder / "generation_config.json")
 
@@ -146,13 +123,6 @@ def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     save_file(plain, path)
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    digests = _hashes(folder, names)
-    listed = {name: {"size": (folder / name).stat().st_size, "sha256": digests[name]} for name in names}
-    return {"format": FORMAT, "files": listed}
-
-
 def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
     def digest(name: str) -> str:
         with (folder / name).open("rb") as file:
@@ -162,23 +132,18 @@ def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
         return dict(zip(names, pool.map(digest, names), strict=True))
 
 
-# ---- reading
-
-
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read arrays and states now, tensors on access. The files are trusted: `verify_checkpoint` checks them."""
+    tensors, arrays, states = TensorFiles(), {}, {}
     try:
-        listed = [Path(name) for name in _read_manifest(folder)]
-
-        def state_files(suffix: str) -> dict[str, Path]:
-            return {p.stem: folder / p for p in listed if p.parent == Path(STATE) and p.suffix == suffix}
-
-        arrays = {}
-        for name, path in state_files(".npz").items():
-            with np.load(path, allow_pickle=False) as archive:
-                arrays[name] = dict(archive.items())
-        states = {name: json.loads(path.read_text()) for name, path in state_files(".json").items()}
-        tensors = TensorFiles(state_files(".safetensors"))
+        for path in (folder / name for name in _read_manifest(folder) if Path(name).parent == Path(STATE)):
+            if path.suffix == ".safetensors":
+                tensors[path.stem] = path
+            elif path.suffix == ".npz":
+                with np.load(path, allow_pickle=False) as archive:
+                    arrays[path.stem] = dict(archive.items())
+            elif path.suffix == ".json":
+                states[path.stem] = json.loads(path.read_text())
         return Checkpoint(folder=folder, tensors=tensors, arrays=arrays, states=states)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise WhetError(f"The checkpoint {folder} cannot be read: {error}.") from error
@@ -223,10 +188,8 @@ def _read_manifest(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
-    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid.
-
-    For a model with adapters these are the adapters only: the base below them is frozen and not saved.
-    """
+    """Copy the saved weights into the tensors that the model has, so that everything that shares them stays valid. For
+    a model with adapters these are the adapters only: the base below them is frozen and not saved."""
     import torch
 
     from whet.model.lora import is_lora, load_adapter_weights
@@ -251,7 +214,8 @@ def load_weights_into(model: PreTrainedModel, folder: Path) -> None:
 def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
     import torch
     from safetensors import safe_open
-    from transformers.utils import logging
+
+    from whet.model.load import no_progress_bars
 
     with contextlib.ExitStack() as stack:
         paths = sorted(folder.glob("model*.safetensors"))
@@ -266,8 +230,8 @@ def _read_weights(model: PreTrainedModel, folder: Path) -> Iterator[tuple[str, T
     # transformers saves some networks under other names and shapes than it runs them with, and only transformers can
     # undo that: a second model in main memory, in the widest type of the live one, so that every copy is exact.
     widest = functools.reduce(torch.promote_types, {p.dtype for p in model.parameters()})
-    logging.disable_progress_bar()
-    twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
+    with no_progress_bars():
+        twin = type(model).from_pretrained(folder, dtype=widest, use_safetensors=True, local_files_only=True)
     if twin.state_dict().keys() != names:
         raise WhetError(f"The weights in {folder} are those of another model: their names differ.")
     yield from twin.state_dict().items()

@@ -5,7 +5,8 @@ packs (`model/packing.py`), each pack is one forward and backward pass, and all 
 (or several, by `learn.updates` and `learn.minibatches`). A batch without any signal takes no optimiser step: weights
 and moments stay, and the version still advances, since the loop counts batches. A checkpoint holds `tensors` and
 `state_dict`; training resumed by `load` equals the uninterrupted one bit for bit on a CPU. With LoRA only the adapters
-require a gradient, so only they are optimised, saved and copied. `warm_start` is the supervised training before it.
+require a gradient, so only they are optimised, saved and copied. `warm_start` is the supervised
+training before reinforcement learning.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,13 +28,13 @@ from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
-from whet.learn.samples import Sample, Sums, make_samples, minibatches
-from whet.model.head import head_of, log_probs, score_sums, wide_type
+from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
+from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
 from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_packs, packed_attention, upload
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
-STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # of a learner, in a checkpoint
+STATE = ("version", "updates", "skipped", "skipped_in_row", "ooms", "pack_tokens")  # what a checkpoint keeps
 PATIENCE = 3  # updates in a row that are not finite before the run ends
 
 T = TypeVar("T")
@@ -42,10 +43,8 @@ Scores = dict[Key, Tensor] | None  # filled by a pass where a curriculum needs t
 
 
 class Passes:
-    """The passes of a model over packs, in plain form. `whet.fast.graphed.FastPasses` compiles and captures them.
-
-    All of them are called inside `packed_attention(model)` and `layers(model)`.
-    """
+    """The passes of a model over packs, without compilation. `whet.fast.graphed.FastPasses` compiles and captures them.
+    All of them are called inside `packed_attention(model)` and `layers(model)`."""
 
     def __init__(self, model: Any, config: Learn) -> None:
         self.model = model
@@ -63,9 +62,9 @@ class Passes:
         return hidden_states(model, pack)
 
     def log_probs(
-        self, hidden: Tensor, model: Any, pack: Pack, temperature: Tensor | float, entropy_grad: bool = False
+        self, hidden: Tensor, model: Any, pack: Pack, temperature: Heat, entropy_grad: bool = False
     ) -> tuple[Tensor, Tensor]:
-        return log_probs(hidden, head_of(model), pack.targets, temperature, entropy_grad=entropy_grad)
+        return log_probs(hidden, head_of(model), pack.targets, temperature, entropy_grad)
 
     def rehearsals(self, pack_tokens: int, share: bool) -> Iterable[list[Sample]]:
         """Made-up samples that fill each size of pack that is prepared at its first use, the largest first."""
@@ -80,13 +79,9 @@ class Passes:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The samples of one optimiser step and the terms of their loss."""
+class _Terms(NamedTuple):
+    """The terms of a loss beside the policy's."""
 
-    samples: list[Sample]
-    old: list[Tensor] | None = None  # log-probs under the policy before the first update; None: those of this pass
-    reference: list[Tensor] | None = None  # log-probs under the reference
     kl: float = 0.0
     entropy: float = 0.0
     scores: Scores = None
@@ -98,21 +93,13 @@ class Learner:
     can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
     def __init__(
-        self,
-        model: Any,
-        config: Learn,
-        *,
-        encode: Callable[[str], Sequence[int]],
-        passes: Callable[[Any, Learn], Passes] = Passes,
+        self, model: Any, config: Learn, *, encode: Encode, passes: Callable[[Any, Learn], Passes] = Passes
     ) -> None:
-        """`encode` returns the token ids of a prompt id. `passes` makes the form in which the model is run."""
+        """`passes` makes the object that runs the model."""
         self.model = model.eval()
         self.config = config
-        self.version = 0
+        self.version = self.skipped = self.skipped_in_row = self.ooms = 0
         self.updates = 0  # optimiser steps taken: the learning rate warms up by them
-        self.skipped = 0
-        self.skipped_in_row = 0
-        self.ooms = 0
         self.scored_s = 0.0  # seconds of the last step for log-probs under the old policy and the reference
         self.pack_tokens = config.pack_tokens
         self.share = True  # prompts that several responses of a pack have are fed once
@@ -120,8 +107,7 @@ class Learner:
         self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
-        published = config.aggregate == "published"
-        self._aggregate = self._estimator.aggregate if published else config.aggregate
+        self._aggregate = self._estimator.aggregate if config.aggregate == "published" else config.aggregate
         self._reference: Any = None
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -130,23 +116,25 @@ class Learner:
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         """Train on a batch. `progress` 0..1 of the run sets the learning rate, `needs` which signals are reported.
-
-        Signals belong to the rollouts that went through the model, under the weights before the first update.
-        """
+        Signals belong to the rollouts that went through the model, under the weights before the first update."""
         kl = self.config.kl_coef if batch.kl_coef is None else batch.kl_coef
         entropy = self.config.entropy_coef if batch.entropy_coef is None else batch.entropy_coef
         # samples.py turns rewards into advantages and lengths into token weights: one sample per judged rollout.
         samples, signal = make_samples(batch, self._encode, self._estimator, self._aggregate, self.config.overlong)
         if not kl and not entropy:
             samples = [s for s in samples if s.advantage != 0.0]  # their gradient is exactly zero
-        self._apply_resets(batch, kl)
+        if batch.reset_optimizer:
+            self.optimizer.reset()
+        # The reference is made when KL is first used, from the weights of that time.
+        if (kl and self._reference is None) or (self._reference is not None and batch.reset_reference):
+            self._set_reference(self.optimizer.live)
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
         self.scored_s = 0.0
         if samples:
-            count = batch.minibatches or self.config.minibatches
-            metrics = self._learn(_Part(samples, kl=kl, entropy=entropy, scores=scores), count, progress)
+            count = min(batch.minibatches or self.config.minibatches, len(samples))
+            metrics = self._learn(samples, _Terms(kl, entropy, scores), count, progress)
         self.version += 1
         metrics |= {
             "learn/lr": lr,
@@ -159,16 +147,18 @@ class Learner:
         if self.device.type == "cuda":  # the peak so far, weights and cache included
             metrics["learn/memory_gib"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        return Report(metrics=finite, signals=_finite_signals(scores or {}))
+        signals: dict[Key, dict[str, float | np.ndarray]] = {}
+        if scores:  # not those of an update that diverges: a curriculum would remember them
+            rows = torch.stack(list(scores.values())).float().cpu().numpy()
+            signals = {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
+        return Report(metrics=finite, signals=signals)
 
     def rehearse(self) -> None:
         """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
-
-        Weights and moments stay.
-        """
+        Weights and moments stay."""
         for samples in self.passes.rehearsals(self.pack_tokens, self.share):
             for _ in range(2):  # a size is captured at its second pass
-                self._within_memory(samples, partial(self._gradient, _Part(samples)))
+                self._within_memory(samples, partial(self._gradient, samples, _Terms()))
                 self.optimizer.zero_grad()
             self._within_memory(samples, partial(self._score, self.model, samples))
 
@@ -191,32 +181,19 @@ class Learner:
         self.optimizer.load(tensors.get("masters", {}), tensors.get("optimizer", {}))
         self._reference = None
         if reference := tensors.get("reference"):
-            self._make_reference()
-            self._fill_reference(reference)
+            self._set_reference(reference)
         for name in STATE:
             setattr(self, name, state[name])
 
     # ---- the reference
 
-    def _apply_resets(self, batch: Batch, kl: float) -> None:
-        """Reset what the batch asks for. The reference is made when KL is first used, from the weights of that time."""
-        if batch.reset_optimizer:
-            self.optimizer.reset()
-        if kl and self._reference is None:
-            self._make_reference()
-        elif batch.reset_reference and self._reference is not None:
-            self._fill_reference(self.optimizer.live)
-
-    def _make_reference(self) -> None:
-        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters.
-
-        Fresh adapters (B = 0) add exactly nothing, so their reference is the model with adapters off.
-        """
-        frozen = [p for p in self.model.parameters() if not p.requires_grad]
-        self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
-
     @torch.no_grad()
-    def _fill_reference(self, weights: Mapping[str, Tensor]) -> None:
+    def _set_reference(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters. Fresh
+        adapters (B = 0) add exactly nothing, so their reference is the model with adapters off."""
+        if self._reference is None:
+            frozen = [p for p in self.model.parameters() if not p.requires_grad]
+            self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
         for name, tensor in self._reference_tensors().items():
             tensor.copy_(weights[name])
 
@@ -231,79 +208,74 @@ class Learner:
         c = self.config
         return learning_rate(self.updates, progress, peak=c.lr, warmup=c.warmup, schedule=c.schedule)
 
-    def _learn(self, batch: _Part, count: int, progress: float) -> dict[str, float]:
-        """All updates of a batch, cut into `count` parts; a skipped update ends it.
-
-        Metrics belong to the last pass, scores to the weights before the first update.
-        """
-        samples, scores = batch.samples, batch.scores
-        parts = minibatches(samples, count)  # weights are scaled, so each part has a gradient of full size
+    def _learn(self, samples: list[Sample], terms: _Terms, count: int, progress: float) -> dict[str, float]:
+        """All updates of a batch, cut into `count` parts; a skipped update ends it. Metrics belong to the last pass,
+        scores to the weights before the first update."""
         begun = time.perf_counter()
-        old = reference = None
-        if self.config.updates * len(parts) > 1:
-            old = self._within_memory(samples, lambda: self._score(self.model, samples, batch.scores))
-            scores = None
-        if batch.kl:
-            reference = self._within_memory(samples, lambda: self._score(self._reference, samples))
-        if old or reference:
+        several = self.config.updates * count > 1
+        if several:
+            old = self._within_memory(samples, partial(self._score, self.model, samples, terms.scores))
+            samples = [replace(s, old=lp) for s, lp in zip(samples, old, strict=True)]
+            terms = terms._replace(scores=None)
+        if terms.kl:
+            reference = self._within_memory(samples, partial(self._score, self._reference, samples))
+            samples = [replace(s, reference=lp) for s, lp in zip(samples, reference, strict=True)]
+        if several or terms.kl:
             if self.device.type == "cuda":  # work that is still queued counts too
                 torch.cuda.synchronize(self.device)
             self.scored_s = time.perf_counter() - begun
         metrics: dict[str, float] = {}
         for _ in range(self.config.updates):
             sums = Sums()
-            for mine, places in parts:
-                before, against = (None if all_ is None else [all_[i] for i in places] for all_ in (old, reference))
-                part = _Part(mine, before, against, batch.kl, batch.entropy, scores)
-                found = self._within_memory(mine, partial(self._gradient, part))
+            for part in minibatches(samples, count):
+                found = self._within_memory(part, partial(self._gradient, part, terms))
                 norm = self.optimizer.grad_norm()
-                sums.join(found, 1 / len(parts))
+                sums.join(found, 1 / count)
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
                 if not (math.isfinite(float(found.loss)) and math.isfinite(norm)):
-                    self._skip()
+                    self.optimizer.zero_grad()
+                    self.skipped += 1
+                    self.skipped_in_row += 1
+                    if self.skipped_in_row >= PATIENCE:
+                        times = f"{PATIENCE} times in a row (last at version {self.version})"
+                        cure = "lower learn.lr, or go back to the last checkpoint"
+                        raise Diverged(f"The loss or its gradient was not finite {times}; {cure}.")
                     return metrics
                 self.optimizer.step(self._learning_rate(progress), norm)
                 self.updates += 1
                 self.skipped_in_row = 0
         return metrics
 
-    def _skip(self) -> None:
-        self.optimizer.zero_grad()
-        self.skipped += 1
-        self.skipped_in_row += 1
-        if self.skipped_in_row >= PATIENCE:
-            raise Diverged(
-                f"The loss or its gradient was not finite {PATIENCE} times in a row (last at version {self.version}); "
-                "lower learn.lr, or go back to the last checkpoint."
-            )
-
-    def _gradient(self, part: _Part) -> Sums:
-        """Leave the gradient of the whole part in the optimiser, pack by pack."""
+    def _gradient(self, samples: list[Sample], terms: _Terms) -> Sums:
+        """Leave the gradient of all samples in the optimiser, pack by pack."""
         sums = Sums()
         with packed_attention(self.model, self.config.checkpoint_activations), self.passes.layers(self.model):
-            for pack in self._packs(part.samples, self.device):
-                loss, metrics = self._loss(pack, part)
+            for pack in self._packs(samples, self.device):
+                loss, metrics = self._loss(pack, [samples[i] for i in pack.members], terms)
                 loss.backward()
                 self.optimizer.accumulate()  # half-precision gradients are summed in fp32
                 sums.add(loss, metrics)
         return sums
 
-    def _loss(self, pack: Pack, part: _Part) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, pack: Pack, members: list[Sample], terms: _Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """(the loss of a pack, metrics with one number per token); see `losses.py` for the formula."""
-        c, members = self.config, [part.samples[i] for i in pack.members]
-        behaviour, advantage, weight = _columns(members, pack, wide_type(head_of(self.model).weight))
-        run = self.passes.hidden_states
-        lp, entropies = self._forward(self.model, pack, members, run, part.scores, entropy_grad=part.entropy != 0.0)
-        lp_old = lp.detach() if part.old is None else torch.cat([part.old[i] for i in pack.members])
-        w = importance(lp_old, behaviour, c.importance_cap)
-        surrogate, clipped = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, c.clip_low, c.clip_high)
+        # The columns are made before the forward pass is queued: a copy from the host after it could wait for its end.
+        rows = [np.concatenate([s.behaviour for s in members])]
+        rows += [np.repeat([getattr(s, name) for s in members], pack.counts) for name in ("advantage", "weight")]
+        behaviour, advantage, weight = upload(rows, self.device, wide_type(head_of(self.model).weight))
+        run, low, high = self.passes.hidden_states, self.config.clip_low, self.config.clip_high
+        lp, entropies = self._forward(self.model, pack, members, run, terms.scores, entropy_grad=terms.entropy != 0.0)
+        old = [s.old for s in members if s.old is not None]
+        lp_old = torch.cat(old) if old else lp.detach()
+        w = importance(lp_old, behaviour)
+        surrogate, clipped = self._estimator.surrogate(lp, lp_old, advantage, pack.owner, low, high)
         token_loss = w * surrogate
         metrics = {"entropy": entropies, "importance": w, "clipped": clipped, "mismatch": (lp_old - behaviour).abs()}
-        if part.reference is not None:
-            metrics["kl"] = k3(lp, torch.cat([part.reference[i] for i in pack.members]))
-            token_loss = token_loss + part.kl * metrics["kl"]
-        if part.entropy:
-            token_loss = token_loss - part.entropy * entropies
+        if reference := [s.reference for s in members if s.reference is not None]:
+            metrics["kl"] = k3(lp, torch.cat(reference))
+            token_loss = token_loss + terms.kl * metrics["kl"]
+        if terms.entropy:
+            token_loss = token_loss - terms.entropy * entropies
         return (weight * token_loss).sum(), metrics
 
     @torch.no_grad()
@@ -322,7 +294,7 @@ class Learner:
     ) -> tuple[Tensor, Tensor]:
         """(log-probs, entropies) of the response tokens of a pack. Scores, if wanted, are those of its members."""
         heats = [s.temperature for s in members]
-        heat: Tensor | float = heats[0]
+        heat: Heat = heats[0]
         if len(set(heats)) > 1:
             heat = torch.tensor(heats, dtype=torch.float64, device=pack.owner.device)[pack.owner]
         hidden = run(pack)
@@ -353,34 +325,11 @@ class Learner:
             packs = self._packs(samples, torch.device("cpu"))
             if max(len(pack.members) for pack in packs) == 1:
                 longest = max(pack.boundaries.longest for pack in packs)
-                raise WhetError(
-                    f"A single sequence of {longest} tokens does not fit in memory; "
-                    "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model."
-                )
+                ways = "set learn.checkpoint_activations = true, lower rollout.max_tokens, or train a smaller model"
+                raise WhetError(f"A single sequence of {longest} tokens does not fit in memory; {ways}.")
             largest = max(pack.input_ids.numel() for pack in packs)
             self.pack_tokens = max(1, min(self.pack_tokens, largest) // 2)
             torch.cuda.empty_cache()
-
-
-def _columns(members: list[Sample], pack: Pack, dtype: torch.dtype) -> list[Tensor]:
-    """Behaviour log-probs, advantages and weights, each [R] in the precision of log-probs.
-
-    They are made before the forward pass is queued: a copy from the host after it could wait for its end.
-    """
-    rows = [np.concatenate([s.behaviour for s in members])]
-    rows += [np.repeat([getattr(s, name) for s in members], pack.counts) for name in ("advantage", "weight")]
-    return upload(rows, pack.owner.device, dtype)
-
-
-def _finite_signals(scores: Mapping[Key, Tensor]) -> dict[Key, dict[str, float | np.ndarray]]:
-    """Scores as signals, without those of an update that diverges: a curriculum would remember them."""
-    if not scores:
-        return {}
-    rows = torch.stack(list(scores.values())).float().cpu().numpy()
-    return {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
-
-
-# ---- warm start
 
 
 def warm_start(
@@ -392,7 +341,7 @@ def warm_start(
     pack_tokens: int = 4096,
     on_step: Callable[[int, float], None] | None = None,
 ) -> float:
-    """Supervised fine-tuning on worked solutions, so that the base is right now and then; returns the last loss.
+    """Supervised fine-tuning on worked solutions, so that the base is sometimes right; returns the last loss.
 
     `steps` updates, one per batch of (prompt ids, response ids with the end token), by `warm_start_rate`. The loss is
     the mean cross-entropy over the response tokens, at temperature 1. Nothing is drawn at random, so the same batches
@@ -401,18 +350,24 @@ def warm_start(
     model.eval()
     check_packing(model)
     optimizer = AdamW(model)
-    loss, done = math.nan, 0
+    loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
-        loss = _cross_entropy(model, optimizer, pairs, pack_tokens)
+        loss, tokens = 0.0, sum(len(response) for _, response in pairs)
+        with packed_attention(model):
+            for pack in make_packs(pairs, pack_tokens, model.device):
+                lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
+                part = -lp.sum() / tokens
+                part.backward()
+                optimizer.accumulate()
+                loss += float(part.detach())
         norm = optimizer.grad_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
         optimizer.step(warm_start_rate(lr, step, steps), norm)
-        done = step + 1
         if on_step is not None:
             on_step(step, loss)
-    if done < steps:
-        raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {done}.")
+    if step + 1 < steps:
+        raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {step + 1}.")
     return loss
 
 
@@ -424,17 +379,3 @@ def warm_start_rate(lr: float, step: int, steps: int) -> float:
     """
     rising = min(1.0, (step + 1) / max(1, steps // 20))
     return lr * rising * (1.0 - 0.9 * step / max(steps - 1, 1))
-
-
-def _cross_entropy(model: Any, optimizer: AdamW, pairs: Sequence[Pair], pack_tokens: int) -> float:
-    """The mean loss of the response tokens; its gradient is left in the optimiser."""
-    tokens = sum(len(response) for _, response in pairs)
-    total = 0.0
-    with packed_attention(model):
-        for pack in make_packs(pairs, pack_tokens, model.device):
-            lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
-            loss = -lp.sum() / tokens
-            loss.backward()
-            optimizer.accumulate()
-            total += float(loss.detach())
-    return total

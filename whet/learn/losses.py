@@ -1,9 +1,9 @@
-"""The loss of a token, and the weight of a token in the loss of a batch: pure functions on tensors and arrays.
+"""The estimators: advantages from rewards, the loss of a token, and the weight of a token in the loss of a batch.
 
 The learner adds up  sum over tokens of weight * (importance * surrogate + kl_coef * k3 - entropy_coef * entropy).
 The weights are known before the first forward pass, so cutting a batch into micro-batches cannot change its gradient.
-A surrogate returns the loss of each token, and whether clipping stopped its gradient. A new estimator is one function
-here or in `advantages.py`, and one line in ESTIMATORS.
+A surrogate returns the loss of each token, and whether clipping stopped its gradient. A new estimator is one function,
+one line in ESTIMATORS, and its name in `config.Learn.estimator`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,78 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.learn import advantages
-
 # Shapes: lp, lp_old, lp_behaviour, lp_reference, advantage: [R], one number per response token of a pack.
 #         owner: [R] int64, the rollout (0, 1, ...) of the pack that a token belongs to.  low, high: clipping bounds.
 
+CAP = 2.0  # largest importance weight of a token: it bounds the variance, at a small bias of the few tokens above it
 TokenLoss = tuple[Tensor, Tensor]  # (loss [R], clipped [R] bool)
 Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, float, float], TokenLoss]
+Groups = Sequence[np.ndarray]  # rewards of the judged rollouts of each group, of any size
+Advantage = Callable[[Groups], list[np.ndarray]]
+
+
+# ---- advantages
+#
+# A group whose rewards are all equal gets exactly 0 under every estimator with a group baseline; so does a batch of
+# equal rewards under REINFORCE++. Subtracting a rounded mean would leave 1e-17, which AdamW turns into a full step.
+
+
+def _zero_without_spread(rewards: np.ndarray, advantage: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    r = np.asarray(rewards, np.float64)
+    return np.zeros(r.size) if r.size < 2 or r.min() == r.max() else advantage(r)
+
+
+def reinforce(groups: Groups) -> list[np.ndarray]:
+    """A_i = r_i: no baseline (Williams 1992). Only this estimator learns from a group without spread on its own."""
+    return [np.asarray(rewards, np.float64).copy() for rewards in groups]
+
+
+def rloo(groups: Groups) -> list[np.ndarray]:
+    """A_i = r_i - mean of the other rewards of the group (Kool et al. 2019; Ahmadian et al. 2024).
+
+    >>> rloo([np.array([1.0, 0.0, 0.0])])[0].tolist()
+    [1.0, -0.5, -0.5]
+    """
+    return [_zero_without_spread(rewards, lambda r: r - (r.sum() - r) / (r.size - 1)) for rewards in groups]
+
+
+def grpo(groups: Groups, eps: float = 1e-6) -> list[np.ndarray]:
+    """A_i = (r_i - mean) / (std + eps), std with n - 1 under the root.
+
+    Shao et al. 2024 (DeepSeekMath), section 4.1.2, prints no correction; the sample deviation and eps = 1e-6 are those
+    of verl. TRL differs in eps only.
+    """
+    return [_zero_without_spread(rewards, lambda r: (r - r.mean()) / (r.std(ddof=1) + eps)) for rewards in groups]
+
+
+def dr_grpo(groups: Groups) -> list[np.ndarray]:
+    """A_i = r_i - mean (Liu et al. 2025, "Understanding R1-Zero-Like Training", section 3.2): no division by std."""
+    return [_zero_without_spread(rewards, lambda r: r - r.mean()) for rewards in groups]
+
+
+def reinforce_pp(groups: Groups, eps: float = 1e-8) -> list[np.ndarray]:
+    """A_i = (r_i - mean) / (std + eps), mean and std (n - 1 under the root) over all rollouts of the batch.
+
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): the baseline is the batch, not the group, so a group without spread
+    learns too, from how it compares with the others. verl whitens over tokens; here it is over rollouts (OURS), so
+    that long responses do not set baseline and scale.
+
+    >>> [a.tolist() for a in reinforce_pp([np.array([1.0, 0.0]), np.array([0.0, 0.0])], eps=0.0)]
+    [[1.5, -0.5], [-0.5, -0.5]]
+    """
+    if not groups:
+        return []
+    (whitened,) = grpo([np.concatenate(groups)], eps)
+    return np.split(whitened, np.cumsum([np.size(rewards) for rewards in groups])[:-1])
+
+
+def overlong_penalty(length: int, limit: int, window: int) -> float:
+    """Added to the reward of a long response: 0 up to limit - window tokens, then linearly down to -1 at the limit. Yu
+    et al. 2025 (DAPO), "soft overlong punishment". A window of 0 turns it off."""
+    return max(min((limit - window - length) / window, 0.0), -1.0) if window > 0 else 0.0
+
+
+# ---- losses
 
 
 def plain(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
@@ -49,21 +114,17 @@ def gspo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: floa
 
 
 def cispo(lp: Tensor, lp_old: Tensor, advantage: Tensor, owner: Tensor, low: float, high: float) -> TokenLoss:
-    """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient.
-
-    The paper leaves the lower bound open, which is low >= 1 here.
-    """
+    """-stop_grad(clip(r, 1 - low, 1 + high)) A lp (MiniMax-M1 2025, CISPO): no token ever loses its gradient. The paper
+    leaves the lower bound open, which is low >= 1 here."""
     ratio = torch.exp(lp - lp_old).detach()
     bounded = ratio.clamp(1.0 - low, 1.0 + high)
     return -bounded * advantage * lp, bounded != ratio
 
 
-def importance(lp_old: Tensor, lp_behaviour: Tensor, cap: float) -> Tensor:
-    """w = stop_grad(min(exp(lp_old - lp_behaviour), C)), truncated importance sampling (Yao et al. 2025).
-
-    It corrects for rollouts drawn with slightly other numerics, or by older weights, than the learner's.
-    """
-    return torch.exp(lp_old - lp_behaviour).clamp(max=cap).detach()
+def importance(lp_old: Tensor, lp_behaviour: Tensor) -> Tensor:
+    """w = stop_grad(min(exp(lp_old - lp_behaviour), CAP)), truncated importance sampling (Yao et al. 2025). It corrects
+    for rollouts drawn with slightly other numerics, or by older weights, than the learner's."""
+    return torch.exp(lp_old - lp_behaviour).clamp(max=CAP).detach()
 
 
 def k3(lp: Tensor, lp_reference: Tensor) -> Tensor:
@@ -88,19 +149,14 @@ def token_weights(
     shares = [1.0 / len(lengths) if weight is None else weight for weight in group_weights]
     every = sum(int(n.sum()) * w for n, w in zip(lengths, shares, strict=True))
 
-    def weigh(n: np.ndarray, limit: np.ndarray, w: float) -> np.ndarray:
-        if n.size == 0:
-            return np.zeros(0)
-        if aggregate == "sequence":
-            return w / (n.size * n)
-        if aggregate == "group_tokens":
-            return np.full(n.size, w / n.sum())
-        if aggregate == "constant":
-            return w / (n.size * limit)
-        assert aggregate == "batch_tokens", aggregate
-        return np.full(n.size, w / every)
-
-    return [weigh(*group) for group in zip(lengths, limits, shares, strict=True)]
+    weigh: dict[str, Callable[[np.ndarray, np.ndarray, float], np.ndarray]] = {
+        "sequence": lambda n, limit, w: w / (n.size * n),
+        "group_tokens": lambda n, limit, w: np.full(n.size, w / n.sum()),
+        "constant": lambda n, limit, w: w / (n.size * limit),
+        "batch_tokens": lambda n, limit, w: np.full(n.size, w / every),
+    }
+    groups = zip(lengths, limits, shares, strict=True)
+    return [weigh[aggregate](*group) if group[0].size else np.zeros(0) for group in groups]
 
 
 def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLoss:
@@ -110,10 +166,9 @@ def _clip(ratio: Tensor, advantage: Tensor, low: float, high: float) -> TokenLos
 
 
 class Estimator(NamedTuple):
-    """An advantage per rollout of a group, a loss per token, and how token losses add up. Its name also stands in
-    `config.Learn.estimator`; all use learn.clip_low and learn.clip_high, of which GSPO needs far smaller values."""
+    """How a value of `learn.estimator` trains; GSPO needs far smaller learn.clip_low and learn.clip_high."""
 
-    advantage: advantages.Advantage
+    advantage: Advantage
     surrogate: Surrogate
     aggregate: str  # how the paper, or its released code, makes one number of the token losses
 
@@ -121,12 +176,12 @@ class Estimator(NamedTuple):
 # REINFORCE and RLOO sum the log-probs of a response; `constant` is that sum up to a factor. With one update per batch
 # the ratio is 1, and the clipped surrogate has the gradient of the plain one.
 ESTIMATORS = {
-    "reinforce": Estimator(advantages.reinforce, plain, "constant"),
-    "rloo": Estimator(advantages.rloo, clipped, "constant"),
-    "grpo": Estimator(advantages.grpo, clipped, "sequence"),
-    "dr_grpo": Estimator(advantages.dr_grpo, clipped, "constant"),
-    "dapo": Estimator(advantages.grpo, clipped, "batch_tokens"),
-    "reinforce_pp": Estimator(advantages.reinforce_pp, clipped, "batch_tokens"),
-    "gspo": Estimator(advantages.grpo, gspo, "sequence"),
-    "cispo": Estimator(advantages.grpo, cispo, "group_tokens"),
+    "reinforce": Estimator(reinforce, plain, "constant"),
+    "rloo": Estimator(rloo, clipped, "constant"),
+    "grpo": Estimator(grpo, clipped, "sequence"),
+    "dr_grpo": Estimator(dr_grpo, clipped, "constant"),
+    "dapo": Estimator(grpo, clipped, "batch_tokens"),
+    "reinforce_pp": Estimator(reinforce_pp, clipped, "batch_tokens"),
+    "gspo": Estimator(grpo, gspo, "sequence"),
+    "cispo": Estimator(grpo, cispo, "group_tokens"),
 }

@@ -25,9 +25,6 @@ def learning_rate(step: int, progress: float, *, peak: float, warmup: int, sched
     """Linear warm-up over the first `warmup` steps (step counts from 0), times the schedule at progress 0..1.
 
     constant: 1; linear: 1 - progress; cosine: (1 + cos(pi progress)) / 2.
-
-    >>> [learning_rate(s, 0.5, peak=1.0, warmup=4, schedule="linear") for s in (0, 1, 3, 9)]
-    [0.125, 0.25, 0.5, 0.5]
     """
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     progress = min(max(progress, 0.0), 1.0)
@@ -62,26 +59,21 @@ class AdamW:
         self._written = {name: self.live[name]._version for name in self._halves}  # at the last write from a master
         embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         spared = {name for name, p in self.live.items() if p.ndim < 2 or id(p) in embedded}
-        decayed = [m for name, m in self.masters.items() if name not in spared]
-        others = [m for name, m in self.masters.items() if name in spared]
-        decays = [(decayed, weight_decay), (others, 0.0)]
-        groups = [{"params": masters, "weight_decay": decay} for masters, decay in decays if masters]
-        self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
+        decayed = {"params": [m for n, m in self.masters.items() if n not in spared], "weight_decay": weight_decay}
+        others = {"params": [m for n, m in self.masters.items() if n in spared], "weight_decay": 0.0}
+        self._adam = torch.optim.AdamW([g for g in (decayed, others) if g["params"]], lr=0.0, fused=True)
 
     def accumulate(self) -> None:
         """After each backward: add half-precision gradients to the fp32 gradients of the masters, and drop them."""
-        first: list[tuple[Tensor, Tensor]] = []
-        more: list[tuple[Tensor, Tensor]] = []
-        for name in self._halves:
-            live, master = self.live[name], self.masters[name]
+        first, more = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
+        for live, master in ((self.live[name], self.masters[name]) for name in self._halves):
             if live.grad is not None:
                 pairs = first if master.grad is None else more
                 master.grad = torch.empty_like(master) if master.grad is None else master.grad
                 pairs.append((master.grad, live.grad))
                 live.grad = None
-        # One launch for all tensors, not one for each.
         for pairs, write in ((first, torch._foreach_copy_), (more, torch._foreach_add_)):
-            if pairs:
+            if pairs:  # one launch for all tensors, not one for each
                 write([to for to, _ in pairs], [what for _, what in pairs])
 
     def grad_norm(self) -> float:
@@ -122,9 +114,8 @@ class AdamW:
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         """Copy in place what `master_tensors` and `moment_tensors` returned; the live weights follow the masters."""
         if odd := sorted(set(masters) ^ set(self._halves)):
-            raise WhetError(
-                f"The checkpoint's masters do not fit this model (first difference: {odd[0]}); same model and dtype?"
-            )
+            differ = f"The checkpoint's masters do not fit this model (first difference: {odd[0]})"
+            raise WhetError(f"{differ}; same model and dtype?")
         for name, tensor in masters.items():
             self.masters[name].copy_(tensor)
         self.reset()

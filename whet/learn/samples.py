@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from whet.errors import WhetError
-from whet.learn.advantages import overlong_penalty
-from whet.learn.losses import Estimator, token_weights
+from whet.learn.losses import Estimator, overlong_penalty, token_weights
 from whet.types import Batch, Key, Rollout
+
+Encode = Callable[[str], Sequence[int]]  # the id of a prompt to its token ids
 
 # Shapes: P tokens of a prompt, R tokens of its response; the metrics of a pass are [tokens of a pack].
 
@@ -27,22 +28,29 @@ class Sample:
     """One rollout to train on."""
 
     key: Key
-    prompt: np.ndarray  # [P] ids; one and the same object for the samples of a group
+    prompt: np.ndarray  # [P] ids; the same object for all samples of a group
     response: np.ndarray  # [R] ids
     behaviour: np.ndarray  # [R] log-probs recorded when the tokens were drawn
     temperature: float
     advantage: float
-    weight: float  # of each of its tokens in the loss of the batch
+    weight: float  # weight of each of its tokens in the loss of the batch
+    old: Tensor | None = None  # [R] log-probs under the policy before the first update; None if the batch takes one
+    # optimiser step: the current pass gives them
+    reference: Tensor | None = None  # [R] log-probs under the reference
 
 
 def make_samples(
-    batch: Batch, encode: Callable[[str], Sequence[int]], estimator: Estimator, aggregate: str, overlong: int = 0
+    batch: Batch, encode: Encode, estimator: Estimator, aggregate: str, overlong: int = 0
 ) -> tuple[list[Sample], int]:
     """(samples, groups with signal). Unjudged rollouts are left out; groups without signal count in the weights."""
     judged = [[r for r in group.judged if r.length > 0] for group in batch.groups]
-    rewards = [np.array([_reward(r, overlong) for r in rollouts]) for rollouts in judged]
     lengths = [np.array([r.length for r in rollouts]) for rollouts in judged]
     limits = [np.array([r.sampling.max_tokens for r in rollouts]) for rollouts in judged]
+    rewards = [
+        np.array([r.reward for r in rollouts], np.float64)
+        + [overlong_penalty(r.length, r.sampling.max_tokens, overlong) for r in rollouts]
+        for rollouts in judged
+    ]
     if aggregate == "batch_tokens" and len({len(rollouts) for rollouts in judged}) > 1:
         message = "larger groups weigh more under batch_tokens; set learn.aggregate to group_tokens to weigh all alike"
         warnings.warn(message, stacklevel=2)
@@ -53,11 +61,6 @@ def make_samples(
         prompt = np.asarray(encode(group.prompt_id), np.int64) if rollouts else np.empty(0, np.int64)
         samples += [_sample(r, prompt, float(a[i]), float(w[i])) for i, r in enumerate(rollouts)]
     return samples, sum(bool(a.any()) for a in advantages)
-
-
-def _reward(rollout: Rollout, overlong: int) -> float:
-    assert rollout.reward is not None, "a judged rollout has a reward"
-    return rollout.reward + overlong_penalty(rollout.length, rollout.sampling.max_tokens, overlong)
 
 
 def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: float) -> Sample:
@@ -73,16 +76,10 @@ def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: floa
     return Sample(rollout.key, prompt, trace.ids, trace.log_probs, how.temperature, advantage, weight)
 
 
-def minibatches(samples: list[Sample], count: int) -> list[tuple[list[Sample], list[int]]]:
-    """`count` parts of about equal size, in order, each with the places of its samples; fewer if samples are fewer.
-
-    Weights are multiplied by the number of parts: the loss of each part stands for that of the whole batch.
-    """
-    count = max(1, min(count, len(samples)))
-    places = [part.tolist() for part in np.array_split(np.arange(len(samples)), count)]
-    if count == 1:
-        return [(samples, places[0])]
-    return [([replace(samples[i], weight=count * samples[i].weight) for i in part], part) for part in places]
+def minibatches(samples: list[Sample], count: int) -> list[list[Sample]]:
+    """`count` parts of about equal size, in order; weights are scaled so that each has a gradient of full size."""
+    parts = np.array_split(np.arange(len(samples)), count)
+    return [[replace(samples[i], weight=count * samples[i].weight) for i in part] for part in parts]
 
 
 @dataclass(slots=True)
@@ -96,14 +93,10 @@ class Sums:
 
     def add(self, loss: Tensor, parts: Mapping[str, Tensor]) -> None:
         """Add the loss of a pack, and its metrics with one number per token."""
-        self.loss = self.loss + loss.detach()
-        self.tokens += parts["mismatch"].numel()
-        self.mismatch_max = torch.clamp(parts["mismatch"].max(), min=self.mismatch_max)
-        for name, values in parts.items():
-            total = values.detach().sum(dtype=torch.float64)
-            self.totals[name] = self.totals[name] + total if name in self.totals else total
+        totals = {name: values.detach().sum(dtype=torch.float64) for name, values in parts.items()}
+        self.join(Sums(loss.detach(), parts["mismatch"].max(), totals, parts["mismatch"].numel()))
 
-    def join(self, other: Sums, share: float) -> None:
+    def join(self, other: Sums, share: float = 1.0) -> None:
         """Add another pass; its loss counts by `share`."""
         self.loss = self.loss + share * other.loss
         self.tokens += other.tokens

@@ -10,8 +10,10 @@ by `packing.check_packing`. `whet.fast.compiled` compiles the work on a chunk fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +26,7 @@ from whet.errors import WhetError
 #         log-probs and entropies [R], temperature a number or [R].
 
 CHUNK = 2**27  # logits at once: 882 tokens of a vocabulary of 152k, 512 MiB in fp32
+Heat = Tensor | float  # a temperature, for all tokens or for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,12 @@ class Head:
         product = linear(hidden, self.weight, self.bias)
         return product if self.scale == 1.0 and self.softcap is None else self.finish(product)
 
-    def finish(self, product: Tensor, temperature: Tensor | float = 1.0) -> Tensor:
+    def finish(self, product: Tensor, temperature: Heat = 1.0) -> Tensor:
         """The logits of a matrix product, divided by the temperature (a number, or one per token)."""
         return finish(product, temperature, self.scale, self.softcap)
 
 
-def finish(product: Tensor, temperature: Tensor | float, scale: float, softcap: float | None) -> Tensor:
+def finish(product: Tensor, temperature: Heat, scale: float, softcap: float | None) -> Tensor:
     logits = product.to(wide_type(product))
     if scale != 1.0:
         logits = logits * scale
@@ -67,10 +70,8 @@ def head_of(model: Any) -> Head:
     """The head of a Hugging Face causal model; its live weights are not copied."""
     last = model.get_output_embeddings()
     if type(last) is not nn.Linear:
-        kind = type(last).__name__
-        raise WhetError(
-            f"{type(model).__name__} ends in {kind}, where a plain linear head is needed; choose another model."
-        )
+        ending = f"{type(model).__name__} ends in {type(last).__name__}"
+        raise WhetError(f"{ending}, where a plain linear head is needed; choose another model.")
     config = model.config.get_text_config()
     # Granite and MiniCPM3 divide logits by `logits_scaling`, HyperCLOVA X multiplies by it; Cohere multiplies by
     # `logit_scale`, Falcon-H1 by `lm_head_multiplier`.
@@ -83,25 +84,13 @@ def head_of(model: Any) -> Head:
 
 
 def log_probs(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    temperature: Tensor | float = 1.0,
-    *,
-    entropy_grad: bool = False,
-    chunk: int = CHUNK,
+    hidden: Tensor, head: Head, targets: Tensor, temperature: Heat = 1.0, entropy_grad: bool = False, chunk: int = CHUNK
 ) -> tuple[Tensor, Tensor]:
-    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64).
-
-    The entropy has a gradient only with `entropy_grad`. No tensor larger than `chunk` logits (or those of one token) is
-    made.
-    """
+    """(log-prob of `targets`, entropy) of softmax(logits / temperature), both [R] in fp32 (fp64 for fp64). The entropy
+    has a gradient only with `entropy_grad`. No tensor is larger than `chunk` logits, or those of one token."""
     rows = max(1, chunk // head.weight.shape[0])
     if hidden.shape[0] <= rows:
-        log_p = torch.log_softmax(head.finish(linear(hidden, head.weight, head.bias), temperature), dim=-1)
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            entropy = -(log_p.exp() * log_p).sum(-1)
-        return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
+        return _score(linear(hidden, head.weight, head.bias), targets, temperature, head, entropy_grad)
     job = HeadJob(head, targets, temperature, rows, entropy_grad, _score, _gradient)
     lp, entropy = Chunked.apply(hidden, head.weight, head.bias, job)
     return lp, entropy
@@ -112,7 +101,7 @@ class HeadJob(NamedTuple):
 
     head: Head
     targets: Tensor
-    temperature: Tensor | float
+    temperature: Heat
     rows: int
     entropy_grad: bool
     # (product, targets, temperature, head) -> log-probs, entropies, and further tensors [r] to keep
@@ -120,28 +109,26 @@ class HeadJob(NamedTuple):
     # (product, targets, temperature, head, of_lp, of_entropy or None, entropies, *kept) -> gradient of the product
     gradient: Callable[..., Tensor]
 
-    def inputs(self, part: slice) -> tuple[Tensor, Tensor | float, Head]:
+    def inputs(self, part: slice) -> tuple[Tensor, Heat, Head]:
         return self.targets[part], _pick(self.temperature, part), self.head
 
 
-def _score(product: Tensor, targets: Tensor, temperature: Tensor | float, head: Head) -> tuple[Tensor, Tensor]:
-    log_p = torch.log_softmax(head.finish(product, temperature), dim=-1)
-    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+def _score(
+    product: Tensor, targets: Tensor, heat: Heat, head: Head, entropy_grad: bool = False
+) -> tuple[Tensor, Tensor]:
+    log_p = torch.log_softmax(head.finish(product, heat), dim=-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = -(log_p.exp() * log_p).sum(-1)
+    return log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1), entropy
 
 
 def _gradient(
-    product: Tensor,
-    targets: Tensor,
-    temperature: Tensor | float,
-    head: Head,
-    of_lp: Tensor,
-    of_entropy: Tensor | None = None,
-    entropy: Tensor | None = None,
+    product: Tensor, targets: Tensor, heat: Heat, head: Head, of_lp: Tensor, of_entropy: Tensor | None, *_: Tensor
 ) -> Tensor:
     """d lp / dz = onehot - p and dH / dz = -p (log p + H) in the logits z, then back to the product by autograd."""
     product.requires_grad_()
     with torch.enable_grad():
-        finished = head.finish(product, temperature)
+        finished = head.finish(product, heat)
     logits = finished.detach()
     if of_entropy is None:  # few passes over the logits: memory bandwidth is the limit
         of_logits = torch.softmax(logits, dim=-1).mul_(-of_lp[:, None])
@@ -189,13 +176,7 @@ class Chunked(torch.autograd.Function):
 
 @torch.no_grad()
 def score_sums(
-    hidden: Tensor,
-    head: Head,
-    targets: Tensor,
-    counts: Sequence[int],
-    temperature: Tensor | float = 1.0,
-    *,
-    chunk: int = CHUNK,
+    hidden: Tensor, head: Head, targets: Tensor, counts: Sequence[int], temperature: Heat = 1.0, chunk: int = CHUNK
 ) -> Tensor:
     """[responses, width]: s = sum over the tokens of a response of d log-prob / d hidden, in fp32 (fp64 for fp64).
 
@@ -205,33 +186,18 @@ def score_sums(
     nothing larger than the chunk is made.
     """
     sums = torch.zeros(len(counts), hidden.shape[1], dtype=wide_type(hidden), device=hidden.device)
-    for part, pieces in _pieces(counts, max(1, chunk // head.weight.shape[0])):
+    rows, ends = max(1, chunk // head.weight.shape[0]), list(accumulate(counts))
+    for start in range(0, ends[-1] if ends else 0, rows):
+        part = slice(start, min(start + rows, ends[-1]))
         product = linear(hidden[part], head.weight, head.bias).to(sums.dtype)
-        gradient = _gradient(product, targets[part], _pick(temperature, part), head, product.new_ones(len(product)))
-        owners = slice(pieces[0][0], pieces[-1][0] + 1)
-        of_logits = torch.stack([piece.sum(0) for piece in gradient.split([tokens for _, tokens in pieces])])
-        sums[owners] += of_logits.to(head.weight.dtype) @ head.weight
+        of_lp, heat = product.new_ones(len(product)), _pick(temperature, part)
+        gradient = _gradient(product, targets[part], heat, head, of_lp, None)
+        first, last = bisect_right(ends, part.start), bisect_left(ends, part.stop)  # the responses of this chunk
+        tokens = [end - begin for begin, end in pairwise([part.start, *ends[first:last], part.stop])]
+        of_logits = torch.stack([piece.sum(0) for piece in gradient.split(tokens)])
+        sums[first : last + 1] += of_logits.to(head.weight.dtype) @ head.weight
     return sums
 
 
-def _pieces(counts: Sequence[int], rows: int) -> Iterator[tuple[slice, list[tuple[int, int]]]]:
-    """Chunks of `rows` tokens, each with its (response, number of its tokens in the chunk).
-
-    >>> [pieces for _, pieces in _pieces([2, 3], rows=4)]
-    [[(0, 2), (1, 2)], [(1, 1)]]
-    """
-    start, pieces, room = 0, list[tuple[int, int]](), rows
-    for owner, count in enumerate(counts):
-        while count:
-            tokens = min(count, room)
-            pieces.append((owner, tokens))
-            count, room = count - tokens, room - tokens
-            if not room:
-                yield slice(start, start + rows), pieces
-                start, pieces, room = start + rows, [], rows
-    if pieces:
-        yield slice(start, start + rows - room), pieces
-
-
-def _pick(temperature: Tensor | float, part: slice) -> Tensor | float:
+def _pick(temperature: Heat, part: slice) -> Heat:
     return temperature[part] if isinstance(temperature, Tensor) and len(temperature) > 1 else temperature

@@ -1,6 +1,6 @@
 """From a recipe's [model] to a Hugging Face model and tokenizer on a device.
 
-`check.py` and `assembly.py` call it, before a run and at its start. A name is a folder, a peft folder (adapters and the
+`assembly.py` calls it, before a run and at its start. A name is a folder, a peft folder (adapters and the
 name of their base; see `lora.py`), a hub name, or "tiny", the small Llama with a tokenizer of characters or bytes that
 is built on the spot. Only safetensors are read, and no code that comes with a model is run. Whatever is wrong is
 reported before any weight is loaded: `check_model` builds the network without weights to find out.
@@ -8,10 +8,10 @@ reported before any weight is loaded: `check_model` builds the network without w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,18 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.initialization import no_init_weights
+from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as hf_logging
 
 from whet import config
 from whet.errors import WhetError
 from whet.model.head import head_of
-from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora, read_adapter
-from whet.model.memory import cache_shapes
-from whet.model.twin import refuse_unsupported
+from whet.model.lora import add_lora, base_name, check_adapter, check_lora, is_peft_folder, load_lora
+from whet.model.twin import kv_shapes, refuse_unsupported
 
 SPECIAL = ("<pad>", "<eos>")  # ids 0 and 1 of the tiny model
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")
 # What is fetched of a repository: weights, configs, tokenizers and chat templates; nothing that holds code.
 HUB_FILES = ["*.safetensors", "*.json", "*.model", "*.txt", "*.jinja"]
@@ -50,24 +41,19 @@ _WRONG_CONTENT = (OSError, ValueError, LookupError, TypeError, AttributeError, I
 UNREADABLE = (*_WRONG_CONTENT, SafetensorError, StrictDataclassError)
 
 
-# ---- the tiny model
-
-
-def char_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
-    """One token per character. Text outside the alphabet is an error of the task, so there is no unknown token."""
-    vocab = {token: i for i, token in enumerate((*SPECIAL, *dict.fromkeys(alphabet)))}
-    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=SPECIAL[0]))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1])
-
-
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of UTF-8: it covers any text, with about four times the tokens of a trained tokenizer."""
-    vocab = {token: i for i, token in enumerate((*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())))}
-    tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
+def tiny_tokenizer(alphabet: str) -> PreTrainedTokenizerFast:
+    """One token per character; text outside the alphabet is an error of the task, so there is no unknown token. Without
+    an alphabet one token per byte of UTF-8: any text, with four times the tokens of a trained tokenizer."""
+    letters = dict.fromkeys(alphabet) or sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate((*SPECIAL, *letters))}
+    if alphabet:
+        tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=SPECIAL[0]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    else:
+        tokenizer = Tokenizer(models.BPE(vocab, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIAL[0], eos_token=SPECIAL[1])
 
 
@@ -111,80 +97,72 @@ def tiny_model(
 class Place:
     """Where the files of a model lie."""
 
-    folder: Path  # of the full weights
+    folder: Path  # where the full weights are
     base: str  # a name that will mean the same weights later: an absolute path, or org/name@commit
     adapter: Path | None = None  # the peft folder on top of them
 
 
 def resolve_model(name: str) -> Path:
-    """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network.
-
-    A cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
-    org/name@revision names another.
-    """
+    """The folder of a model: an existing one as it is, or one of the hub, from the local cache or else the network. A
+    cached snapshot is used even if the hub has a newer one, so that a run can be repeated and works offline;
+    org/name@revision names another."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
     match = HUB_NAME.fullmatch(name)
     if match is None:
-        raise WhetError(
-            f'There is no model folder at {name}; give a Hugging Face folder, a hub name (org/name), or "tiny".'
-        )
+        wanted = 'a Hugging Face folder, a hub name (org/name), or "tiny"'
+        raise WhetError(f"There is no model folder at {name}; give {wanted}.")
     repo, revision = match.groups()
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    try:
+    with contextlib.suppress(LocalEntryNotFoundError, ValueError):
         cached = Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES, local_files_only=True))
         if _is_whole(cached):
             return cached
-    except (LocalEntryNotFoundError, ValueError):
-        pass
-    with _hub_sentences(name, repo):
+    try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=HUB_FILES))
+    except Exception as error:  # the network, the hub and its storage fail in many ways
+        raise WhetError(_hub_sentence(error, name, repo)) from error
+
+
+def _hub_sentence(error: Exception, name: str, repo: str) -> str:
+    """What an error of the hub or the network means, and what to do."""
+    import httpx
+    from huggingface_hub import errors
+
+    no_folder = f"There is no folder {name}, and as a hub name it"
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then run `hf auth login`."
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{no_folder} is not known; check the spelling, or run `hf auth login` where it is private."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repo} has no such revision as {name.partition('@')[2] or 'main'}."
+    if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | httpx.TransportError):
+        unreachable = f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached"
+        return f"{unreachable}; run `hf download {repo}` where there is a network."
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()
 
 
 def locate_model(name: str) -> Place:
     """The weights and adapters that a name stands for, each checked to be there."""
-    folder = resolve_model(name)
-    if not is_peft_folder(folder):
-        _check_weights(folder)
-        return Place(folder, _pinned(name, folder))
-    base = base_name(folder)
-    try:
-        under = resolve_model(base)
-    except WhetError as error:
-        raise WhetError(f"The adapter in {folder} stands on {base}, which is not to be had: {error}") from error
-    if is_peft_folder(under):
-        raise WhetError(f"The adapter in {folder} stands on another adapter, {base}; merge that one first.")
-    _check_weights(under)
-    return Place(under, _pinned(base, under), folder)
-
-
-@contextmanager
-def _hub_sentences(name: str, repo: str) -> Iterator[None]:
-    """Turn the errors of the hub and the network into one sentence that says what to do."""
-    import httpx
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except Exception as error:  # the network, the hub and its storage fail in many ways
-        unreachable = (errors.LocalEntryNotFoundError, ConnectionError, httpx.TransportError)
-        first = (str(error).strip().splitlines() or [""])[0]
-        no_folder = f"There is no folder {name}, and as a hub name it"
-        if isinstance(error, errors.GatedRepoError):
-            why = f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, then run `hf auth login`."
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            why = f"{no_folder} is not known; check the spelling, or run `hf auth login` where it is private."
-        elif isinstance(error, errors.RevisionNotFoundError):
-            why = f"{repo} has no such revision as {name.partition('@')[2] or 'main'}."
-        elif isinstance(error, unreachable):
-            why = f"{no_folder} is not (whole) in the local cache, while the hub cannot be reached; "
-            why += f"run `hf download {repo}` where there is a network."
-        else:
-            why = f"{no_folder} could not be fetched: {type(error).__name__} {first}".rstrip()
-        raise WhetError(why) from error
+    folder, adapter = resolve_model(name), None
+    if is_peft_folder(folder):
+        adapter, name = folder, base_name(folder)
+        try:
+            folder = resolve_model(name)
+        except WhetError as error:
+            raise WhetError(f"The adapter in {adapter} stands on {name}, which is not to be had: {error}") from error
+        if is_peft_folder(folder):
+            raise WhetError(f"The adapter in {adapter} stands on another adapter, {name}; merge that one first.")
+    if not (folder / "config.json").is_file():
+        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
+    if not any(folder.glob("*.safetensors")):
+        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
+    hub = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
+    return Place(folder, f"{hub[1]}@{folder.name}" if hub else str(folder.resolve()), adapter)
 
 
 def _is_whole(folder: Path) -> bool:
@@ -200,19 +178,6 @@ def _is_whole(folder: Path) -> bool:
     return all((folder / file).is_file() for file in wanted) and any(folder.glob("*.safetensors"))
 
 
-def _check_weights(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise WhetError(f"{folder} is no Hugging Face folder: it holds no config.json.")
-    if not any(folder.glob("*.safetensors")):
-        raise WhetError(f"{folder} holds no *.safetensors; whet reads no pickled weights, save the model again.")
-
-
-def _pinned(name: str, folder: Path) -> str:
-    """`Place.base` of a name that was found in `folder`."""
-    match = None if Path(name).expanduser().is_dir() else HUB_NAME.fullmatch(name)
-    return f"{match[1]}@{folder.name}" if match else str(folder.resolve())
-
-
 # ---- loading
 
 
@@ -221,28 +186,26 @@ def check_model(settings: config.Model) -> PreTrainedModel | None:
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise WhetError('model.device = "cuda", but torch sees no CUDA device; use "auto" or "cpu".')
     if settings.name == "tiny":
-        if settings.hidden % settings.heads or settings.hidden // settings.heads % 2:
-            raise WhetError(
-                f"model.hidden = {settings.hidden} must be model.heads = {settings.heads} times an even head size."
-            )
+        hidden, heads = settings.hidden, settings.heads
+        if hidden % heads or hidden // heads % 2:
+            raise WhetError(f"model.hidden = {hidden} must be model.heads = {heads} times an even head size.")
         if settings.lora.rank:
-            raise WhetError(
-                'model.name = "tiny" has no trained weights to adapt; set model.lora.rank = 0 or name a model.'
-            )
+            sentence = 'model.name = "tiny" has no trained weights to adapt; set model.lora.rank = 0 or name a model.'
+            raise WhetError(sentence)
         return None
     place = locate_model(settings.name)
     skeleton = build_skeleton(place.folder)
     refuse_unsupported(skeleton)
     head_of(skeleton)
-    cache_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
+    kv_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
     lora = settings.lora
     if place.adapter is not None:
-        check_adapter(skeleton, place.adapter)
-        stored = read_adapter(place.adapter)
-        if lora.rank and (lora.rank, lora.alpha) != (stored.get("r"), stored.get("lora_alpha")):
+        stored = check_adapter(skeleton, place.adapter)
+        rank, alpha = stored.get("r"), stored.get("lora_alpha")
+        if lora.rank and (lora.rank, lora.alpha) != (rank, alpha):
             raise WhetError(
                 f"model.lora.rank = {lora.rank} and alpha = {lora.alpha:g}, but the adapter in {place.adapter} has "
-                f"{stored.get('r')} and {stored.get('lora_alpha')}; leave model.lora out to train it on."
+                f"{rank} and {alpha}; leave model.lora out to train it on."
             )
     elif lora.rank:
         check_lora(skeleton, lora)
@@ -254,32 +217,26 @@ def build_skeleton(folder: Path) -> PreTrainedModel:
     with _one_sentence(folder), torch.device("meta"), no_init_weights():
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         if getattr(settings, "quantization_config", None):
-            raise WhetError(
-                f"{folder} holds quantised weights, which cannot be trained; give the model they came from."
-            )
+            raise WhetError(f"{folder} holds quantised weights, which cannot be trained; give their original model.")
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
         model.tie_weights()  # no_init_weights leaves a tied head untied
         return model
 
 
 def pick_device(settings: config.Model) -> torch.device:
-    if settings.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(settings.device)
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(found if settings.device == "auto" else settings.device)
 
 
 def load_tokenizer(settings: config.Model, alphabet: str) -> Any:
-    """The tokenizer of the folder, or of the base of an adapter without one; of the `alphabet` for the tiny model.
-
-    An empty alphabet stands for any text.
-    """
-    if settings.name != "tiny":
-        folder = resolve_model(settings.name)
-        if is_peft_folder(folder) and not (folder / "tokenizer_config.json").is_file():
-            folder = locate_model(settings.name).folder
-        with _one_sentence(folder):
-            return AutoTokenizer.from_pretrained(folder, **LOCAL)
-    return char_tokenizer(alphabet) if alphabet else byte_tokenizer()
+    """The tokenizer of the folder, or of the base of an adapter without one; of the `alphabet` for the tiny model."""
+    if settings.name == "tiny":
+        return tiny_tokenizer(alphabet)
+    folder = resolve_model(settings.name)
+    if is_peft_folder(folder) and not (folder / "tokenizer_config.json").is_file():
+        folder = locate_model(settings.name).folder
+    with _one_sentence(folder):
+        return AutoTokenizer.from_pretrained(folder, **LOCAL)
 
 
 def eos_of(settings: config.Model) -> int | list[int] | None:
@@ -288,8 +245,7 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
         return SPECIAL.index("<eos>")
     folder = locate_model(settings.name).folder
     with _one_sentence(folder):
-        path = folder / "generation_config.json"
-        if path.is_file():
+        if (path := folder / "generation_config.json").is_file():
             return json.loads(path.read_bytes()).get("eos_token_id")
         return AutoConfig.from_pretrained(folder, **LOCAL).eos_token_id
 
@@ -297,18 +253,16 @@ def eos_of(settings: config.Model) -> int | list[int] | None:
 def load_model(
     settings: config.Model, *, vocab_size: int, context: int, seed: int, checked: PreTrainedModel | None = None
 ) -> PreTrainedModel:
-    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's.
-
-    `checked`: what `check_model` has given for these settings, where it was called before.
-    """
+    """`vocab_size` and `context` shape the tiny model, `seed` its weights, or fresh adapters on a folder's. `checked`:
+    what `check_model` has given for these settings, where it was called before."""
     network = checked or check_model(settings)
-    dtype = DTYPES[settings.dtype]
-    if settings.name == "tiny":
+    dtype, device = getattr(torch, settings.dtype), pick_device(settings)
+    model: Any
+    if settings.name == "tiny" or network is None:
         shape = {"hidden": settings.hidden, "layers": settings.layers, "heads": settings.heads}
-        model: Any = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
-        return model.to(pick_device(settings))
+        model = tiny_model(vocab_size, **shape, context=context, dtype=dtype, seed=seed)
+        return model.to(device)
     place = locate_model(settings.name)
-    assert network is not None
     limit = getattr(network.config, "max_position_embeddings", None)
     if limit is not None and context > limit:
         raise WhetError(f"rollout.context = {context} is more than the {limit} positions of {settings.name}.")
@@ -317,12 +271,24 @@ def load_model(
         load_lora(model, place.adapter)
     elif settings.lora.rank:
         add_lora(model, settings.lora, place.base, seed)
-    return model.to(pick_device(settings))
+    return model.to(device)
 
 
+@contextlib.contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing bars, which would break the display of a run; afterwards it may draw again."""
+    enabled = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            hf_logging.enable_progress_bar()
+
+
+@no_progress_bars()
 def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a plain folder on the CPU, with every weight it needs."""
-    hf_logging.disable_progress_bar()
     with _one_sentence(folder):
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         # The default attention of transformers silently leaves out the soft-cap of Gemma 2.
@@ -335,7 +301,7 @@ def load_weights(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-@contextmanager
+@contextlib.contextmanager
 def _one_sentence(folder: Path) -> Iterator[None]:
     """Turn the errors of transformers about a folder into one sentence."""
     try:

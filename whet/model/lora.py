@@ -38,33 +38,34 @@ _FREE = frozenset([
 ])  # fmt: skip
 
 
-# ---- checks
-
-
-def check_lora(model: PreTrainedModel, settings: config.Lora) -> None:
-    """Refuse targets that the model does not have. Its weights may be on the meta device."""
+def check_lora(model: PreTrainedModel, settings: config.Lora) -> list[str]:
+    """The targets of the recipe, or the last names of all linear layers, as serving engines expect them. Targets that
+    the model does not have are refused. Its weights may be on the meta device."""
     need_peft()
-    layers = _linear_layers(model)
-    for target in _targets(model, settings):
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    layers = [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    known = sorted({name.rpartition(".")[2] for name in layers})
+    targets = sorted(settings.targets or known)
+    for target in targets:
+        named = f'model.lora.targets names "{target}", but'
         if any(_matches(name, [target]) for name in _ends(model)):
-            raise WhetError(
-                f'model.lora.targets names "{target}", but whet adapts neither embeddings nor the head; leave it out.'
-            )
+            raise WhetError(f"{named} whet adapts neither embeddings nor the head; leave it out.")
         if not any(_matches(name, [target]) for name in layers):
-            known = sorted({name.rpartition(".")[2] for name in layers})
-            near = difflib.get_close_matches(target, known, n=3, cutoff=0.4) or known
-            raise WhetError(
-                f'model.lora.targets names "{target}", but {type(model).__name__} has no such linear layer; '
-                f"nearest are {', '.join(near)}."
-            )
+            near = ", ".join(difflib.get_close_matches(target, known, n=3, cutoff=0.4) or known)
+            raise WhetError(f"{named} {type(model).__name__} has no such linear layer; nearest are {near}.")
+    return targets
 
 
-def check_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse a peft folder that is more than plain LoRA in this model, whose weights may be on the meta device."""
+def check_adapter(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    """Read a peft folder; refuse more than plain LoRA in this model, whose weights may be on the meta device."""
     need_peft()
-    targets = read_adapter(folder).get("target_modules") or []
+    stored = read_adapter(folder)
+    targets = stored.get("target_modules") or []
     if any(_matches(name, targets) for name in _ends(model)):
         raise WhetError(f"The adapter in {folder} adapts the embeddings or the head, which whet does not support.")
+    return stored
 
 
 def need_peft() -> None:
@@ -72,19 +73,6 @@ def need_peft() -> None:
         import peft  # noqa: F401
     except ImportError:
         raise WhetError('LoRA needs peft; pip install "whet[lora]".') from None
-
-
-def _linear_layers(model: PreTrainedModel) -> list[str]:
-    """Names of all linear layers except the head, in the order of the model."""
-    from transformers.pytorch_utils import Conv1D
-
-    head = model.get_output_embeddings()
-    return [n for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
-
-
-def _targets(model: PreTrainedModel, settings: config.Lora) -> list[str]:
-    """The targets of the recipe, or the last names of all linear layers, as serving engines expect them."""
-    return sorted(settings.targets or {name.rpartition(".")[2] for name in _linear_layers(model)})
 
 
 def _ends(model: PreTrainedModel) -> list[str]:
@@ -105,10 +93,8 @@ def _matches(name: str, targets: str | list[str]) -> bool:
 
 def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int = 0) -> None:
     """Add fresh adapters in place: A drawn from the seed, B zero, so that nothing changes yet; all else is frozen.
-
-    base: the folder or hub name ("org/name@revision") that a saved adapter names as its base.
-    """
-    check_lora(model, settings)
+    base: the folder or hub name ("org/name@revision") that a saved adapter names as its base."""
+    targets = check_lora(model, settings)
     from peft import LoraConfig
 
     name, _, revision = (base, "", "") if Path(base).is_dir() else base.partition("@")
@@ -116,7 +102,7 @@ def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int
         r=settings.rank,
         lora_alpha=int(settings.alpha) if settings.alpha.is_integer() else settings.alpha,
         lora_dropout=0.0,
-        target_modules=_targets(model, settings),
+        target_modules=targets,
         task_type="CAUSAL_LM",
         revision=revision or None,
     )
@@ -125,13 +111,13 @@ def add_lora(model: PreTrainedModel, settings: config.Lora, base: str, seed: int
 
 def load_lora(model: PreTrainedModel, folder: Path) -> None:
     """Put the adapters of a peft folder on their base model, ready to be trained further."""
-    check_adapter(model, folder)
+    base = check_adapter(model, folder)["base_model_name_or_path"]
     from peft import LoraConfig
 
     try:
         plan = LoraConfig.from_pretrained(str(folder))
         plan.inference_mode, plan.lora_dropout = False, 0.0
-        _inject(model, plan, read_adapter(folder)["base_model_name_or_path"], seed=0)
+        _inject(model, plan, base, seed=0)
     except (ValueError, TypeError) as error:
         sentence = str(error).strip().splitlines()[0]
         raise WhetError(f"The adapter in {folder} does not fit {type(model).__name__}: {sentence}") from error
@@ -155,13 +141,13 @@ def load_adapter_weights(model: PreTrainedModel, folder: Path) -> None:
     if not (folder / WEIGHTS).is_file():
         raise WhetError(f"{folder} holds no {WEIGHTS}.")
     saved, live = load_file(folder / WEIGHTS), dict(adapter_tensors(model))
+    other = f"The adapters in {folder} are those of another model"
     if odd := sorted(saved.keys() ^ live.keys()):
-        where = "missing there" if odd[0] in live else "unknown to this model"
-        raise WhetError(f"The adapters in {folder} are those of another model: {odd[0]} is {where}.")
+        raise WhetError(f"{other}: {odd[0]} is {'missing there' if odd[0] in live else 'unknown to this model'}.")
     for name, tensor in live.items():  # all are checked before the first is written
         if tensor.shape != saved[name].shape:
-            shapes = f"{name} is {tuple(saved[name].shape)} there and {tuple(tensor.shape)} in the model"
-            raise WhetError(f"The adapters in {folder} are those of another model: {shapes}.")
+            there, here = tuple(saved[name].shape), tuple(tensor.shape)
+            raise WhetError(f"{other}: {name} is {there} there and {here} in the model.")
     for name, tensor in live.items():
         tensor.copy_(saved[name])
 
@@ -176,10 +162,8 @@ def save_lora(model: PreTrainedModel, folder: Path) -> None:
 
 
 def merge_lora(model: PreTrainedModel) -> PreTrainedModel:
-    """Fold the adapters into the weights in place, W + (alpha / rank) B A, which leaves a plain model.
-
-    In bf16 the sum is rounded to bf16: load the model in float32 to merge without loss.
-    """
+    """Fold the adapters into the weights in place, W + (alpha / rank) B A, which leaves a plain model. In bf16 the sum
+    is rounded to bf16: load the model in float32 to merge without loss."""
     from peft.tuners.lora import LoraLayer
 
     for path, layer in list(model.named_modules()):
@@ -196,9 +180,6 @@ def adapter_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         if f".{ADAPTER}.weight" in name and "lora_" in name:
             yield _PREFIX + name.replace(f".{ADAPTER}.weight", ".weight"), parameter
-
-
-# ---- folders
 
 
 def is_lora(model: Any) -> bool:

@@ -1,15 +1,15 @@
 """The memory that a training needs, counted from the network's shape and the recipe before any weight is loaded.
 
-`whet doctor` and the start of a run call `measure` (a network without weights -> ModelShape), `plan` (shape and recipe
--> bytes by kind), `lay_out` (the plan within the memory of a GPU), `least` (the smallest size that a run can shrink to)
-and `ways_to_fit`. Weights, masters, moments and the KV cache are exact; graphs, activations, logits and decoding are
-estimates, by the formula in their function. Nothing here queries a device: the caller passes the free memory.
+`whet doctor` and the start of a run call `size_up`, whose `Footprint` plans the memory (bytes by kind), lays the plan
+out within the memory of a GPU and names the settings that would make it fit. Weights, masters, moments and the KV cache
+are exact; graphs, activations, logits and decoding are estimates, by the formula beside them. Nothing here queries a
+device except `size_up` and `free_memory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+import json
+from dataclasses import astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,15 @@ from whet import config
 from whet.errors import WhetError
 from whet.model.head import CHUNK
 from whet.model.lora import is_peft_folder, read_adapter
-from whet.model.twin import GRAPHED, NAME, PAGE, PREFILL, KVShape, kv_shapes
+from whet.model.packing import has_flash
+from whet.model.twin import GRAPHED, PAGE, PREFILL, kv_shapes
 
 CONTEXT = 4096  # tokens of prompt and response together, where neither recipe nor data says it
-BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 SPARE = 0.1  # share of the free memory that is left to the allocator and other programs
 BUFFER = 200_000  # tokens whose hidden states a drafter keeps to learn from: 600 MB at 1,536 numbers in bfloat16
-RANK = 16  # of the adapters that are proposed where a full training does not fit
+RANK = 16  # rank of the adapters that are proposed where a full training does not fit
 
-
-# ---- the shape of a network
+Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     heads: int
     query: int  # width of the queries of a layer, all heads together
-    cached: int  # keys and values that a token leaves in the cache, all layers together
+    cached: int  # keys and values that a token leaves in the cache, all layers together, those with a window too
     vocab: int
     softcap: bool  # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
     flash: bool  # the flash kernel has this attention: not soft-capped, heads of 8, 16, ... 256
@@ -51,7 +50,7 @@ class ModelShape:
 
 def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
     """The shape of a Hugging Face causal model, best on the meta device. `targets` is model.lora.targets."""
-    settings, kv, head = model.config, cache_shapes(model), model.get_output_embeddings()
+    settings, kv, head = model.config, kv_shapes(model), model.get_output_embeddings()
     heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
     linear = [(f".{name}", m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
     adapted = [m for name, m in linear if not targets or any(name.endswith(f".{target}") for target in targets)]
@@ -84,28 +83,10 @@ def inner_width(settings: Any) -> int:
         return getattr(settings, name, None) or 0
 
     width = get("intermediate_size") or get("ffn_dim") or 4 * get("hidden_size")
-    chosen = get("num_experts_per_tok")
-    if not chosen:
-        return width
-    own = get("moe_intermediate_size") or width
-    return own * (chosen + get("n_shared_experts")) + get("shared_expert_intermediate_size")
-
-
-def cache_shapes(model: Any) -> list[KVShape]:
-    """`kv_shapes` of a model that is not a twin; its weights may be on the meta device, and in another type."""
-    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
-    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
-    before = {name: getattr(model.config, name, None) for name in meanwhile}
-    try:
-        for name, value in meanwhile.items():
-            setattr(model.config, name, value)
-        return kv_shapes(model)
-    finally:
-        for name, value in before.items():
-            setattr(model.config, name, value)
-
-
-# ---- the plan
+    if chosen := get("num_experts_per_tok"):
+        own = get("moe_intermediate_size") or width
+        return own * (chosen + get("n_shared_experts")) + get("shared_expert_intermediate_size")
+    return width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +108,7 @@ class MemoryPlan:
 
     @property
     def resident(self) -> int:
-        own = self.weights + self.masters + self.moments + self.reference
-        return own + self.cache + self.graphs + self.replays + self.drafter
+        return sum(astuple(self)) - self.learning - self.decoding
 
     @property
     def learning(self) -> int:
@@ -150,149 +130,12 @@ class MemoryPlan:
         return sorted(((name, size) for name, size in sizes if size), key=lambda item: -item[1])
 
 
-def plan(shape: ModelShape, settings: config.Config, *, flash: bool) -> MemoryPlan:
-    """`flash`: updates run on the flash kernel, see `whet.model.packing`.
-
-    With N parameters of which n are trained (all of them, or adapters), b bytes per weight and w bytes per master (4; 8
-    for float64): weights N b; masters n w for bf16 only; moments 2 n w; gradients n w, and n b more for bf16, whose
-    gradients are widened after each pack; a reference, under KL, n b.
-
-    A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes per parameter, an fp32 one 4 + 8 + 4 = 16.
-    """
-    size, learn = BYTES[settings.model.dtype], settings.learn
-    wide, half = max(4, size), size < 4
-    adapters = settings.model.lora.rank * shape.adapted
-    trained = adapters or shape.parameters
-    activations = activation_bytes(shape, settings, flash=flash)
-    captured = flash and half and learn.compile and not learn.checkpoint_activations
-    captured = captured and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
-    return MemoryPlan(
-        weights=(shape.parameters + adapters) * size,
-        masters=trained * wide if half else 0,
-        moments=2 * trained * wide,
-        reference=trained * size if learn.kl_coef else 0,
-        cache=cache_bytes(cached_numbers(shape, settings), settings.rollout, size),
-        graphs=graph_bytes(shape, settings.rollout, size),
-        replays=activations + 2 * trained * size if captured else 0,
-        drafter=drafter_bytes(shape, size) if "eagle" in settings.draft.drafters else 0,
-        gradients=trained * (wide + size if half else wide),
-        activations=activations,
-        logits=logit_bytes(shape.vocab, pack_tokens(settings), size),
-        decoding=decoding_bytes(shape, settings.rollout, size),
-    )
-
-
-def host_bound(parameters: int, layers: int, tokens: int) -> bool:
-    """Whether the GPU would wait for the host in the forward and backward pass of a full pack.
-
-    Work of 6 N T / 3e14 FLOP/s, the speed of a large GPU on small matrices, against 4 ms of launches per layer. 16,384
-    tokens through 135M parameters in 30 layers: 44 ms of work, 120 ms of launches. Through 1.5B in 28: 505 ms of work,
-    112 ms of launches, and graphs would hold 50 GiB of activations all the time.
-
-    >>> host_bound(135_000_000, 30, 16384), host_bound(1_540_000_000, 28, 16384)
-    (True, False)
-    """
-    return 6 * parameters * tokens / 3e14 < 4e-3 * layers
-
-
-def page_tokens(rollout: config.Rollout) -> int:
-    return rollout.page or (PAGE if rollout.graphs else rollout.context)
-
-
-def pool_pages(rollout: config.Rollout) -> int:
-    """Pages of the pool, without the one that padding is written to.
-
-    >>> pool_pages(config.Rollout(slots=4, context=300, page=128))
-    12
-    """
-    small = rollout.page or rollout.graphs
-    return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page_tokens(rollout))
-
-
-def cache_bytes(cached: int, rollout: config.Rollout, size: int) -> int:
-    """Tokens of the pool (and of one page for padding) x numbers that a token leaves there, in all layers.
-
-    Layers with a sliding window keep all tokens too.
-
-    >>> cache_bytes(100, config.Rollout(slots=4, context=2048, graphs=False), size=2) == (4 + 1) * 2048 * 100 * 2
-    True
-    """
-    return (pool_pages(rollout) + 1) * page_tokens(rollout) * cached * size
-
-
-def cached_numbers(shape: ModelShape, settings: config.Config) -> int:
-    """Numbers that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own."""
-    eagle = "eagle" in settings.draft.drafters
-    return shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)
-
-
-def drafter_bytes(shape: ModelShape, size: int) -> int:
-    """One layer and the map into it, n = 2 H^2 + 2 H (q + kv / 2) + 3 H I parameters.
-
-    They are held in use (b bytes) and by the trainer in fp32 (weights, two moments, a gradient); and the hidden states
-    that the drafter learns from.
-    """
-    h, kv = shape.hidden, shape.cached // shape.layers
-    return (2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner) * (size + 16) + BUFFER * h * size
-
-
-def graph_bytes(shape: ModelShape, rollout: config.Rollout, size: int) -> int:
-    """An estimate of one pool for all graphs: 18 bytes per logit of the largest batch (measured: 226 MiB for 256 x
-    49,152, 686 MiB for 256 x 151,936), or the tensors of a layer for the most prompt tokens in a graph, if more."""
-    prompts = decoding_bytes(shape, rollout, size, min(GRAPHED, rollout.slots * rollout.context))
-    return max(18 * rollout.slots * shape.vocab, prompts) if rollout.graphs else 0
-
-
-def pack_tokens(settings: config.Config) -> int:
-    """Tokens of the largest micro-batch: a sequence longer than learn.pack_tokens stands alone."""
-    return max(settings.learn.pack_tokens, settings.rollout.context)
-
-
-def activation_bytes(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
-    """An estimate of what a pack keeps for its backward pass, for a network like Llama.
-
-    A layer keeps, per token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the result of attention
-    (flash), or five times the width of the queries where k and v are repeated for every head and padded; and four times
-    the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies). With
-    checkpoint_activations the layers keep only their input, and one layer at a time keeps all of this.
-    """
-    size = BYTES[settings.model.dtype]
-    wide = max(4, size)
-    norms = 2 * shape.hidden * (wide + 2 * size)
-    attention = (2 * shape.query + shape.cached // shape.layers if flash else 5 * shape.query) * size
-    scores = 2 * shape.heads * settings.rollout.context * wide if shape.softcap else 0
-    layer = norms + attention + scores + 4 * shape.inner * size
-    again = settings.learn.checkpoint_activations
-    return pack_tokens(settings) * (shape.layers * shape.hidden * size + layer if again else shape.layers * layer)
-
-
-def logit_bytes(vocab: int, tokens: int, size: int) -> int:
-    """An estimate: four fp32 copies of the logits of a chunk (logits, log-probs, probabilities, their product).
-
-    >>> logit_bytes(2**17, 4096, size=2) == 1024 * 2**17 * 4 * 4
-    True
-    """
-    return 4 * min(tokens, max(1, CHUNK // vocab)) * vocab * max(4, size)
-
-
-def decoding_bytes(shape: ModelShape, rollout: config.Rollout, size: int, wave: int = PREFILL) -> int:
-    """An estimate. Plain calls: keys and values of one layer in fp32, the scores twice, six fp32 copies of the logits
-    (noise). Graphs: the tensors of one layer for the prompts of one prefill, `wave` tokens."""
-    if rollout.graphs:
-        return wave * size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
-    attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
-    return rollout.slots * max(4, size) * (attention + 6 * shape.vocab)
-
-
-# ---- fitting the plan into a GPU
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """How a plan is laid out on one GPU."""
+    """How a plan is laid out on one device."""
 
     plan: MemoryPlan  # with the cache as it will be
-    pages: int  # of the pool, as in rollout.pages: fewer than in the recipe where those do not fit
+    pages: int  # size of the pool, as in rollout.pages: fewer than in the recipe where those do not fit
     release: bool  # the memory of the cache is lent to the learner during its step
     within: int | None = None  # bytes that were free for it; the plan needs more where nothing helped
 
@@ -301,96 +144,246 @@ class Room:
         return self.plan.lent if self.release else self.plan.total
 
 
-def lay_out(shape: ModelShape, settings: config.Config, room: int, *, flash: bool) -> Room:
-    """The plan within `room` bytes, by the first of these that fits (a resident cache costs no time):
+def host_bound(parameters: int, layers: int, tokens: int) -> bool:
+    """Whether the GPU would wait for the host in the forward and backward pass of a full pack.
 
-    everything at once; the same without graphs of the learner; the cache lent to the learner, unless rollouts may
-    continue over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots cannot
-    become fewer and stay as they are.
+    Work of 6 N T / 3e14 FLOP/s, the speed of a large GPU on small matrices, against 4 ms of launches per layer. 16,384
+    tokens through 135M parameters in 30 layers: 44 ms of work, 120 ms of launches. Through 1.5B in 28: 505 ms of work,
+    112 ms of launches, and graphs would hold 50 GiB of activations all the time.
     """
-    whole, r = plan(shape, settings, flash=flash), settings.rollout
-    lendable = not settings.runs_on
-    if whole.total > room:
-        whole = replace(whole, replays=0)
-    if whole.total <= room:
-        return Room(plan=whole, pages=r.pages, release=False, within=room)
-    if not (r.page or r.graphs) or (lendable and whole.lent <= room):
-        return Room(plan=whole, pages=r.pages, release=lendable, within=room)
-    page, size = page_tokens(r), BYTES[settings.model.dtype]
-    beside = whole.decoding if lendable else max(whole.decoding, whole.learning)
-    cached = cached_numbers(shape, settings)
-    fitting = (room - (whole.resident - whole.cache) - beside) // (page * cached * size) - 1
-    pages = max(-(-r.context // page), min(fitting, pool_pages(r)))
-    fewer = replace(whole, cache=cache_bytes(cached, r.model_copy(update={"pages": pages}), size))
-    return Room(plan=fewer, pages=pages, release=lendable and fewer.total > room, within=room)
+    return 6 * parameters * tokens / 3e14 < 4e-3 * layers
 
 
-def least(shape: ModelShape, settings: config.Config, *, flash: bool) -> int:
-    """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so.
-
-    One sequence per pack and no graphs of the learner; a pool of one context, lent if it may be (whole slots keep their
-    number); and prompts fed one by one.
-    """
-    r, size = settings.rollout, BYTES[settings.model.dtype]
-    running = r.slots
-    if r.page or r.graphs:
-        r, running = r.model_copy(update={"pages": -(-r.context // page_tokens(r))}), 1
-    one = settings.model_copy(update={"rollout": r, "learn": settings.learn.model_copy(update={"pack_tokens": 1})})
-    decoding = decoding_bytes(shape, r.model_copy(update={"slots": running}), size, min(PREFILL, r.context))
-    bare = replace(plan(shape, one, flash=flash), replays=0, decoding=decoding)
-    return bare.total if settings.runs_on else bare.lent
+def pool_of(rollout: config.RolloutSettings) -> tuple[int, int]:
+    """(pages of the pool, without the one that padding is written to; tokens per page)."""
+    page = rollout.page or (PAGE if rollout.graphs else rollout.context)
+    small = rollout.page or rollout.graphs
+    return (rollout.pages if small else 0) or rollout.slots * -(-rollout.context // page), page
 
 
-def ways_to_fit(
-    shape: ModelShape, settings: config.Config, free: int, *, flash: bool, lend: bool = False
-) -> list[tuple[str, int]]:
-    """(setting, bytes of the plan with it): first those that suffice alone, least costly first, else by effect.
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """What a training takes of one device. `whet doctor`, the dry run and the start of a run all read this one."""
 
-    lend: the plan is laid out as on a GPU, where the memory of the cache can be lent.
-    """
+    shape: ModelShape
+    settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
+    device: torch.device
+    flash: bool  # whether updates run on the flash kernel, see `whet.model.packing`
 
-    def total(settings: config.Config) -> int:
-        return (lay_out(shape, settings, free, flash=flash) if lend else plan(shape, settings, flash=flash)).total
+    @property
+    def size(self) -> int:
+        """Bytes per weight."""
+        return getattr(torch, self.settings.model.dtype).itemsize
 
-    before, found = total(settings), []
-    for series in _changes(settings):
-        tried = [(text, total(changed)) for text, changed in series]
-        found += [next((way for way in tried if way[1] <= free), way) for way in tried[-1:] if way[1] < before]
-    enough = [way for way in found if way[1] <= free]
-    return enough or sorted(found, key=lambda way: way[1])
+    @property
+    def cached(self) -> int:
+        """Bytes that a token leaves in the cache; an EAGLE drafter adds the hidden state and one layer of its own."""
+        shape, eagle = self.shape, "eagle" in self.settings.draft.drafters
+        return (shape.cached + (shape.hidden + 1 + shape.cached // shape.layers if eagle else 0)) * self.size
 
+    @property
+    def pack_tokens(self) -> int:
+        """Tokens of the largest micro-batch: a sequence longer than learn.pack_tokens stands alone."""
+        return max(self.settings.learn.pack_tokens, self.settings.rollout.context)
 
-def _changes(settings: config.Config) -> list[Iterator[tuple[str, config.Config]]]:
-    """Series of changes of one setting each (as the recipe writes it, the recipe with it), least costly first."""
+    def plan(self) -> MemoryPlan:
+        """The bytes of everything, on a device without limit.
 
-    def change(section: str, name: str, value: Any, text: str) -> tuple[str, config.Config]:
-        part = getattr(settings, section).model_copy(update={name: value})
-        return f"{section}.{text}", settings.model_copy(update={section: part})
+        With N parameters of which n are trained (all of them, or adapters), b bytes per weight and w bytes per master
+        (4; 8 for float64): weights N b; masters n w for bf16 only; moments 2 n w; gradients n w, and n b more for bf16,
+        whose gradients are widened after each pack; a reference, under KL, n b.
 
-    def halve(section: str, name: str, least: int) -> Iterator[tuple[str, config.Config]]:
-        value = getattr(getattr(settings, section), name) // 2
-        while value >= least:
-            yield change(section, name, value, f"{name} = {value}")
-            value //= 2
+        A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes per parameter, an fp32 one 4 + 8 + 4 = 16.
+        """
+        shape, size, learn, rollout = self.shape, self.size, self.settings.learn, self.settings.rollout
+        wide, half = max(4, size), size < 4
+        adapters = self.settings.model.lora.rank * shape.adapted
+        trained = adapters or shape.parameters
+        pages, page = pool_of(rollout)
+        activations = self.activations()
+        captured = self.flash and half and learn.compile and not learn.checkpoint_activations
+        captured = captured and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
+        graphs = drafter = 0
+        if rollout.graphs:
+            # One pool for all graphs, an estimate: 18 bytes per logit of the largest batch (measured: 226 MiB for
+            # 256 x 49,152, 686 MiB for 256 x 151,936), or what the most prompt tokens in a graph take, if more.
+            prompts = min(GRAPHED, rollout.slots * rollout.context)
+            graphs = max(18 * rollout.slots * shape.vocab, self.decoding(rollout.slots, prompts))
+        if "eagle" in self.settings.draft.drafters:
+            # One layer and the map into it, in use (b bytes) and with the trainer in fp32 (weights, two moments, a
+            # gradient); and the hidden states that the drafter learns from.
+            h, kv = shape.hidden, shape.cached // shape.layers
+            drafter = 2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner
+            drafter = drafter * (size + 16) + BUFFER * h * size
+        return MemoryPlan(
+            weights=(shape.parameters + adapters) * size,
+            masters=trained * wide if half else 0,
+            moments=2 * trained * wide,
+            reference=trained * size if learn.kl_coef else 0,
+            cache=(pages + 1) * page * self.cached,  # one page is for padding
+            graphs=graphs,
+            replays=activations + 2 * trained * size if captured else 0,
+            drafter=drafter,
+            gradients=trained * (wide + size if half else wide),
+            activations=activations,
+            # Four wide copies of the logits of a chunk: logits, log-probs, probabilities, their product.
+            logits=4 * min(self.pack_tokens, max(1, CHUNK // shape.vocab)) * shape.vocab * wide,
+            decoding=self.decoding(rollout.slots, PREFILL),
+        )
 
-    lora = settings.model.lora
-    once = [
-        change("learn", "checkpoint_activations", True, "checkpoint_activations = true"),
-        change("model", "dtype", "bfloat16", 'dtype = "bfloat16"'),
-    ]
-    if not lora.rank:
-        once.append(change("model", "lora", lora.model_copy(update={"rank": RANK}), f"lora.rank = {RANK}"))
-    return [
-        halve("learn", "pack_tokens", max(16, settings.rollout.context)),
-        halve("rollout", "slots", 1),
-        *(iter([way]) for way in once),
-        halve("rollout", "context", settings.rollout.max_tokens + 1),
-    ]
+    def activations(self) -> int:
+        """An estimate of what a pack keeps for its backward pass, for a network like Llama.
 
+        A layer keeps, per token: two norms of (input in fp32, normed, scaled) h each; q, k, v and the result of
+        attention (flash), or five times the width of the queries where k and v are repeated for every head and padded;
+        and four times the inner width. Soft-capped scores add 8 bytes x heads x context (tanh, softmax, narrow copies).
+        With checkpoint_activations the layers keep only their input, and one layer at a time keeps all of this.
+        """
+        shape, size = self.shape, self.size
+        wide = max(4, size)
+        norms = 2 * shape.hidden * (wide + 2 * size)
+        attention = (2 * shape.query + shape.cached // shape.layers if self.flash else 5 * shape.query) * size
+        scores = 2 * shape.heads * self.settings.rollout.context * wide if shape.softcap else 0
+        layer = norms + attention + scores + 4 * shape.inner * size
+        again = self.settings.learn.checkpoint_activations
+        return self.pack_tokens * (shape.layers * shape.hidden * size + layer if again else shape.layers * layer)
 
-# ---- in words
+    def decoding(self, slots: int, wave: int) -> int:
+        """An estimate. Graphs: the tensors of one layer for the prompts of one prefill, `wave` tokens. Plain calls:
+        keys and values of one layer in fp32, the scores twice, six fp32 copies of the logits (noise)."""
+        shape, rollout = self.shape, self.settings.rollout
+        if rollout.graphs:
+            return wave * self.size * (4 * shape.hidden + 2 * shape.query + 3 * shape.inner)
+        attention = rollout.context * (shape.cached // shape.layers + 2 * shape.heads)
+        return slots * max(4, self.size) * (attention + 6 * shape.vocab)
 
-Finding = tuple[str, str, bool]  # (what was looked at, what was found, whether whet can work with it)
+    # ---- fitting the plan into a GPU
+
+    def lay_out(self, within: int | None) -> Room:
+        """The plan within so many bytes of a GPU, by the first of these that fits (a resident cache costs no time):
+
+        everything at once; the same without graphs of the learner; the cache lent to the learner, unless rollouts may
+        continue over an update (`keep`); a pool with fewer pages, as many as fit, at least one context. Whole slots
+        cannot become fewer and stay as they are. On a CPU, or where no limit is known, the plan stays as it is.
+        """
+        whole, r, lendable = self.plan(), self.settings.rollout, not self.settings.runs_on
+        if within is None or self.device.type != "cuda":
+            return Room(plan=whole, pages=r.pages, release=False)
+        if whole.total > within:
+            whole = replace(whole, replays=0)
+        fits = whole.total <= within
+        if fits or not (r.page or r.graphs) or (lendable and whole.lent <= within):
+            return Room(plan=whole, pages=r.pages, release=lendable and not fits, within=within)
+        most, page = pool_of(r)
+        beside = whole.decoding if lendable else max(whole.decoding, whole.learning)
+        fitting = (within - (whole.resident - whole.cache) - beside) // (page * self.cached) - 1
+        pages = max(-(-r.context // page), min(fitting, most))
+        fewer = replace(whole, cache=(pages + 1) * page * self.cached)
+        return Room(plan=fewer, pages=pages, release=lendable and fewer.total > within, within=within)
+
+    def least(self) -> int:
+        """Bytes that a run needs even after everything that becomes smaller on a full GPU has done so. One sequence per
+        pack and no graphs of the learner; a pool of one context, lent if it may be (whole slots keep their number); and
+        prompts fed one by one."""
+        r = self.settings.rollout
+        pooled = r.page or r.graphs
+        one = _change(self.settings, "learn.pack_tokens", 1)
+        if pooled:
+            one = _change(one, "rollout.pages", -(-r.context // pool_of(r)[1]))
+        decoding = self.decoding(1 if pooled else r.slots, min(PREFILL, r.context))
+        bare = replace(replace(self, settings=one).plan(), replays=0, decoding=decoding)
+        return bare.total if self.settings.runs_on else bare.lent
+
+    def ways_to_fit(self, within: int) -> list[tuple[str, int]]:
+        """(setting, bytes of the plan with it): first those that suffice alone, least costly first, else by effect."""
+
+        def halves(value: int, least: int) -> list[int]:
+            return [value >> n for n in range(1, value.bit_length()) if value >> n >= least]
+
+        s, before = self.settings, self.lay_out(within).total
+        choices: list[tuple[str, list[Any]]] = [
+            ("learn.pack_tokens", halves(s.learn.pack_tokens, max(16, s.rollout.context))),
+            ("rollout.slots", halves(s.rollout.slots, 1)),
+            ("learn.checkpoint_activations", [True]),
+            ("model.dtype", ["bfloat16"]),
+            ("model.lora.rank", [] if s.model.lora.rank else [RANK]),
+            ("rollout.context", halves(s.rollout.context, s.rollout.max_tokens + 1)),
+        ]
+        found: list[tuple[str, int]] = []
+        for path, values in choices:
+            changed = [replace(self, settings=_change(s, path, value)).lay_out(within) for value in values]
+            ways = [(f"{path} = {json.dumps(v)}", room.total) for v, room in zip(values, changed, strict=True)]
+            found += [way for way in ways if way[1] <= within][:1] or ways[-1:]
+        found = [way for way in found if way[1] < before]
+        return [way for way in found if way[1] <= within] or sorted(found, key=lambda way: way[1])
+
+    # ---- in words
+
+    def path(self) -> str:
+        """How updates attend, and why not faster."""
+        if self.flash:
+            return "fast path: updates run on flash attention over packed sequences"
+        dtype = self.settings.model.dtype
+        whys = (
+            (self.device.type == "cpu", "on a CPU, good for small models and for trying things out"),
+            (self.shape.softcap, "soft-capped attention has no flash kernel: sequences are padded, their scores kept"),
+            (not self.shape.flash, "the flash kernel does not take heads of this size, so sequences are padded"),
+            (dtype != "bfloat16", f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'),
+            (True, "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"),
+        )
+        return "slow path: " + next(why for holds, why in whys if holds)
+
+    def findings(self, free: int | None) -> list[Finding]:
+        """The memory, and whether it fits into `free` bytes; None where that is not known."""
+        within = None if free is None else int(free * (1 - SPARE))
+        room = self.lay_out(within)
+        lines: list[Finding] = [("memory", line, True) for line in self.memory_lines(room)]
+        if free is None or within is None:
+            return [*lines, ("fits", "unknown: this system does not say how much memory is free", True)]
+        if room.total <= within:
+            return [*lines, ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True)]
+        return [*lines, ("fits", f"no: {self._lacking(room.total, within)}", False)]
+
+    def room(self, free: int) -> Room:
+        """The layout within `free` bytes. Refused where the least that a run can shrink to is more."""
+        within = int(free * (1 - SPARE))
+        laid = self.lay_out(within)
+        if self.least() > free:
+            raise WhetError(f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}.")
+        return laid
+
+    def memory_lines(self, room: Room) -> list[str]:
+        """How memory is divided at the peak, and what is done where it would not suffice."""
+        r = self.settings.rollout
+        parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
+        work = f"{r.slots} rollouts of {r.context} tokens and packs of {self.settings.learn.pack_tokens}"
+        lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
+        if room.release:
+            lines.append(
+                f"the KV cache ({bytes_text(room.plan.cache)}) is released for each update and taken back after it, "
+                "since it does not fit beside what an update needs"
+            )
+        if room.pages != r.pages:
+            pool = f"the KV pool is {room.pages} pages, as many as fit"
+            lines.append(f"{pool}; when they are full, the youngest rollouts wait")
+        if room.within is not None and room.total > room.within:
+            lines.append(
+                f"memory is tight: that is {_excess(room.total, room.within)}. Packs and waves of prompts are made "
+                "smaller when the GPU is full, which takes time; whet doctor MODEL --recipe RECIPE names settings "
+                "that fit"
+            )
+        return lines
+
+    def _lacking(self, wanted: int, within: int) -> str:
+        """How much is missing, and the settings that would help."""
+        lacking, ways = _excess(wanted, within), self.ways_to_fit(within)
+        if not ways:
+            return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
+        if ways[0][1] <= within:
+            return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
+        helpful = ", ".join(f"{text} (to {bytes_text(left)})" for text, left in ways[:4])
+        return f"{lacking}; no one setting is enough, these help most: {helpful}"
+
 
 WORDS = {
     "masters": "fp32 masters",
@@ -405,91 +398,6 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Footprint:
-    """What a training takes of one device. `whet doctor`, the dry run and the start of a run all read this one."""
-
-    shape: ModelShape
-    settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
-    device: torch.device
-    flash: bool  # whether updates run on the flash kernel
-
-    def path(self) -> str:
-        """How updates attend, and why not faster."""
-        if self.flash:
-            return "fast path: updates run on flash attention over packed sequences"
-        dtype = self.settings.model.dtype
-        if self.device.type == "cpu":
-            why = "on a CPU, good for small models and for trying things out"
-        elif self.shape.softcap:
-            why = "soft-capped attention has no flash kernel, so sequences are padded and their scores kept"
-        elif not self.shape.flash:
-            why = "its heads have a size that the flash kernel does not take, so sequences are padded"
-        elif dtype != "bfloat16":
-            why = f'sequences are padded in {dtype}; the fast path takes model.dtype = "bfloat16"'
-        else:
-            why = "this GPU is older than the flash kernel (compute capability 8.0), so sequences are padded"
-        return f"slow path: {why}"
-
-    def findings(self, free: int | None) -> list[Finding]:
-        """The memory, and whether it fits into `free` bytes; None where that is not known."""
-        gpu = self.device.type == "cuda"
-        if gpu and free is not None:
-            room = lay_out(self.shape, self.settings, int(free * (1 - SPARE)), flash=self.flash)
-        else:
-            whole = plan(self.shape, self.settings, flash=self.flash)
-            room = Room(plan=whole, pages=self.settings.rollout.pages, release=False)
-        lines: list[Finding] = [("memory", line, True) for line in self.memory_lines(room)]
-        if free is None:
-            return [*lines, ("fits", "unknown: this system does not say how much memory is free", True)]
-        if room.total <= int(free * (1 - SPARE)):
-            return [*lines, ("fits", f"yes: {bytes_text(room.total)} of {bytes_text(free)} free", True)]
-        return [*lines, ("fits", f"no: {self._lacking(room.total, int(free * (1 - SPARE)))}", False)]
-
-    def room(self, free: int) -> Room:
-        """The layout within `free` bytes. Refused where the least that a run can shrink to is more."""
-        within = int(free * (1 - SPARE))
-        laid = lay_out(self.shape, self.settings, within, flash=self.flash)
-        if least(self.shape, self.settings, flash=self.flash) > free:
-            raise WhetError(f"This training does not fit on the GPU: it takes {self._lacking(laid.total, within)}.")
-        return laid
-
-    def memory_lines(self, room: Room) -> list[str]:
-        """How memory is divided at the peak, and what is done where it would not suffice."""
-        r = self.settings.rollout
-        parts = " + ".join(f"{WORDS.get(name, name)} {bytes_text(size)}" for name, size in room.plan.parts())
-        work = f"{r.slots} rollouts of {r.context} tokens and packs of {self.settings.learn.pack_tokens}"
-        lines = [f"{bytes_text(room.total)} at the peak for {work}: {parts}"]
-        if room.release:
-            cache = bytes_text(room.plan.cache)
-            lines.append(
-                f"the KV cache ({cache}) is released for each update and taken back after it, since it does not fit "
-                "beside what an update needs"
-            )
-        if room.pages != r.pages:
-            lines.append(
-                f"the KV pool is {room.pages} pages, as many as fit; when they are full, the youngest rollouts wait"
-            )
-        if room.within is not None and room.total > room.within:
-            lines.append(
-                f"memory is tight: that is {_excess(room.total, room.within)}. Packs and waves of prompts are made "
-                "smaller when the GPU is full, which takes time; whet doctor MODEL --recipe RECIPE names settings "
-                "that fit"
-            )
-        return lines
-
-    def _lacking(self, wanted: int, within: int) -> str:
-        """How much is missing, and the settings that would help."""
-        lacking, lend = _excess(wanted, within), self.device.type == "cuda"
-        ways = ways_to_fit(self.shape, self.settings, within, flash=self.flash, lend=lend)
-        if ways and ways[0][1] <= within:
-            return f"{lacking}; enough would be {' or '.join(text for text, _ in ways)}"
-        if not ways:
-            return f"{lacking}; no setting makes it smaller, so take a smaller model or a larger GPU"
-        helpful = ", ".join(f"{text} (to {bytes_text(left)})" for text, left in ways[:4])
-        return f"{lacking}; no one setting is enough, these help most: {helpful}"
-
-
 def size_up(network: Any, settings: config.Config, device: torch.device, *, graphs: bool) -> Footprint:
     """What training this network, which has no weights, takes of a device; `graphs`: whether graphs can run there."""
     model, r = settings.model, settings.rollout
@@ -502,12 +410,17 @@ def size_up(network: Any, settings: config.Config, device: torch.device, *, grap
     context = r.context or min(CONTEXT, positions)
     if context > positions:
         raise WhetError(f"rollout.context = {context} is more than the {positions} positions of {model.name}.")
-    shape, flash = measure(network, model.lora.targets), False
-    if shape.flash and device.type == "cuda" and model.dtype == "bfloat16":
-        flash = torch.cuda.get_device_capability(device) >= (8, 0)  # as `whet.model.packing` decides for each layer
+    shape = measure(network, model.lora.targets)
+    flash = shape.flash and model.dtype == "bfloat16" and has_flash(device)
     rollout = r.model_copy(update={"context": context, "graphs": r.graphs and graphs})
     settings = settings.model_copy(update={"model": model, "rollout": rollout})
     return Footprint(shape=shape, settings=settings, device=device, flash=flash)
+
+
+def _change(settings: Any, path: str, value: Any) -> Any:
+    """The settings with another value for one of them, named as in a recipe."""
+    name, _, rest = path.partition(".")
+    return settings.model_copy(update={name: _change(getattr(settings, name), rest, value) if rest else value})
 
 
 def bytes_text(number: float) -> str:

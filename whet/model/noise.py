@@ -28,14 +28,13 @@ MUL1, MUL2 = 0x7FEB352D, 0x846CA68B
 
 
 def row_key(seed: int, evaluation: bool, group_id: int, index: int) -> tuple[int, int]:
-    """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds).
-
-    >>> row_key(0, False, 7, 0) == row_key(0, True, 7, 0)
-    False
-    """
+    """Two 32-bit words that name the noise of a rollout, as signed integers (the bits an int32 tensor holds)."""
     state = 0
     for word in (seed, int(evaluation), group_id, index):
-        state = _splitmix64(state ^ (word & MASK64))
+        x = ((state ^ (word & MASK64)) + GOLDEN64) & MASK64  # the output function of Vigna's splitmix64
+        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
+        state = x ^ (x >> 31)
     return _signed(state & 0xFFFFFFFF), _signed(state >> 32)
 
 
@@ -54,13 +53,9 @@ def noise_bits(keys: Tensor, position: Tensor, vocab: int) -> Tensor:
 
 
 def uniform(bits: Tensor) -> Tensor:
-    """u = (h >> 8) 2^-24 + 2^-25 in float32, in (0, 1): the one value that would round to 1 is kept below it.
-
-    >>> uniform(torch.tensor([0, -1], dtype=torch.int32)).tolist() == [2.0**-25, 1 - 2.0**-24]
-    True
-    """
+    """u = (h >> 8) 2^-24 + 2^-25 in float32, in (0, 1): the one value that would round to 1 is kept below it."""
     n8, low24 = _words(bits.device, 8, 0xFFFFFF)
-    ulp, half_ulp, largest = _floats(bits.device)
+    ulp, half_ulp, largest = _floats(bits.device, 2.0**-24, 2.0**-25, 1 - 2.0**-24)
     u = (bits >> n8).bitwise_and_(low24).to(torch.float32)
     return torch.minimum(u.mul_(ulp).add_(half_ulp), largest)
 
@@ -79,9 +74,8 @@ def _steps(device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _floats(device: torch.device) -> tuple[Tensor, ...]:
-    """2^-24, half of it, and the largest float32 below 1."""
-    return torch.tensor([2.0**-24, 2.0**-25, 1 - 2.0**-24], device=device).unbind()
+def _floats(device: torch.device, *numbers: float) -> tuple[Tensor, ...]:
+    return torch.tensor(numbers, device=device).unbind()
 
 
 @lru_cache(maxsize=8)
@@ -91,11 +85,3 @@ def _token_words(vocab: int, device: torch.device) -> Tensor:
 
 def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
-
-
-def _splitmix64(x: int) -> int:
-    """The output function of Vigna's splitmix64."""
-    x = (x + GOLDEN64) & MASK64
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK64
-    return x ^ (x >> 31)

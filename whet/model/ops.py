@@ -1,21 +1,14 @@
-"""Operations over KV pages in plain torch: the exact form of what `whet.fast.kernels` computes faster.
+"""Operations over KV pages in plain torch, the exact form of what `whet.fast.kernels` computes faster; and the device:
+one copy for many arrays, and a meter of its work.
 
-The EAGLE drafter (`whet.draft.eagle`) and its part of the engine (`whet.rollout.guesser`) call them through a table,
-`Ops`, into which `whet.assembly` may put the kernels. The kernels' tests compare against the functions here.
-
-Shapes, for B rows, T new tokens, H query heads over K key heads of d numbers, and P pages of `page` tokens:
-    query [T, H, d]                   the rows' queries one after the other; H is a multiple of K
-    keys, values [P, K, page, d]      the cache of one layer; values may be wider or narrower; the last page is spare
-    table int32 [B, width]            the pages of each row in order
-    row, position int32 [T]           token t lies in page table[row, position // page] at position % page;
-                                      row -1 is padding and goes to the spare page
-    length int32 [B]                  keys of each row, the new ones included; 0 for padding, whose output is zeros
-    starts int32 [B + 1]              row i's queries are starts[i] .. starts[i + 1]
+The EAGLE drafter (`whet.draft.eagle`) and its part of the engine (`whet.rollout.guesser`) call the operations through a
+table, `Ops`, into which `whet.assembly` may put the kernels. The kernels' tests compare against the functions here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,9 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Shapes, for B rows, T new tokens, H query heads over K key heads of d numbers, and P pages of `page` tokens:
+#     query [T, H, d]                 the rows' queries one after the other; H is a multiple of K
+#     keys, values [P, K, page, d]    the cache of one layer; values may be wider or narrower; the last page is spare
+#     table int32 [B, width]          the pages of each row in order
+#     row, position int32 [T]         token t lies in page table[row, position // page] at position % page;
+#                                     row -1 is padding and goes to the spare page
+#     length int32 [B]                keys of each row, the new ones included; 0 for padding, whose output is zeros
+#     starts int32 [B + 1]            row i's queries are starts[i] .. starts[i + 1]
+
 # Classes of transformers whose layer is x + attention(norm(x)), then x + down(silu(gate) * up) of norm(x).
 FAMILIES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 ALIGNED = 64  # numbers, 256 bytes: each uploaded array begins there, since kernels are compiled for such addresses
+FOLD = 1024  # spans of work that are kept as events before they are summed up
 
 
 def paged_attention(
@@ -148,15 +151,9 @@ PLAIN = Ops(paged_attention, rope_write, write_kv)
 
 
 def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
-    """Arrays of whole numbers on the device, as int32 and in one copy that the host does not wait for.
-
-    A copy from ordinary memory would wait until the device has done all that was launched before it, and then the
-    device would wait for the host. A copy from pinned memory takes its turn behind that work.
-
-    >>> to_device(torch.device("cpu"), np.array([[1, 2], [3, 4]]), np.array([5]))
-    [tensor([[1, 2],
-            [3, 4]], dtype=torch.int32), tensor([5], dtype=torch.int32)]
-    """
+    """Arrays of whole numbers on the device, as int32 and in one copy that the host does not wait for. A copy from
+    ordinary memory would wait until the device has done all that was launched before it, and then the device would wait
+    for the host. A copy from pinned memory takes its turn behind that work."""
     ends = list(accumulate(-(-array.size // ALIGNED) * ALIGNED for array in arrays))
     packed = torch.empty(ends[-1], dtype=torch.int32, pin_memory=device.type == "cuda")
     numbers, starts = packed.numpy(), [0, *ends[:-1]]
@@ -164,3 +161,43 @@ def to_device(device: torch.device, *arrays: np.ndarray) -> list[Tensor]:
         numbers[start : start + array.size] = array.ravel()
     there = packed.to(device, non_blocking=True)  # torch keeps the pinned memory until the copy is done
     return [there[start : start + a.size].view(a.shape) for start, a in zip(starts, arrays, strict=True)]
+
+
+class DeviceMeter:
+    """How long a GPU worked: seconds between pairs of events on its stream. Off CUDA nothing is measured.
+
+    The rollout engine puts a pair around what it launches together, the loop puts one around the learner's step. The
+    rest of a step's wall time is the GPU's idle time (`whet.watch.gpu_idle`). Gaps inside a span, between kernels and
+    between the graphs of a burst, are not seen, so the idle share is a lower bound.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.on = device.type == "cuda"
+        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._folded = 0.0
+
+    @contextmanager
+    def span(self) -> Iterator[None]:
+        """Measures what is queued on the current stream inside it, without waiting for that work."""
+        if not self.on:
+            yield
+            return
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        yield
+        end.record()
+        self._spans.append((begin, end))
+        if len(self._spans) >= FOLD:
+            self._fold()
+
+    def seconds(self) -> float | None:
+        """Seconds of work since the last call, once all of it is done; None where there is no GPU."""
+        self._fold()
+        total, self._folded = self._folded, 0.0
+        return total if self.on else None
+
+    def _fold(self) -> None:
+        if self._spans:
+            self._spans[-1][1].synchronize()
+        self._folded += sum(begin.elapsed_time(end) for begin, end in self._spans) / 1000
+        self._spans.clear()

@@ -11,8 +11,8 @@ back, which is also the reference. `check_packing` proves on a few tokens that a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from whet.errors import WhetError
 from whet.model.head import head_of, log_probs, wide_type
 from whet.model.ops import visible
+from whet.model.twin import changed
 
 # Shapes: T tokens fed for a pack (a shared prompt once), N sequences, C keys (a shared prompt once per sequence),
 #         R response tokens, H heads of queries or of keys and values, d size of a head.
@@ -59,11 +60,9 @@ def copy_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 @torch.library.custom_op("whet::sum_copies", mutates_args=())
 def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    """For each row of `like`, the sum of the gradients of its copies.
-
-    Gradients of unused copies are left out, even where they are not a number: a kernel writes nothing where no sequence
-    lies. They go to many rows aside, since additions to one row would wait for each other.
-    """
+    """For each row of `like`, the sum of the gradients of its copies. Gradients of unused copies are left out, even
+    where they are not a number: a kernel writes nothing where no sequence lies. They go to many rows aside, since
+    additions to one row would wait for each other."""
     wide = wide_type(gradient)
     out = torch.zeros(len(like) + _ASIDE, *like.shape[1:], dtype=wide, device=gradient.device)
     aside = torch.arange(len(rows), device=rows.device) % _ASIDE + len(like)
@@ -71,18 +70,8 @@ def sum_copies(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
     return out[: len(like)].to(like.dtype)
 
 
-@copy_rows.register_fake
-def _(x: Tensor, rows: Tensor) -> Tensor:
-    return x.new_empty((rows.shape[0], *x.shape[1:]))
-
-
-@sum_copies.register_fake
-def _(gradient: Tensor, rows: Tensor, like: Tensor) -> Tensor:
-    return torch.empty_like(like, memory_format=torch.contiguous_format)
-
-
-def _save_inputs(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+copy_rows.register_fake(lambda x, rows: x.new_empty((rows.shape[0], *x.shape[1:])))
+sum_copies.register_fake(lambda gradient, rows, like: torch.empty_like(like, memory_format=torch.contiguous_format))
 
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -90,7 +79,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return sum_copies(gradient.contiguous(), rows, x), None
 
 
-copy_rows.register_autograd(_backward, setup_context=_save_inputs)
+copy_rows.register_autograd(_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
 
 
 # ---- attention over a pack
@@ -106,15 +95,11 @@ class Bucket:
 
 
 class Padding:
-    """How sequences are padded together, worked out at the first access, which the flash kernel never makes.
-
-    It is not a dataclass: the compiler would specialise a layer on the fields of one, and these change with each pack.
-    """
+    """How sequences are padded together, worked out at the first access, which the flash kernel never makes. It is not
+    a dataclass: the compiler would specialise a layer on the fields of one, and these change with each pack."""
 
     def __init__(self, lengths: Sequence[int], device: torch.device) -> None:
-        """`lengths` are those of whole sequences, prompts included."""
-        self.lengths = lengths
-        self._device = device
+        self.lengths, self._device = lengths, device  # lengths of whole sequences, prompts included
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -124,11 +109,9 @@ class Padding:
             if not runs or not _FULLNESS * runs[-1][0] <= n <= runs[-1][0]:
                 runs.append([])
             runs[-1].append(n)
-        found = []
-        for run in runs:
-            rows = ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run)
-            found.append(Bucket(len(run), run[0], torch.as_tensor(rows).to(self._device)))
-        return tuple(found)
+        places = [ranges(np.array(run)) + np.repeat(np.arange(len(run)) * run[0], run) for run in runs]
+        rows = [torch.as_tensor(place).to(self._device) for place in places]
+        return tuple(Bucket(len(run), run[0], at) for run, at in zip(runs, rows, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +125,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """Where the sequences of a pack lie, in the forms that attention needs."""
+    """Where the sequences of a pack lie, in the form that attention needs."""
 
     starts: Tensor  # int32 [N + 1]: where the fed tokens of each sequence begin; a shared prompt counts to the first
     longest: int  # tokens of the longest sequence, its prompt included
@@ -152,27 +135,25 @@ class Boundaries:
 
 
 def attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    packed: Boundaries,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **rest: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, packed: Boundaries, **rest: Any
 ) -> tuple[Tensor, None]:
     """The signature that transformers calls: [1, H, T, d] in, [1, T, H, d] out. Causal within each sequence."""
     unknown = [name for name in _REFUSED if rest.get(name) is not None]
-    if unknown or attention_mask is not None or dropout:
+    if unknown or attention_mask is not None or rest.get("dropout"):
         what = unknown[0] if unknown else "a mask of its own" if attention_mask is not None else "dropout"
         raise WhetError(f"{type(module).__name__} attends with {what}, which packed training does not support.")
+    scaling, window, softcap = rest.get("scaling"), rest.get("sliding_window"), rest.get("softcap")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    kernel = _varlen if packed.flash and can_varlen(q, v, softcap) else _reference
-    return kernel(q, k, v, packed, (scaling, sliding_window, softcap))[None], None
+    if not packed.flash or not can_varlen(q, v, softcap):
+        return _reference(q, k, v, packed, (scaling, window, softcap))[None], None
+    key_starts = packed.starts
+    if packed.keys is not None:  # queries and keys are aligned at their ends, so a prompt may have keys only
+        k, v, key_starts = copy_rows(k, packed.keys.rows), copy_rows(v, packed.keys.rows), packed.keys.starts
+    sizes = packed.starts, key_starts, packed.longest, packed.longest
+    reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
+    out = varlen_attn(q, k, v, *sizes, scale=scaling, window_size=(reach, 0), **_GQA)
+    assert isinstance(out, Tensor)
+    return out[None], None
 
 
 AttentionInterface.register(NAME, attention)
@@ -201,18 +182,6 @@ def has_flash(device: Device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options) -> Tensor:
-    scaling, window, _ = how
-    reach = -1 if window is None else window - 1  # a window of w keys counts the token itself
-    keys = packed.keys
-    if keys is not None:  # queries and keys of a sequence are aligned at their ends, so the prompt may have keys only
-        k, v = copy_rows(k, keys.rows), copy_rows(v, keys.rows)
-    sizes = (packed.starts, packed.starts if keys is None else keys.starts, packed.longest, packed.longest)
-    out = varlen_attn(q, k, v, *sizes, scale=scaling, window_size=(reach, 0), **_GQA)
-    assert isinstance(out, Tensor)
-    return out
-
-
 @torch.compiler.disable
 def _reference(q: Tensor, k: Tensor, v: Tensor, packed: Boundaries, how: Options) -> Tensor:
     keys = packed.keys
@@ -237,20 +206,15 @@ def _attend_padded(bucket: Bucket, q: Tensor, k: Tensor, v: Tensor, how: Options
 
     q, k, v = pad(q), pad(k), pad(v)
     scaling, window, softcap = how
-    if softcap is not None:  # Gemma 2: scores become c tanh(scores / c), for which SDPA has no argument
+    plain = softcap is None and (window is None or window >= bucket.longest)
+    mask = None if plain else visible(bucket.longest, bucket.longest, window, q.device)
+    if softcap is None or mask is None:
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=plain, scale=scaling)
+    else:  # Gemma 2: scores become c tanh(scores / c), for which SDPA has no argument
         scores = q @ k.transpose(-1, -2) * (q.shape[-1] ** -0.5 if scaling is None else scaling)
-        mask = visible(bucket.longest, bucket.longest, window, q.device)
         scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, float("-inf"))
         out = torch.softmax(scores, dim=-1, dtype=wide_type(scores)).to(v.dtype) @ v
-    elif window is not None and window < bucket.longest:
-        mask = visible(bucket.longest, bucket.longest, window, q.device)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    else:
-        out = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
     return out.transpose(1, 2).flatten(0, 1).index_select(0, bucket.rows)
-
-
-# ---- packs
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +233,7 @@ class Pack:
 
 def divide(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Indices, longest first, cut where the next one would exceed the budget; a longer one than that stands alone.
-
-    Neighbours in length share a pack, so that padding in the reference attention is small.
-
-    >>> divide([3, 9, 4, 2], budget=8)
-    [[1], [2, 0], [3]]
-    """
+    Neighbours in length share a pack, so that padding in the reference attention is small."""
     return _cut(sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)), lengths, budget)
 
 
@@ -340,33 +299,26 @@ def _make_pack(pairs: Sequence[Pair], families: list[list[int]], device: Device)
     predict[np.cumsum(counts) - counts] = base + prompts - 1  # a first response token follows the (shared) prompt
     lengths = prompts + counts - 1
     pieces = [(pairs[i][0] if new else (), pairs[i][1][:-1]) for i, new in zip(members, first, strict=True)]
-    arrays = {
-        "ids": np.concatenate([part for piece in pieces for part in piece]),
-        "position": ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
-        "starts": starts,
-        "predict": predict,
-        "targets": np.concatenate([pairs[i][1] for i in members]),
-        "owner": np.repeat(np.arange(len(members)), counts),
-    }
+    arrays = [
+        np.concatenate([part for piece in pieces for part in piece]),
+        ranges(fed) + np.repeat(np.where(first, 0, prompts), fed),
+        starts,
+        predict,
+        np.concatenate([pairs[i][1] for i in members]),
+        np.repeat(np.arange(len(members)), counts),
+    ]
     if not first.all():
         ends, place = np.cumsum(lengths), ranges(lengths)
         shared = place < np.repeat(prompts, lengths)
-        arrays["rows"] = np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place
-        arrays["key_starts"] = np.concatenate([[0], ends])
-        arrays["own"] = ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed)
-    at = dict(zip(arrays, upload([*arrays.values()], device), strict=True))
-    keys = None if first.all() else Keys(at["rows"].clone(), at["key_starts"].int(), at["own"])
+        arrays.append(np.where(shared, np.repeat(base, lengths), np.repeat(own - prompts, lengths)) + place)
+        arrays.append(np.concatenate([[0], ends]))
+        arrays.append(ranges(fed) + np.repeat(ends - lengths + np.where(first, 0, prompts), fed))
+    ids, position, begins, predicting, targets, owner, *copies = upload(arrays, device)
+    keys = Keys(copies[0].clone(), copies[1].int(), copies[2]) if copies else None
     padding = Padding(lengths.tolist(), torch.device(device))
-    return Pack(
-        members=tuple(members),
-        counts=tuple(counts.tolist()),
-        input_ids=at["ids"][None],
-        position_ids=at["position"][None],
-        boundaries=Boundaries(at["starts"].int(), int(lengths.max()), has_flash(device), padding, keys),
-        predict=at["predict"],
-        targets=at["targets"],
-        owner=at["owner"],
-    )
+    boundaries = Boundaries(begins.int(), int(lengths.max()), has_flash(device), padding, keys)
+    sizes = tuple(members), tuple(counts.tolist())
+    return Pack(*sizes, ids[None], position[None], boundaries, predicting, targets, owner)
 
 
 def upload(arrays: Sequence[np.ndarray], device: Device, dtype: torch.dtype = torch.int64) -> list[Tensor]:
@@ -389,30 +341,18 @@ def hidden_states(model: Any, pack: Pack) -> Tensor:
     return out.last_hidden_state[0].index_select(0, pack.predict)
 
 
-@contextmanager
-def packed_attention(model: Any, checkpoint: bool = False) -> Iterator[None]:
+def packed_attention(model: Any, checkpoint: bool = False) -> AbstractContextManager[None]:
     """The model takes packs (forward and backward) until the context ends; `checkpoint` recomputes activations.
-
     transformers checkpoints a layer only in training mode. The layers are put into that mode, but not the modules
-    inside them: dropout stays off, as it was when the rollouts were drawn.
-    """
+    inside them: dropout stays off, as it was when the rollouts were drawn."""
     layers = [m for m in model.modules() if checkpoint and isinstance(m, GradientCheckpointingLayer)]
-    before, flags = model.config._attn_implementation, [layer.training for layer in layers]
-    model.config._attn_implementation = NAME
-    for layer in layers:
-        layer.training = True
-    try:
-        yield
-    finally:
-        model.config._attn_implementation = before
-        for layer, flag in zip(layers, flags, strict=True):
-            layer.training = flag
+    return changed((model.config, "_attn_implementation", NAME), *((layer, "training", True) for layer in layers))
 
 
 def check_packing(model: Any) -> None:
     """Refuse a model unless three short sequences, two of one prompt, get the same log-probs packed as alone."""
-    vocab = model.get_input_embeddings().num_embeddings
-    device = model.get_input_embeddings().weight.device
+    table = model.get_input_embeddings()
+    vocab, device = table.num_embeddings, table.weight.device
     shapes = ((4, 3), (2, 3), (4, 5))
     pairs: list[Pair] = [([i % vocab for i in range(7, 7 + n)], [token % vocab] * 4) for n, token in shapes]
     (pack,) = make_packs(pairs, budget=64, device=device, share=True)
@@ -431,8 +371,7 @@ def check_packing(model: Any) -> None:
             raise WhetError(f"{type(model).__name__} cannot be trained on packed sequences: {error}") from error
         theirs = torch.cat([alone(*pairs[i]) for i in pack.members])
     gap = float((ours - theirs).abs().max())
-    loose = model.dtype in (torch.bfloat16, torch.float16)
-    if not gap < (0.3 if loose else 1e-3):
+    if not gap < (0.3 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3):
         raise WhetError(
             f"{type(model).__name__} cannot be trained here: packed sequences get other log-probs than single ones "
             f"(by {gap:.2g}), so it mixes tokens or shapes logits in a way whet does not know; choose another model."

@@ -3,19 +3,19 @@
 The trainer keeps its own attention; the twin attends over KV pages, by an attention of ours that is registered with
 transformers under the name "whet". An in-place update of a weight is seen by both at once, so weights are never copied
 between them. The engine calls `rollout_twin`; the learner calls `sharing_copy` for its reference. Every forward of the
-twin receives one object, `ctx`, that holds the pages and says where each new token goes (`rollout/pages.py` makes it).
-The plain PyTorch attention here is the CPU path and the reference for the kernels. A model whose attention cannot be
-reproduced is refused with one sentence before anything is generated: by what it declares, then by comparing both
-networks on a few tokens.
+twin receives a `ctx` that holds the pages and says where each new token goes (`rollout/pages.py` makes it). The plain
+PyTorch attention here is the CPU path and the reference for the kernels. A model whose attention cannot be reproduced
+is refused with one sentence: by what it declares, then by comparing both networks on a few tokens.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ PAGE = 64  # tokens per page where kernels read it: one tile of keys
 # Prompt tokens that one step feeds at most, half of it where they are padded. It bounds the memory of the step, and its
 # time, for which running rows wait. More prompt tokens are fed over several steps.
 PREFILL = 16_384
-GRAPHED = 2048  # of them, at most so many go through a captured graph: more keep the device busy without one
+GRAPHED = 2048  # prompt tokens that go through a captured graph at most: more keep the device busy without one
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 
 ModelT = TypeVar("ModelT", bound=nn.Module)
@@ -49,34 +49,15 @@ class How(NamedTuple):
     softcap: float | None = None  # scores become c tanh(scores / c)
 
 
-class AttentionContext(Protocol):
-    """The object that the model's forward passes on to the attention of every layer, as `ctx`."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How, extra: dict[str, Any]) -> Tensor:
-        """query [1, H, T, d], key and value [1, K, T, d] of the T new tokens; returns [1, T, H, d].
-
-        `extra` holds further arguments of the layer's attention call.
-        """
-
-
 def attention_forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    ctx: AttentionContext,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **extra: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, ctx: Any, **extra: Any
 ) -> tuple[Tensor, None]:
-    """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on."""
-    how = How(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap)
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    return ctx.attend(layer, query, key, value, how, extra), None
+    """The signature that transformers calls. No mask arrives (the name has no mask function), dropout is never on.
+    `ctx` comes from the model's forward; it attends from query [1, H, T, d] to [1, T, H, d]."""
+    scaling = extra.get("scaling")
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    how = How(scaling, extra.get("sliding_window"), extra.get("softcap"))
+    return ctx.attend(module.layer_idx, query, key, value, how, extra), None
 
 
 AttentionInterface.register(NAME, attention_forward)
@@ -92,17 +73,16 @@ class Block:
 
     position: Tensor  # [B, q]: place in the sequence; 0 for padding, which then attends to finite values
     longest: int  # keys of the longest row, the new ones included
-    rows: slice  # of the cache; with pages of a whole slot row i is page i, so keys are read by slice, never gathered
+    rows: slice  # rows of the cache; if a page is a whole slot, row i is page i: keys are read by slice, not gathered
     table: Tensor | None = None  # small pages: [B, n], the pages of each row in order; beyond its length any page
     level: bool = False  # every query sees every key: one new token each, and all rows equally long
-    _hidden: dict[int, Tensor] = field(default_factory=dict)
+    _hidden: dict[int | None, Tensor] = field(default_factory=dict)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, how: How) -> Tensor:
         """query [B * q, H, d] against the pages [P, K, S, d] of a layer; returns [B * q, H, d]."""
         scaling, window, softcap = how
-        (batch, new), kv_heads = self.position.shape, keys.shape[1]
+        (batch, new), kv_heads, dtype = self.position.shape, keys.shape[1], query.dtype
         heads, dim = query.shape[1:]
-        dtype = query.dtype
         keys, values = self._read(keys), self._read(values)
         # Query heads of one kv head lie side by side, so any GQA ratio is more query rows of the same product.
         query = (query * scaling).view(batch, new, heads, dim).transpose(1, 2).reshape(batch * kv_heads, -1, dim)
@@ -127,15 +107,11 @@ class Block:
 
     def _hidden_keys(self, window: int | None) -> Tensor:
         """[B, 1, q, longest], true where a key lies after the query or before its window; made once per forward."""
-        kind = window or 0
-        if kind not in self._hidden:
-            key = torch.arange(self.longest, device=self.position.device)
-            query = self.position[:, None, :, None]
+        if window not in self._hidden:
+            key, query = torch.arange(self.longest, device=self.position.device), self.position[:, None, :, None]
             hidden = key > query
-            if window is not None:
-                hidden |= key <= query - window
-            self._hidden[kind] = hidden
-        return self._hidden[kind]
+            self._hidden[window] = hidden if window is None else hidden | (key <= query - window)
+        return self._hidden[window]
 
 
 @dataclass(slots=True)
@@ -171,9 +147,6 @@ class PageContext:
         return self._entries[heads, size]
 
 
-# ---- the twin
-
-
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """The sizes of what one layer writes into the cache for each token."""
@@ -186,9 +159,6 @@ class KVShape:
 
 def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     """The same network with our attention, in eval mode, sharing every Parameter and buffer object of `model`."""
-    name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise WhetError(f"{name} is no Hugging Face model; give a transformers causal language model.")
     refuse_unsupported(model)
     twin = sharing_copy(model, model.parameters())
     twin.config._attn_implementation = NAME
@@ -197,63 +167,71 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     probe = Probe()
     ours = _logits(twin, ctx=probe)
     _refuse_asked(probe, model)
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        theirs = _logits(model.eval())
-    finally:
-        for module, mode in modes:
-            module.training = mode
+    with changed(*((module, "training", False) for module in model.modules())):
+        theirs = _logits(model)
     half = theirs.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + theirs.abs().max().item())
     gap = (ours - theirs).abs().max().item()
     if gap > allowed:
-        raise WhetError(
-            f"{name} gives other logits with whet's attention (off by {gap:.3g}), so its rollouts would be wrong."
-        )
+        other = f"{type(model).__name__} gives other logits with whet's attention (off by {gap:.3g})"
+        raise WhetError(f"{other}, so its rollouts would be wrong.")
     return twin
 
 
-def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
-    """New modules and config around the buffers and the `shared` tensors of `model`; everything else is copied.
+@contextmanager
+def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
+    """Attributes (object, name, value) have another value until the context ends."""
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in changes]
+    try:
+        for owner, name, value in changes:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
 
-    It is a deep copy whose memo already holds the shared tensors, so tied weights stay one object and shared tensors
-    take no memory twice.
-    """
+
+def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
+    """New modules and config around the buffers and the `shared` tensors of `model`; everything else is copied."""
+    # The memo of the deep copy already holds the shared tensors, so they take no memory twice and tied ones stay tied.
     return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*shared, *model.buffers())})
 
 
-def kv_shapes(twin: PreTrainedModel) -> list[KVShape]:
-    """Heads and sizes of the keys and values of every layer, as they reach the attention."""
+def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
+    """Sizes of the keys and values of every layer of a model, twin or not; its weights may be on the meta device."""
+    # Without weights there are no values: experts must not be chosen by them, nor padding looked for among the tokens.
+    meanwhile = {"_attn_implementation": NAME, "_experts_implementation": "batched_mm", "pad_token_id": None}
     probe = Probe()
-    _logits(twin, ctx=probe)
-    _refuse_asked(probe, twin)
+    with changed(*((model.config, name, value) for name, value in meanwhile.items())):
+        _logits(model, ctx=probe)
+    _refuse_asked(probe, model)
     return [probe.shapes[layer] for layer in sorted(probe.shapes)]
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
     """Refuse a model by what it declares; its weights may be on the meta device."""
-    name, config = type(model).__name__, model.config
+    for reason in _declared_faults(model):
+        raise WhetError(f"{type(model).__name__} {reason}.")
+
+
+def _declared_faults(model: PreTrainedModel) -> Iterator[str]:
+    if not isinstance(model, PreTrainedModel):
+        yield "is no Hugging Face model; give a transformers causal language model"
+    config = model.config
     if not model._supports_attention_backend:
-        raise WhetError(
-            f"{name} does not let its attention be replaced, which whet's engine needs; choose another model."
-        )
+        yield "does not let its attention be replaced, which whet's engine needs; choose another model"
     if getattr(config, "is_encoder_decoder", False):
-        raise WhetError(f"{name} has an encoder and a decoder; whet trains decoder-only models.")
+        yield "has an encoder and a decoder; whet trains decoder-only models"
     if config.get_text_config() is not config:
-        raise WhetError(f"{name} reads more than text; whet trains text-only models, so give its language model alone.")
+        yield "reads more than text; whet trains text-only models, so give its language model alone"
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise WhetError(
-            f"{name} has no language-model head that can be run on chosen tokens; give a causal language model."
-        )
-    kinds = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
-    if kinds:
-        raise WhetError(f"{name} has layers of type {', '.join(sorted(kinds))}, which whet's engine does not know.")
+        yield "has no language-model head that can be run on chosen tokens; give a causal language model"
+    if kinds := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
+        yield f"has layers of type {', '.join(sorted(kinds))}, which whet's engine does not know"
     rope = str(getattr(config, "rope_parameters", None) or "")
     for kind in ("dynamic", "longrope"):
         if f"'{kind}'" in rope:  # its angles follow the longest row of a batch, and it rebinds its buffers
-            raise WhetError(
-                f"{name} uses {kind} rotary positions, which depend on the batch; whet's engine refuses them."
-            )
+            yield f"uses {kind} rotary positions, which depend on the batch; whet's engine refuses them"
 
 
 @dataclass(slots=True)
@@ -284,9 +262,8 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
     if sorted(probe.shapes) != list(range(config.num_hidden_layers)):
         raise WhetError(f"{name} does not run all of its attention layers through transformers' attention interface.")
     if probe.extras:
-        raise WhetError(
-            f"{name} needs {', '.join(sorted(probe.extras))} in its attention, which whet's engine does not know."
-        )
+        needs = ", ".join(sorted(probe.extras))
+        raise WhetError(f"{name} needs {needs} in its attention, which whet's engine does not know.")
     windowed = getattr(config, "sliding_window", None) is not None
     kinds = getattr(config, "layer_types", None) or ["sliding_attention" if windowed else ""] * config.num_hidden_layers
     if any(kind == "sliding_attention" and probe.windows[i] is None for i, kind in enumerate(kinds)):
@@ -297,5 +274,4 @@ def _refuse_asked(probe: Probe, model: PreTrainedModel) -> None:
 def _logits(model: PreTrainedModel, **kwargs: Any) -> Tensor:
     position = torch.arange(3, device=model.device)[None]
     ids = position % model.config.vocab_size
-    logits: Tensor = model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits
-    return logits
+    return model(input_ids=ids, position_ids=position, use_cache=False, **kwargs).logits

@@ -1,8 +1,9 @@
-"""Reads run folders and groups them into arms: an arm is the runs of one recipe that differ only in the seed.
+"""Reads run folders as data: arms of runs that differ only in the seed, their evaluations, and curves over steps.
 
 `compare`, `page`, the demo and the benchmarks call `read_arms`. The folder name says which arm a run belongs to:
 "speed-seed1", "speed_s2" and "speed/seed3" are seeds of "speed"; "uniform-48" is an arm of its own, because a bare
 number may mean anything. Recipes are read as plain trees, so that runs of another version can still be compared.
+Nothing here decides how a number looks.
 """
 
 from __future__ import annotations
@@ -11,19 +12,68 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, Literal
 
 from whet.errors import WhetError
 from whet.recipe import read_toml
-from whet.report.curves import Point, Row, evaluation_names, evaluations, number
-from whet.report.formats import MISSING
 from whet.run import is_in_use, read_metrics
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
 
 Folders = Sequence[Path] | Mapping[str, Path]  # run folders, or names with their folders
+Row = Mapping[str, Any]  # one line of metrics.jsonl
+Curve = list[tuple[float, float]]  # (x, y), x rising
+Axis = Literal["tokens", "seconds"]
+
+# ---- the rows of a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One evaluation."""
+
+    step: int
+    tokens: float  # generated for training so far
+    seconds: float  # training time so far, without evaluation and saving
+    accuracy: float
+
+
+def number(row: Row, key: str) -> float | None:
+    """A finite number, or None: an absent key, a null and a NaN all mean "not measured"."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def evaluation_names(rows: Sequence[Row]) -> list[str]:
+    """The names in "eval/NAME/accuracy", in the order of their first appearance."""
+    keys = (key.removeprefix("eval/") for row in rows for key in row if key.startswith("eval/"))
+    names = dict.fromkeys(key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy"))
+    return [name for name in names if not name.endswith("/level")]  # a level may be called "accuracy"
+
+
+def evaluations(rows: Sequence[Row], name: str) -> list[Point]:
+    """One point for each row that holds this evaluation."""
+    points = []
+    for row in rows:
+        if (accuracy := number(row, f"eval/{name}/accuracy")) is not None:
+            step, tokens, seconds = (number(row, key) or 0.0 for key in ("step", "tokens_generated", "time_s"))
+            points.append(Point(step=int(step), tokens=tokens, seconds=seconds, accuracy=accuracy))
+    return points
+
+
+def series(rows: Sequence[Row], key: str) -> Curve:
+    """(step, value) of the rows that hold both."""
+    pairs = ((number(row, "step"), number(row, key)) for row in rows)
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+
+# ---- runs and arms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,26 +183,47 @@ def common_evaluation(arms: Sequence[Arm]) -> str | None:
     return next((name for name in held[0] if all(name in names for names in held)), None)
 
 
-def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
-    """(setting, its value in each arm) where the arms differ; an arm whose own runs differ shows all its values."""
-    keys = dict.fromkeys(key for arm in arms for run in arm.runs for key in run.settings)
-    table = []
-    for key in keys:
-        values = [list(dict.fromkeys(show_setting(run.settings.get(key)) for run in arm.runs)) for arm in arms]
-        mixed = any(len(v) > 1 for v in values) and key != "seed"
-        if mixed or any(v != values[0] for v in values):
-            table.append((key, [", ".join(v) for v in values]))
-    return table
+# ---- curves
 
 
-def show_setting(value: Any) -> str:
-    """A setting as a recipe writes it.
+def smooth(curve: Curve, window: int) -> Curve:
+    """Moving mean over `window` points around each, over fewer at the ends.
 
-    >>> [show_setting(v) for v in ("speed", True, 0.0002, "")]
-    ['speed', 'true', '0.0002', '""']
+    >>> smooth([(0, 0.0), (1, 6.0), (2, 3.0)], 3)
+    [(0, 3.0), (1, 3.0), (2, 4.5)]
     """
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if value != "" else '""'
+    half, heights = window // 2, [y for _, y in curve]
+    near = [heights[max(0, i - half) : i + half + 1] for i in range(len(curve))]
+    return [(x, sum(ys) / len(ys)) for (x, _), ys in zip(curve, near, strict=True)]
+
+
+def at(curve: Curve, x: float) -> float:
+    """The height of the curve at x: linear between points, flat outside."""
+    if x <= curve[0][0]:
+        return curve[0][1]
+    for (x0, y0), (x1, y1) in pairwise(curve):
+        if x <= x1:
+            return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return curve[-1][1]
+
+
+def median_curve(curves: Sequence[Curve], points: int = 60) -> Curve:
+    """The median of the curves at evenly spaced x, over the range that all of them cover.
+
+    >>> median_curve([[(0, 0.0), (2, 2.0)], [(0, 1.0), (2, 1.0)], [(0, 4.0), (4, 4.0)]], points=3)
+    [(0.0, 1.0), (1.0, 1.0), (2.0, 2.0)]
+    """
+    curves = [c for c in curves if c]
+    if len(curves) < 2:
+        return list(curves[0]) if curves else []
+    low, high = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+    if high <= low:
+        return []
+    xs = [low + (high - low) * i / (points - 1) for i in range(points)]
+    return [(x, median(at(c, x) for c in curves)) for x in xs]
+
+
+def thin(curve: Curve, most: int = 400) -> Curve:
+    """About `most` points at most, first and last kept: a chart cannot show more than its pixels."""
+    stride = math.ceil(len(curve) / most)
+    return curve if stride <= 1 else [*curve[:-1:stride], curve[-1]]

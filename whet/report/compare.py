@@ -1,7 +1,7 @@
 """Compares runs: the cost of each accuracy level in each arm and how the runs ended; and the tables of `whet eval`.
 
 `compare(arms)` gives the cells, and the first arm is the baseline of every ratio. `whet compare` shows them in the
-terminal (`compare_table`), the benchmarks as Markdown (`to_markdown`), and `page` as HTML. `eval_table` and
+terminal (`compare_table`), `page` as HTML, and benchmarks/curricula.py as Markdown. `eval_table` and
 `draft_table` show the metrics of `whet eval`; a measure that is not among the metrics gets no line.
 """
 
@@ -19,8 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.report import formats
-from whet.report.arms import Arm, Folders, common_evaluation, read_arms
-from whet.report.curves import Axis, number, series
+from whet.report.arms import Arm, Axis, Folders, common_evaluation, evaluation_names, number, read_arms, series
 from whet.report.formats import LAST, Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.text import printable
 
@@ -76,28 +75,24 @@ class Comparison:
 
 def compare(arms: Sequence[Arm]) -> Comparison:
     evaluation = common_evaluation(arms)
-    levels = pick_levels([run.points(evaluation) for arm in arms for run in arm.runs])
+    points = [[run.points(evaluation) for run in arm.runs] for arm in arms]
+    levels = pick_levels([curve for runs in points for curve in runs])
+    costs: dict[Axis, list[list[TableCell]]] = {}
+    for axis, (_, show) in AXES.items():
+        reached = [[[reach(curve, x, axis) for curve in runs] for x in levels] for runs in points]
+        first, *others = reached
+        baseline = [median_reach(seeds) for seeds in first]
+        costs[axis] = [[_cost(seeds, None, show) for seeds in first]]
+        costs[axis] += [[_cost(*pair, show) for pair in zip(row, baseline, strict=True)] for row in others]
     return Comparison(
         evaluation=evaluation,
         levels=levels,
         arms=[arm.name for arm in arms],
         seeds=[len(arm.runs) for arm in arms],
-        costs={axis: _cost_rows(arms, evaluation, levels, axis) for axis in AXES},
+        costs=costs,
         ends=[_ends(arm, evaluation) for arm in arms],
         unfinished=[f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished],
     )
-
-
-def _cost_rows(
-    arms: Sequence[Arm], evaluation: str | None, levels: Sequence[float], axis: Axis
-) -> list[list[TableCell]]:
-    _, show = AXES[axis]
-    reached = [[[reach(run.points(evaluation), x, axis) for run in arm.runs] for x in levels] for arm in arms]
-    baseline = [median_reach(seeds) for seeds in reached[0]]
-    return [
-        [_cost(seeds, None if i == 0 else base, show) for seeds, base in zip(row, baseline, strict=True)]
-        for i, row in enumerate(reached)
-    ]
 
 
 def _cost(seeds: Sequence[Reach], baseline: Reach | None, show: Show) -> TableCell:
@@ -141,6 +136,18 @@ def _spread(values: Sequence[float | None], show: Show) -> TableCell:
     return TableCell(show(median(known)), range=f"{low}–{high}" if low != high else "")
 
 
+def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
+    """(setting, its value in each arm) where the arms differ; an arm whose own runs differ shows all its values."""
+    keys = dict.fromkeys(key for arm in arms for run in arm.runs for key in run.settings)
+    table = []
+    for key in keys:
+        values = [list(dict.fromkeys(formats.setting(run.settings.get(key)) for run in arm.runs)) for arm in arms]
+        mixed = any(len(v) > 1 for v in values) and key != "seed"
+        if mixed or any(v != values[0] for v in values):
+            table.append((key, [", ".join(v) for v in values]))
+    return table
+
+
 # ---- in the terminal
 
 
@@ -164,38 +171,8 @@ def _plain_table(**options: Any) -> Table:
 
 def _rich_cell(cell: TableCell) -> Text:
     text = Text(cell.value)
-    if cell.ratio:
-        text.append(f" {cell.ratio}", style="cyan")
-    if cell.range:
-        text.append(f"\n{cell.range}", style="dim")
-    return text
-
-
-# ---- as Markdown
-
-
-def to_markdown(folders: Folders) -> str:
-    """The same tables, for a README or an issue."""
-    result = compare(read_arms(folders))
-    parts = []
-    for place, (title, heads, rows) in enumerate(result.tables()):
-        lines = [f"| {' | '.join([title if place else 'arm', *heads])} |", "|---|" + "---:|" * len(heads)]
-        for name, row in zip(result.arms, rows, strict=True):
-            lines.append(f"| {' | '.join([_markdown_text(name), *map(_markdown_cell, row)])} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join([*parts, " ".join(map(_markdown_text, result.notes))]) + "\n"
-
-
-def _markdown_cell(cell: TableCell) -> str:
-    ratio = f" **{cell.ratio}**" if cell.ratio else ""
-    return f"{cell.value}{ratio}" + (f" ({cell.range})" if cell.range else "")
-
-
-def _markdown_text(text: str) -> str:
-    """A name must not end the table or start markup."""
-    for mark in "\\`*_[]<>|":
-        text = text.replace(mark, f"\\{mark}")
-    return printable(text, one_line=True)
+    text.append(f" {cell.ratio}" if cell.ratio else "", style="cyan")
+    return text.append(f"\n{cell.range}" if cell.range else "", style="dim")
 
 
 # ---- one evaluation
@@ -203,9 +180,8 @@ def _markdown_text(text: str) -> str:
 
 def eval_table(metrics: Mapping[str, float]) -> Table:
     """A line for each set and measure of `eval.eval_metrics`, with its 95% range."""
-    table = _set_table("measure")
-    table.add_column("95% range")
-    for name in set_names(metrics):
+    table = _set_table("measure", "95% range")
+    for name in evaluation_names([metrics]):
         mine = _under(f"eval/{name}/", metrics)
         size = f"{mine['prompts']:.0f} prompts × {mine['n']:.0f}" if {"prompts", "n"} <= mine.keys() else ""
         _add_set(table, name, size, list(_eval_lines(mine)))
@@ -215,17 +191,31 @@ def eval_table(metrics: Mapping[str, float]) -> Table:
 def draft_table(metrics: Mapping[str, float]) -> Table:
     """What speculation gained, from the eval/NAME/draft/MEASURE of `whet.tools.measure.evaluate_twice`."""
     table = _set_table("drafts")
-    for name in set_names(metrics):
-        if mine := _under(f"eval/{name}/draft/", metrics):
-            _add_set(table, name, "", list(_draft_lines(mine)))
+    for name in evaluation_names([metrics]):
+        mine = _under(f"eval/{name}/draft/", metrics)
+        if not mine:
+            continue
+        plain, drafted, length = mine["plain_tokens_per_s"], mine["tokens_per_s"], mine.get("accept_length")
+        lines = [
+            ("tokens per second, plain", formats.count(plain)),
+            ("tokens per second, drafted", f"{formats.count(drafted)} ({drafted / plain:.2f}x)"),
+            ("accept length", formats.MISSING if length is None else f"{length:.2f}"),
+            ("responses that differ", f"{mine['differ']:.0f} of {mine['rollouts']:.0f}"),
+        ]
+        if mine.get("failures"):
+            lines.append(("drafts that failed", formats.count(mine["failures"])))
+        shares = sorted(_under("share_", mine).items(), key=lambda item: -item[1])
+        _add_set(table, name, "", [*lines, *((f"time in {arm}", formats.share(share)) for arm, share in shares)])
     return table
 
 
-def _set_table(what: str) -> Table:
+def _set_table(what: str, *more: str) -> Table:
     table = _plain_table(padding=(0, 1, 0, 0))
     table.add_column("set", overflow="fold", max_width=24)
     table.add_column(what, overflow="fold")
     table.add_column("value", justify="right", no_wrap=True)
+    for head in more:
+        table.add_column(head)
     return table
 
 
@@ -236,16 +226,6 @@ def _add_set(table: Table, name: str, size: str, lines: Sequence[tuple[str, ...]
         cells: list[Text | str] = [Text(printable(measure, one_line=True)), value]
         cells += [Text(ends, style="dim") for ends in spread]
         table.add_row(heads[at] if at < len(heads) else "", *cells, end_section=at == len(lines) - 1)
-
-
-def set_names(metrics: Mapping[str, float]) -> list[str]:
-    """The sets whose accuracy was measured.
-
-    >>> set_names({"eval/a/accuracy": 0.5, "eval/a/level/accuracy": 0.5, "eval/b c/accuracy": 0.1})
-    ['a', 'b c']
-    """
-    found = [key.removesuffix("/accuracy") for key in _under("eval/", metrics) if key.endswith("/accuracy")]
-    return [name for name in found if not name.endswith("/level")]
 
 
 def _under(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -274,16 +254,3 @@ def _eval_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str, str]]:
             yield label, formats.share(mine[key]), ""
     for level in _under("level/", mine):
         yield measure(f"level {level}", f"level/{level}", f"level_low/{level}", f"level_high/{level}")
-
-
-def _draft_lines(mine: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    plain, drafted = mine["plain_tokens_per_s"], mine["tokens_per_s"]
-    yield "tokens per second, plain", formats.count(plain)
-    yield "tokens per second, drafted", f"{formats.count(drafted)} ({drafted / plain:.2f}x)"
-    length = mine.get("accept_length")
-    yield "accept length", formats.MISSING if length is None else f"{length:.2f}"
-    yield "responses that differ", f"{mine['differ']:.0f} of {mine['rollouts']:.0f}"
-    if mine.get("failures"):
-        yield "drafts that failed", formats.count(mine["failures"])
-    for arm, share in sorted(_under("share_", mine).items(), key=lambda item: -item[1]):
-        yield f"time in {arm}", formats.share(share)

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
+from typing import Any
 
-from whet.report.curves import Axis, Point
+from whet.report.arms import Axis, Point
 
 TOLERANCE = 1e-6  # an accuracy that is 0.7 up to rounding is 0.7; real accuracies differ by more
 LAST = 3  # evaluations averaged into the final accuracy, because a single one is noisy
@@ -24,26 +25,13 @@ MISSING = "–"
 
 
 def first_crossing(points: Sequence[Point], level: float) -> Point | None:
-    """The first of two consecutive evaluations at or above the level; None when there are no such two.
-
-    >>> curve = [Point(step=s, tokens=s * 1000, seconds=s, accuracy=a)
-    ...          for s, a in ((0, 0.2), (10, 0.71), (20, 0.6), (30, 0.7), (40, 0.72))]
-    >>> first_crossing(curve, 0.7).step
-    30
-    >>> first_crossing(curve, 0.72) is None
-    True
-    """
-    steady = (a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE)
-    return next(steady, None)
+    """The first of two consecutive evaluations at or above the level; None when there are no such two."""
+    return next((a for a, b in pairwise(points) if min(a.accuracy, b.accuracy) >= level - TOLERANCE), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The cost of a level, between low and high: both are equal if it was measured, high is infinite if not reached.
-
-    >>> Reach(342e3, 342e3).known, Reach(768e3, math.inf).known
-    (True, False)
-    """
+    """The cost of a level, between low and high: both are equal if it was measured, high is infinite if not reached."""
 
     low: float
     high: float
@@ -194,3 +182,14 @@ def times(ratio: Reach) -> str:
     if ratio.low > 0:
         return f">{short(ratio.low)}×"
     return f"<{short(ratio.high)}×" if math.isfinite(ratio.high) else MISSING
+
+
+def setting(value: Any) -> str:
+    """A setting as a recipe writes it.
+
+    >>> [setting(v) for v in ("speed", True, 0.0002, "")]
+    ['speed', 'true', '0.0002', '""']
+    """
+    if value is None:
+        return MISSING
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'

@@ -8,10 +8,13 @@ speed. Anything else (nohup, CI, a pipe) gets plain lines, at most one every few
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ from rich.text import Text
 
 from whet.recipe import read_toml
 from whet.report import formats
-from whet.report.curves import evaluation_names, number
+from whet.report.arms import Row, evaluation_names, number
 from whet.text import printable
 
 TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")  # parts of a step's time
@@ -39,14 +42,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class Pace:
-    """Estimates the seconds left from the recent progress.
-
-    >>> pace = Pace()
-    >>> for second, progress in ((0.0, 0.0), (10.0, 0.25), (20.0, 0.5)):
-    ...     pace.add(second, progress)
-    >>> pace.left(), pace.left(waited=5.0)
-    (20.0, 15.0)
-    """
+    """Estimates the seconds left from the recent progress."""
 
     def __init__(self, window: int = PACE_WINDOW) -> None:
         self._marks: deque[tuple[float, float]] = deque(maxlen=window)
@@ -66,7 +62,7 @@ class Pace:
         return max(0.0, (1.0 - last) * (last_s - first_s) / (last - first) - waited)
 
 
-def time_split(row: Mapping[str, Any]) -> str:
+def time_split(row: Row) -> str:
     """The shares of a row's time, largest first, and how long a GPU idled; "" if no times were recorded.
 
     >>> time_split({"time/generate": 7.0, "time/train": 2.5, "time/idle": 0.5, "time/gpu_idle": 0.08})
@@ -82,33 +78,27 @@ def time_split(row: Mapping[str, Any]) -> str:
     return ", ".join(words + ([f"GPU idle {formats.share(idle)}"] if idle is not None else []))
 
 
+@dataclass
 class Status:
     """The state of one run, from its rows of metrics."""
 
-    def __init__(self, name: str, steps: int = 0, token_budget: int = 0) -> None:
-        self.name = name
-        self.steps = steps
-        self.token_budget = token_budget
-        self.step: int | None = None
-        self.progress = 0.0
-        self.tokens: float | None = None
-        self.signal: float | None = None
-        self.speed: float | None = None  # generated tokens per second
-        self.split = ""  # where the time of the latest row went
-        self.accuracies: list[float] = []  # of the first evaluation that the run names, oldest first
-        self.pace = Pace()
-        self._evaluation: str | None = None
-        self._seconds = 0.0
+    name: str
+    steps: int = 0
+    token_budget: int = 0
+    step: int | None = None
+    progress: float = 0.0
+    tokens: float | None = None
+    signal: float | None = None
+    speed: float | None = None  # generated tokens per second
+    split: str = ""  # where the time of the latest row went
+    accuracies: list[float] = field(default_factory=list)  # in the first evaluation of the run, oldest first
+    pace: Pace = field(default_factory=Pace)
+    _evaluation: str | None = None
+    _seconds: float = 0.0
 
-    @property
-    def accuracy(self) -> float | None:
-        return self.accuracies[-1] if self.accuracies else None
-
-    def add(self, row: Mapping[str, Any], progress: float | None = None, seconds: float | None = None) -> bool:
-        """Adds one row; returns whether it holds an evaluation.
-
-        Without `progress` it follows from steps and token budget, without `seconds` from the row's own time/total.
-        """
+    def add(self, row: Row, progress: float | None = None, seconds: float | None = None) -> bool:
+        """Adds one row; returns whether it holds an evaluation. Without `progress` it follows from steps and token
+        budget, without `seconds` from the row's own time/total."""
 
         def latest(key: str, old: float | None) -> float | None:
             value = number(row, key)
@@ -123,7 +113,10 @@ class Status:
         self.speed = latest("rollout/tokens_per_s", self.speed)
         self.split = time_split(row) or self.split
         self._seconds = self._seconds + (number(row, "time/total") or 0.0) if seconds is None else seconds
-        self.progress = self._derive_progress() if progress is None else min(1.0, max(0.0, progress))
+        if progress is None:  # a run ends at its last step or with its last token, whichever comes first
+            spent = ((step, self.steps), (self.tokens or 0.0, self.token_budget))
+            progress = max((done / most for done, most in spent if most), default=1.0)
+        self.progress = min(1.0, max(0.0, progress))
         self.pace.add(self._seconds, self.progress)
         names = evaluation_names([row])
         self._evaluation = self._evaluation or next(iter(names), None)
@@ -131,13 +124,6 @@ class Status:
         if accuracy is not None:
             self.accuracies.append(accuracy)
         return bool(names)
-
-    def _derive_progress(self) -> float:
-        """A run ends at its last step or with its last token, whichever comes first."""
-        shares = [(self.step or 0) / self.steps] if self.steps else []
-        if self.token_budget:
-            shares.append((self.tokens or 0.0) / self.token_budget)
-        return min(1.0, max(shares, default=1.0))
 
 
 def plain_line(status: Status, left: float | None) -> str:
@@ -152,11 +138,11 @@ def plain_line(status: Status, left: float | None) -> str:
 
     If the row holds times, the line ends with their shares: "; generate 70%, train 25%, idle 5%".
     """
-    words = [f"step {status.step if status.step is not None else 0}", formats.percent(status.progress)]
+    words = [f"step {status.step or 0}", formats.percent(status.progress)]
     if status.progress < 1.0 and left is not None:
         words.append(f"{formats.duration(round(left))} left")
     named = {
-        "accuracy {}": formats.accuracy(status.accuracy),
+        "accuracy {}": _accuracy(status),
         "signal {}": formats.share(status.signal),
         "{} tokens/s": formats.count(status.speed),
         "{} tokens": formats.count(status.tokens),
@@ -164,6 +150,10 @@ def plain_line(status: Status, left: float | None) -> str:
     words += [name.format(text) for name, text in named.items() if text != formats.MISSING]
     split = f"; {status.split}" if status.split else ""
     return f"{status.name}: " * bool(status.name) + ", ".join(words) + split
+
+
+def _accuracy(status: Status) -> str:
+    return formats.accuracy(status.accuracies[-1] if status.accuracies else None)
 
 
 # ---- the run in this process
@@ -175,19 +165,18 @@ class RunProgress:
     It draws only when it is called and has no thread of its own, because judges are forked from this process.
     """
 
-    def __init__(
-        self, name: str = "", *, quiet: bool = False, console: Console | None = None, every_s: float = EVERY_S
-    ) -> None:
+    every_s = EVERY_S
+
+    def __init__(self, name: str = "", *, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self._console = console or Console(stderr=True)
         self._redraws = redraws(self._console)
         self._status = Status(printable(name, one_line=True))
-        self._every_s = every_s
         self._warm: Status | None = None
         self._live: Live | None = None
-        self._shown_at = float("-inf")
+        self._shown_at = -math.inf
 
-    def update(self, metrics: Mapping[str, Any], progress: float) -> None:
+    def update(self, metrics: Row, progress: float) -> None:
         """After each step, with its row of metrics and how far the run is, 0..1."""
         status = self._status
         evaluated = status.add(metrics, progress, time.monotonic())
@@ -231,7 +220,7 @@ class RunProgress:
             self._live = None
 
     def _is_due(self, due: bool) -> bool:
-        wait = DRAW_S if self._redraws else self._every_s
+        wait = DRAW_S if self._redraws else self.every_s
         if self.quiet or not (due or time.monotonic() >= self._shown_at + wait):
             return False
         self._shown_at = time.monotonic()
@@ -272,15 +261,11 @@ class FileTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        rows = map(_parse, whole.splitlines())
+        rows = []
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                rows.append(json.loads(line))
         return [row for row in rows if isinstance(row, dict)]
-
-
-def _parse(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:
-        return None
 
 
 class Followed:
@@ -292,6 +277,7 @@ class Followed:
         self._has_recipe = False
         self._tail = FileTail(folder / "metrics.jsonl")
         self._read_at = time.monotonic()
+        self.printed: tuple[int | None, float] = (None, -math.inf)  # step and time of the last plain line
 
     def read(self) -> bool:
         """Adds the new rows; returns whether one of them holds an evaluation."""
@@ -309,71 +295,35 @@ class Followed:
         return self.status.pace.left(time.monotonic() - self._read_at)
 
 
-class Together:
-    """The progress of several runs as one, including those that wait for their turn."""
-
-    def __init__(self, runs: int) -> None:
-        self.progress = -1.0
-        self.left: float | None = None
-        self._pace = Pace(PACE_WINDOW * runs)
-        self._moved_at = 0.0
-
-    def add(self, lines: Sequence[tuple[Status, float | None]], now: float) -> None:
-        progress = sum(status.progress for status, _ in lines) / len(lines)
-        if progress != self.progress:
-            self.progress, self._moved_at = progress, now
-            self._pace.add(now, progress)
-        lefts = [self._pace.left(now - self._moved_at), *(left for _, left in lines)]
-        self.left = max((left for left in lefts if left is not None), default=None)
-
-
 def follow(
-    folders: Mapping[str, Path],
-    alive: Callable[[], bool],
-    *,
-    console: Console,
-    every_s: float = EVERY_S,
+    folders: Mapping[str, Path], alive: Callable[[], bool], *, console: Console, every_s: float = EVERY_S,
     poll_s: float = POLL_S,
-) -> None:
+) -> None:  # fmt: skip
     """Shows the runs in these folders, by name, while `alive()`, and once more at the end."""
     runs = [Followed(name, folder) for name, folder in folders.items()]
-    if redraws(console):
-        _redraw(runs, alive, console, poll_s)
-    else:
-        _print_lines(runs, alive, console, every_s, poll_s)
-
-
-def _redraw(runs: Sequence[Followed], alive: Callable[[], bool], console: Console, poll_s: float) -> None:
-    together = Together(len(runs))
-    with Live(console=console, auto_refresh=False) as live:
+    pace, share, moved_at = Pace(PACE_WINDOW * len(runs)), -1.0, 0.0  # all runs as one, also those that still wait
+    with Live(console=console, auto_refresh=False) if redraws(console) else nullcontext() as live:
         going = True
         while going:
             going = alive()
-            for run in runs:
-                run.read()
-            lines = [(run.status, run.left() if going else None) for run in runs]
-            together.add(lines, time.monotonic())
-            live.update(progress_table(lines, console.width, together if len(runs) > 1 else None), refresh=True)
+            evaluated = [run.read() for run in runs]
+            if live is not None:
+                lines, now = [(run.status, run.left() if going else None) for run in runs], time.monotonic()
+                before, share = share, sum(run.status.progress for run in runs) / len(runs)
+                if share != before:
+                    moved_at = now
+                    pace.add(now, share)
+                lefts = [left for left in (pace.left(now - moved_at), *(left for _, left in lines)) if left is not None]
+                together = (share, max(lefts, default=None)) if len(runs) > 1 else None
+                live.update(progress_table(lines, console.width, together), refresh=True)
+            else:
+                for run, due in zip(runs, evaluated, strict=True):
+                    (step, at), now = run.printed, time.monotonic()
+                    if run.status.step != step and (due or not going or now >= at + every_s):
+                        run.printed = (run.status.step, now)
+                        console.print(Text(plain_line(run.status, run.left())), soft_wrap=True)
             if going:
                 time.sleep(poll_s)
-
-
-def _print_lines(
-    runs: Sequence[Followed], alive: Callable[[], bool], console: Console, every_s: float, poll_s: float
-) -> None:
-    printed_at = dict.fromkeys(runs, float("-inf"))
-    printed: dict[Followed, int | None] = dict.fromkeys(runs)  # the step of the last line
-    going = True
-    while going:
-        going = alive()
-        for run in runs:
-            evaluated = run.read()
-            is_new = run.status.step != printed[run]
-            if is_new and (evaluated or not going or time.monotonic() >= printed_at[run] + every_s):
-                printed_at[run], printed[run] = time.monotonic(), run.status.step
-                console.print(Text(plain_line(run.status, run.left())), soft_wrap=True)
-        if going:
-            time.sleep(poll_s)
 
 
 # ---- tables
@@ -384,8 +334,10 @@ def redraws(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
-def progress_table(lines: Sequence[tuple[Status, float | None]], width: int, together: Together | None = None) -> Table:
-    """A line for each run (with its seconds left), and one for all of them."""
+def progress_table(
+    lines: Sequence[tuple[Status, float | None]], width: int, together: tuple[float, float | None] | None = None
+) -> Table:
+    """A line for each run (with its seconds left), and one for all of them (progress and seconds left)."""
     wide = width >= WIDE
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
@@ -399,26 +351,23 @@ def progress_table(lines: Sequence[tuple[Status, float | None]], width: int, tog
     for status, left in lines:
         table.add_row(*_cells(status, left, wide))
     if together is not None:
-        done = together.progress
-        words = (formats.percent(done), _left(done, together.left))
-        table.add_row(Text("all"), _bar(done), *map(Text, words), style="bold")
+        words = (formats.percent(together[0]), _left(*together))
+        table.add_row(Text("all"), _bar(together[0]), *map(Text, words), style="bold")
     return table
 
 
 def _cells(status: Status, left: float | None, wide: bool) -> list[Text | ProgressBar]:
     if status.step is None:
         return [Text(status.name), _bar(0.0), Text("waiting", style="dim")]
-    numbers = [formats.share(status.signal), formats.count(status.speed)]
-    course = []
-    if wide:
-        course = [Text(sparkline(status.accuracies, COURSE), style="cyan")]
-        numbers += [formats.count(status.tokens), str(status.step)]
+    course = [Text(sparkline(status.accuracies, COURSE), style="cyan")] if wide else []
+    more = [formats.count(status.tokens), str(status.step)] if wide else []
+    numbers = [formats.share(status.signal), formats.count(status.speed), *more]
     return [
         Text(status.name or f"step {status.step}"),
         _bar(status.progress),
         Text(formats.percent(status.progress)),
         Text(_left(status.progress, left)),
-        Text(formats.accuracy(status.accuracy), style="bold"),
+        Text(_accuracy(status), style="bold"),
         *course,
         *map(Text, numbers),
     ]

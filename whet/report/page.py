@@ -2,27 +2,28 @@
 
 `whet train` at its end and `whet report` at any time write RUN/report.html; `whet compare --page` and `whet demo` write
 a page for several runs. The file stands alone: styles inside, no script, nothing fetched, and a policy in its head
-that forbids both. All text, also what models wrote, goes through `chart.tag`, which escapes it.
+that forbids both. The markup cannot be broken into: all text, also what models wrote, is escaped on its way in unless
+it is `Html` already, and `tag` closes what it opens, so that no text, however hostile, can open or close an element.
 """
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
 
 from whet import files
 from whet.report import formats
-from whet.report.arms import Arm, Folders, read_arms, settings_that_differ, show_setting
-from whet.report.chart import COLOURS, Html, Line, Show, chart, join, tag
-from whet.report.compare import Comparison, TableCell, compare
-from whet.report.curves import Axis, Curve, median_curve, number, series, smooth
+from whet.report.arms import Arm, Axis, Curve, Folders, median_curve, number, read_arms, series, smooth, thin
+from whet.report.compare import Comparison, TableCell, compare, settings_that_differ
 from whet.report.formats import LAST, final_accuracy
 from whet.report.live import TIMES
 from whet.report.view import MARKS, Excerpt, pick_excerpts, shorten
+from whet.text import printable
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 EXCERPTS = 20
@@ -37,15 +38,10 @@ LEARNER = {  # the other charts of a single run with their notes, where the metr
     "learn/mismatch": ("Mismatch", "recorded and recomputed log-probabilities"),
     "learn/kl": ("KL", "to the reference"),
 }
+COLOURS = 6  # colours of lines: the classes c0, c1, ... that page.css defines for light and dark
+SIZE = 1000  # the coordinates of an SVG run from 0 to SIZE in both directions
 
-
-@dataclass(frozen=True, kw_only=True)
-class Chapter:
-    """One comparison among several on a page."""
-
-    title: str
-    folders: Folders
-    note: str = ""
+Show = Callable[[float], str]
 
 
 def write_page(out: Path, folders: Folders, *, title: str, note: str = "") -> None:
@@ -53,11 +49,10 @@ def write_page(out: Path, folders: Folders, *, title: str, note: str = "") -> No
     files.write_text(out, _document(title, _comparison(read_arms(folders), title, note)))
 
 
-def write_chapters(out: Path, chapters: Sequence[Chapter], *, title: str, note: str = "") -> None:
-    """Writes several comparisons on one page, each with the sections that its own page would have."""
-    parts = [tag("header", tag("h1", title), *_paragraphs(note))]
-    parts += [tag("section", *_comparison(read_arms(c.folders), c.title, c.note)) for c in chapters]
-    files.write_text(out, _document(title, parts))
+def write_chapters(out: Path, chapters: Mapping[str, tuple[Folders, str]], *, title: str, note: str = "") -> None:
+    """Writes several comparisons (title -> folders and note) on one page, each with all its sections."""
+    sections = [tag("section", *_comparison(read_arms(of), name, text)) for name, (of, text) in chapters.items()]
+    files.write_text(out, _document(title, [_header(title, note), *sections]))
 
 
 def _document(title: str, parts: Sequence[Html]) -> str:
@@ -73,8 +68,9 @@ def _document(title: str, parts: Sequence[Html]) -> str:
     return "<!DOCTYPE html>\n" + tag("html", head, tag("body", tag("main", *parts)), lang="en") + "\n"
 
 
-def _paragraphs(note: str) -> list[Html]:
-    return [tag("p", part, class_="lead") for part in note.split("\n\n") if part.strip()]
+def _header(title: str, note: str, *parts: Html) -> Html:
+    notes = [tag("p", part, class_="lead") for part in note.split("\n\n") if part.strip()]
+    return tag("header", tag("h1", title), *parts, *notes)
 
 
 def _comparison(arms: Sequence[Arm], title: str, note: str) -> list[Html]:
@@ -85,7 +81,6 @@ def _comparison(arms: Sequence[Arm], title: str, note: str) -> list[Html]:
     (_, ends, end_cells), *costs = result.tables()
     levels = [_table(["", *heads], _rows(labels, cells), name, "costs") for name, heads, cells in costs]
     by_level = _difficulty_table(arms, result.evaluation, labels)
-    charts = [_signal_chart(arms, first), *(_single_charts(arms[0]) if single else [])]
     excerpts = pick_excerpts(arms, max(EXCERPTS, 4 * len(arms)))
     cards = tag("div", *(_card(excerpt, show_arm=not single) for excerpt in excerpts), class_="cards")
     selection = "From the first and the last steps, right and wrong as far as there are both; not selected by quality."
@@ -94,39 +89,120 @@ def _comparison(arms: Sequence[Arm], title: str, note: str) -> list[Html]:
         _section("What each level cost", *levels, note=" ".join(result.notes)) if levels else None,
         _section("How the runs ended", _table(["", *ends], _rows(labels, end_cells))),
         _section("Accuracy by difficulty of the prompt", by_level) if by_level else None,
-        _section("Training", tag("div", *charts, class_="pair")),
+        _section("Training", tag("div", *_training_charts(arms, first), class_="pair")),
         _section("Where the time went", _time_budget(arms, labels)),
         _section("Settings" if single else "Settings that differ", _settings_table(arms, labels)),
         _section("What the model wrote", cards, note=selection) if excerpts else None,
     ]
-    header = tag("header", tag("h1", title), tag("p", _summary(arms, result), class_="what"), *_paragraphs(note))
+    header = _header(title, note, tag("p", _summary(arms, result), class_="what"))
     return [header, *(section for section in sections if section is not None)]
 
 
 def _summary(arms: Sequence[Arm], result: Comparison) -> str:
-    """What is shown, in one line, with the standard error of a single evaluation."""
-    runs = sum(result.seeds)
+    """What is shown, in one line, with the standard error of a single evaluation. That is sqrt(p (1 - p) / n) at the
+    final accuracy p, where n is the largest number of prompts the recipe allows."""
+    runs, evaluation, run = sum(result.seeds), result.evaluation, arms[0].runs[0]
     words = [f"{len(arms)} arms, {runs} runs" if len(arms) > 1 else f"{runs} run" + "s" * (runs > 1)]
-    if result.evaluation is not None:
-        words.append(f"evaluated on {result.evaluation}")
-        error = _standard_error(arms[0], result.evaluation)
-        if error:
-            words.append(f"standard error of one evaluation about {error:.3f}")
+    if evaluation is not None:
+        words.append(f"evaluated on {evaluation}")
+        names = (key for key, value in run.settings.items() if value == evaluation)
+        name = next((key for key in names if key.startswith("eval.") and key.endswith(".name")), "")
+        limit, p = run.settings.get(name.replace(".name", ".limit")), final_accuracy(run.points(evaluation))
+        if isinstance(limit, int) and limit >= 1 and p is not None and 0 < p < 1:
+            words.append(f"standard error of one evaluation about {math.sqrt(p * (1 - p) / limit):.3f}")
     return "; ".join([*words, *result.unfinished]) + "."
 
 
-def _standard_error(arm: Arm, evaluation: str) -> float | None:
-    """sqrt(p (1 - p) / n) at the final accuracy p, where n is the largest number of prompts that the recipe allows."""
-    settings, final = arm.runs[0].settings, final_accuracy(arm.runs[0].points(evaluation))
-    names = (key for key, value in settings.items() if value == evaluation)
-    name = next((key for key in names if key.startswith("eval.") and key.endswith(".name")), "")
-    limit = settings.get(name.replace(".name", ".limit"))
-    if not isinstance(limit, int) or limit < 1 or final is None:
-        return None
-    return math.sqrt(final * (1 - final) / limit)
+# ---- charts: inline SVG with HTML labels
+#
+# The SVG is stretched to its box (its strokes are not), and the labels are HTML placed in percent, so that text keeps
+# its size on a phone. Dashes distinguish the lines without colour.
 
 
-# ---- charts
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    label: str
+    colour: int
+    curve: Curve  # the line in front
+    behind: tuple[Curve, ...] = ()  # faint lines: single seeds, or the values before smoothing
+    dots: Curve = field(default_factory=list)  # single measurements that get a mark and a tooltip
+
+    @property
+    def style(self) -> str:
+        return f"c{self.colour % COLOURS}"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers that span low..high, in steps of 1, 2, 2.5 or 5 times a power of ten.
+
+    >>> ticks(0, 0.83)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> ticks(0, 959_000)
+    [0.0, 200000.0, 400000.0, 600000.0, 800000.0, 1000000.0]
+    """
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    for step in (power * m for m in (1, 2, 2.5, 5, 10, 20, 50)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < most:
+            break
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
+
+
+def chart(
+    lines: Sequence[Line], *, title: str, x_label: str, x_show: Show, y_show: Show,
+    from_zero: bool = False, note: str = "",
+) -> Html:  # fmt: skip
+    """A figure with title, legend, grid and labels; a sentence if there is nothing to draw."""
+    drawn = [line for line in lines if line.curve or any(line.behind)]
+    heading = tag("figcaption", tag("b", title), *([tag("span", note)] if note else []))
+    if not drawn:
+        return tag("figure", heading, tag("p", "Nothing was recorded for this.", class_="empty"), class_="chart")
+    points = [p for line in drawn for curve in (line.curve, *line.behind) for p in curve]
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    x_ticks = ticks(min(0.0, *xs), max(xs))
+    y_ticks = ticks(min(0.0, *ys) if from_zero else min(ys), max(ys))
+    # The y axis ends at a tick, the x axis at the last point: a curve fills its chart to the right edge.
+    x_end = max(xs) or x_ticks[-1]
+    x_ticks = [x for x in x_ticks if x <= x_end]
+
+    def right(x: float) -> float:
+        """Position from the left edge, 0..1."""
+        return (x - x_ticks[0]) / (x_end - x_ticks[0])
+
+    def up(y: float) -> float:
+        """Position from the lower edge, 0..1."""
+        return (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
+
+    def path(curve: Curve, style: str, end: str = "", *children: Html) -> Html:
+        """A line through the points of the curve, in the SVG's coordinates, whose y axis points down."""
+        places = (f"{SIZE * right(x):.1f} {SIZE * (1 - up(y)):.1f}" for x, y in curve)
+        return tag("path", *children, d="M" + "L".join(places) + end, class_=style)
+
+    shapes = [path([(x_ticks[0], y)], "grid", f"H{SIZE}") for y in y_ticks]
+    shapes += [path([(x, y_ticks[-1])], "grid", f"V{SIZE}") for x in x_ticks]
+    shapes += [path(thin(curve), f"behind {line.style}") for line in drawn for curve in line.behind if curve]
+    shapes += [path(thin(line.curve), f"line {line.style}") for line in drawn if line.curve]
+    for line in drawn:
+        for x, y in line.dots:
+            tooltip = tag("title", f"{line.label}: {y_show(y)} at {x_show(x)}")
+            shapes.append(path([(x, y)], f"dot {line.style}", "h0", tooltip))
+    plot = tag(
+        "div",
+        *(tag("span", y_show(y), class_="y", style=f"bottom:{100 * up(y):.2f}%") for y in y_ticks),
+        *(tag("span", x_show(x), class_="x", style=f"left:{100 * right(x):.2f}%") for x in x_ticks),
+        _svg(*shapes, role="img", aria_label=f"{title}: {', '.join(line.label for line in drawn)}"),
+        class_="plot",
+    )
+    strokes = (tag("path", d=f"M0 {SIZE // 2}H{SIZE}", class_=f"line {line.style}") for line in drawn)
+    keys = [tag("li", _svg(s, aria_hidden="true"), line.label) for s, line in zip(strokes, drawn, strict=True)]
+    legend = [tag("ul", *keys, class_="legend")] if len(drawn) > 1 else []
+    return tag("figure", heading, *legend, plot, tag("p", x_label, class_="axis"), class_="chart")
+
+
+def _svg(*children: Html, **attributes: str) -> Html:
+    return tag("svg", *children, viewBox=f"0 0 {SIZE} {SIZE}", preserveAspectRatio="none", **attributes)
 
 
 def _accuracy_charts(arms: Sequence[Arm], evaluation: str | None, first: int) -> list[Html]:
@@ -148,35 +224,33 @@ def _accuracy_charts(arms: Sequence[Arm], evaluation: str | None, first: int) ->
     ]
 
 
-def _step_chart(lines: Sequence[Line], title: str, note: str, y_show: Show) -> Html:
-    return chart(lines, title=title, note=note, x_label="step", x_show=formats.count, y_show=y_show, from_zero=True)
+def _training_charts(arms: Sequence[Arm], first: int) -> list[Html]:
+    """The signal share of each arm; for a single arm also response lengths, and what was recorded of the learner."""
 
+    def draw(lines: Sequence[Line], title: str, note: str, y_show: Show) -> Html:
+        return chart(lines, title=title, note=note, x_label="step", x_show=formats.count, y_show=y_show, from_zero=True)
 
-def _signal_chart(arms: Sequence[Arm], first: int) -> Html:
-    """The moving mean in front, because single steps are noisy."""
+    def even(curve: Curve) -> Curve:
+        """The moving mean, which stands in front because single steps are noisy."""
+        return smooth(curve, max(1, len(curve) // 12))
+
     lines = []
     for colour, arm in enumerate(arms, first):
         raw = [series(run.rows, "curriculum/signal_share") for run in arm.runs]
-        even = [_smoothed(curve) for curve in raw]
-        behind = tuple(raw) if len(raw) == 1 else tuple(even)
-        lines.append(Line(label=arm.name, colour=colour, curve=median_curve(even), behind=behind))
-    return _step_chart(lines, "Signal share", "of judged groups, those with right and wrong answers", formats.share)
-
-
-def _single_charts(arm: Arm) -> list[Html]:
-    """Response lengths, and what else was recorded of the learner."""
-    curves = {key: median_curve([series(run.rows, key) for run in arm.runs]) for key in (*LENGTHS, *LEARNER)}
+        smoothed = [even(curve) for curve in raw]
+        behind = tuple(raw if len(raw) == 1 else smoothed)
+        lines.append(Line(label=arm.name, colour=colour, curve=median_curve(smoothed), behind=behind))
+    charts = [draw(lines, "Signal share", "of judged groups, those with right and wrong answers", formats.share)]
+    if len(arms) > 1:
+        return charts
+    curves = {key: median_curve([series(run.rows, key) for run in arms[0].runs]) for key in (*LENGTHS, *LEARNER)}
     lengths = [Line(label=label, colour=i, curve=curves[key]) for i, (key, label) in enumerate(LENGTHS.items(), 1)]
-    charts = [_step_chart(lengths, "Response length", "tokens", formats.count)]
+    charts.append(draw(lengths, "Response length", "tokens", formats.count))
     for key, (title, note) in LEARNER.items():
         if curve := curves[key]:
-            line = Line(label=title, colour=1, curve=_smoothed(curve), behind=(curve,))
-            charts.append(_step_chart([line], title, note, "{:.3g}".format))
+            line = Line(label=title, colour=1, curve=even(curve), behind=(curve,))
+            charts.append(draw([line], title, note, "{:.3g}".format))
     return charts
-
-
-def _smoothed(curve: Curve) -> Curve:
-    return smooth(curve, max(1, len(curve) // 12))
 
 
 # ---- tables
@@ -207,36 +281,35 @@ def _difficulty_table(arms: Sequence[Arm], evaluation: str | None, labels: Seque
     """Accuracy by the level of the prompts: before training, and at the end of each arm."""
     prefix = f"eval/{evaluation}/level/"
     keys = {key for arm in arms for run in arm.runs for row in run.rows for key in row if key.startswith(prefix)}
-    levels = sorted((key.removeprefix(prefix) for key in keys), key=_numbers_first)
-    if not levels:
+    if not keys:
         return None
-    rows_of_first = arms[0].runs[0].rows
-    before = [number(next((row for row in rows_of_first if prefix + x in row), {}), prefix + x) for x in levels]
+
+    def numbers_first(key: str) -> tuple[bool, float, str]:
+        """Sorts numbers by size, then words."""
+        name = key.removeprefix(prefix)
+        try:
+            return (False, float(name), name)
+        except ValueError:
+            return (True, 0.0, name)
+
+    def final(arm: Arm, key: str) -> float | None:
+        """Median over the seeds of the mean of the last evaluations."""
+        seeds = [[v for row in run.rows if (v := number(row, key)) is not None] for run in arm.runs]
+        ends = [fmean(values[-LAST:]) for values in seeds if values]
+        return median(ends) if ends else None
+
+    levels = sorted(keys, key=numbers_first)
+    before = [number(next((row for row in arms[0].runs[0].rows if key in row), {}), key) for key in levels]
     rows: list[list[str]] = [["at the start", *map(formats.accuracy, before)]]
     for arm, label in zip(arms, labels, strict=True):
-        rows.append([label, *(formats.accuracy(_final(arm, prefix + x)) for x in levels)])
-    return _table(["", *levels], rows)
-
-
-def _numbers_first(name: str) -> tuple[bool, float, str]:
-    """Sorts numbers by size, then words."""
-    try:
-        return (False, float(name), name)
-    except ValueError:
-        return (True, 0.0, name)
-
-
-def _final(arm: Arm, key: str) -> float | None:
-    """Median over the seeds of the mean of the last evaluations."""
-    seeds = [[v for row in run.rows if (v := number(row, key)) is not None] for run in arm.runs]
-    ends = [fmean(values[-LAST:]) for values in seeds if values]
-    return median(ends) if ends else None
+        rows.append([label, *(formats.accuracy(final(arm, key)) for key in levels)])
+    return _table(["", *(key.removeprefix(prefix) for key in levels)], rows)
 
 
 def _settings_table(arms: Sequence[Arm], labels: Sequence[Html]) -> Html:
     """The settings that the arms do not share; for one arm its whole recipe, folded away."""
     if len(arms) == 1:
-        rows = [[key, show_setting(value)] for key, value in arms[0].runs[0].settings.items()]
+        rows = [[key, formats.setting(value)] for key, value in arms[0].runs[0].settings.items()]
         return tag("details", tag("summary", f"{len(rows)} settings"), _table(["setting", "value"], rows))
     differ = settings_that_differ(arms)
     if not differ:
@@ -288,3 +361,39 @@ def _card(excerpt: Excerpt, show_arm: bool) -> Html:
         tag("dt", name) + tag("dd", tag("pre", shorten(text, TEXT_SHOWN), dir="auto")) for name, text in texts.items()
     ]
     return tag("article", header, tag("dl", *map(Html, pairs)), class_=f"excerpt {excerpt.verdict}")
+
+
+# ---- markup
+
+
+class Html(str):
+    """Markup that is safe as it stands."""
+
+    __slots__ = ()
+
+
+def escape(text: str) -> Html:
+    """Text as markup, with control characters spelled out by `printable` first.
+
+    >>> escape('<b title="x">')
+    '&lt;b title=&quot;x&quot;&gt;'
+    """
+    return text if isinstance(text, Html) else Html(html.escape(printable(text), quote=True))
+
+
+def join(parts: Iterable[str], between: str = "") -> Html:
+    return Html(between.join(escape(part) for part in parts))
+
+
+def tag(name: str, /, *children: str, **attributes: str | float) -> Html:
+    """An element with its children.
+
+    >>> tag("p", "a < b", class_="note", data_step=3)
+    '<p class="note" data-step="3">a &lt; b</p>'
+    """
+    pairs = ((key.rstrip("_").replace("_", "-"), str(value)) for key, value in attributes.items())
+    opening = "".join(f' {key}="{escape(value)}"' for key, value in pairs)
+    if name == "meta":  # the only element without content here
+        assert not children
+        return Html(f"<{name}{opening}>")
+    return Html(f"<{name}{opening}>{join(children)}</{name}>")

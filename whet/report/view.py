@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -60,21 +60,17 @@ def read_excerpt(row: Mapping[str, Any], arm: str = "") -> Excerpt:
         prompt = "\n".join(f"{turn.get('role', '?')}: {turn.get('content', '')}" for turn in turns)
     first = row.get("first_version", row.get("version", "?"))
     last = row.get("last_version", first)
+    plain = ("prompt_id", "group_id", "phase", "response", "answer", "finish")
     return Excerpt(
         arm=arm,
         step=int(row.get("step", 0)),
-        prompt_id=str(row.get("prompt_id", "")),
-        group_id=str(row.get("group_id", "")),
-        phase=str(row.get("phase", "")),
         prompt=str(prompt),
-        response=str(row.get("response", "")),
-        answer=str(row.get("answer", "")),
         verdict=verdict if verdict in MARKS else "unjudged",
         reward=float(reward) if isinstance(reward, int | float) else None,
         length=int(row.get("length", 0)),
-        finish=str(row.get("finish", "")),
         version=f"{first}" if first == last else f"{first}–{last}",
         note=str(row.get("note") or ""),
+        **{key: str(row.get(key, "")) for key in plain},
     )
 
 
@@ -100,60 +96,39 @@ def rollout_steps(folder: Path) -> list[int]:
 
 
 def pick_excerpts(arms: Sequence[Arm], count: int = 20) -> list[Excerpt]:
-    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first.
-
-    The choice is deterministic. Only the first run of each arm is read, and of it only the first and last steps.
-    """
+    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first. The choice is
+    deterministic. Only the first run of each arm is read, and of it only the first and last steps."""
     rng = random.Random(0)
     buckets: dict[tuple[bool, str, str], list[Excerpt]] = {}
     for arm in arms:
-        for late, excerpt in _read_ends(arm):
-            buckets.setdefault((late, excerpt.verdict, arm.name), []).append(excerpt)
-    for key, excerpts in buckets.items():
+        folder = arm.runs[0].folder
+        steps = rollout_steps(folder)
+        early = steps[: min(STEPS_READ, (len(steps) + 1) // 2)]
+        late = steps[len(early) :][-STEPS_READ:]
+        for step in (*early, *late):
+            for row in islice(read_rollouts(folder, step), ROLLOUTS_READ):
+                excerpt = read_excerpt(row, arm.name)
+                buckets.setdefault((step in late, excerpt.verdict, arm.name), []).append(excerpt)
+    for excerpts in buckets.values():
         rng.shuffle(excerpts)
-        buckets[key] = _repeats_last(excerpts)
+        firsts = {excerpt.prompt_id: excerpt for excerpt in reversed(excerpts)}
+        excerpts.sort(key=lambda e: e is not firsts[e.prompt_id])  # each prompt once before one comes again
     picked: list[tuple[bool, Excerpt]] = []
     for turn in range(count):
-        for (late, _, _), excerpts in buckets.items():
+        for (is_late, _, _), excerpts in buckets.items():
             if turn < len(excerpts) and len(picked) < count:
-                picked.append((late, excerpts[turn]))
+                picked.append((is_late, excerpts[turn]))
     picked.sort(key=lambda pair: (pair[0], pair[1].step))
     return [excerpt for _, excerpt in picked]
-
-
-def _repeats_last(excerpts: Sequence[Excerpt]) -> list[Excerpt]:
-    """One excerpt of each prompt before a second of any."""
-    seen: set[str] = set()
-    firsts, repeats = list[Excerpt](), list[Excerpt]()
-    for excerpt in excerpts:
-        (repeats if excerpt.prompt_id in seen else firsts).append(excerpt)
-        seen.add(excerpt.prompt_id)
-    return firsts + repeats
-
-
-def _read_ends(arm: Arm) -> Iterator[tuple[bool, Excerpt]]:
-    """(whether it is late, excerpt) of the first and the last steps."""
-    folder = arm.runs[0].folder
-    steps = rollout_steps(folder)
-    early = steps[: min(STEPS_READ, (len(steps) + 1) // 2)]
-    late = steps[len(early) :][-STEPS_READ:]
-    for step in (*early, *late):
-        for row in islice(read_rollouts(folder, step), ROLLOUTS_READ):
-            yield step in late, read_excerpt(row, arm.name)
 
 
 # ---- in the terminal
 
 
 def view_run(
-    folder: Path,
-    *,
-    console: Console,
-    step: int | None = None,
-    verdict: str | None = None,
-    phase: str | None = None,
+    folder: Path, *, console: Console, step: int | None = None, verdict: str | None = None, phase: str | None = None,
     limit: int = 20,
-) -> None:
+) -> None:  # fmt: skip
     """Prints at most `limit` rollouts that match the filters, each group under its prompt."""
     if verdict is not None and verdict not in MARKS:
         raise WhetError(f'There is no verdict "{verdict}"; it is one of {", ".join(MARKS)}.')
@@ -161,9 +136,8 @@ def view_run(
     if not steps:
         raise WhetError(f"{folder} holds no rollouts.")
     if step is not None and step not in steps:
-        raise WhetError(
-            f"{folder} holds no rollouts of step {step}; it has {len(steps)} steps from {steps[0]} to {steps[-1]}."
-        )
+        known = f"{len(steps)} steps from {steps[0]} to {steps[-1]}"
+        raise WhetError(f"{folder} holds no rollouts of step {step}; it has {known}.")
     left = limit
     for chosen in [step] if step is not None else reversed(steps):
         for group in _read_groups(folder, chosen):
@@ -205,21 +179,12 @@ def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Con
     show(first.prompt, 2, "")
     show(f"answer: {first.answer}", 2, "dim")
     for excerpt in shown:
-        console.print(Padding(_facts(excerpt), (0, 0, 0, 2)))
+        style, reward = STYLES[excerpt.verdict], "–" if excerpt.reward is None else f"{excerpt.reward:.2f}"
+        numbers = (f"reward {reward}", f"{excerpt.length} tokens", f"version {excerpt.version}")
+        words = [printable(word, one_line=True) for word in (*numbers, excerpt.finish, excerpt.phase) if word]
+        facts = Text(f"{MARKS[excerpt.verdict]} {excerpt.verdict:<9}", style=f"bold {style}")
+        console.print(Padding(facts.append("  ".join(words), style="dim"), (0, 0, 0, 2)))
         if excerpt.note:
             show(f"the judge {excerpt.note}", 4, "bold")
-        show(excerpt.response or "(nothing)", 4, STYLES[excerpt.verdict])
+        show(excerpt.response or "(nothing)", 4, style)
     console.print()
-
-
-def _facts(excerpt: Excerpt) -> Text:
-    facts = Text(f"{MARKS[excerpt.verdict]} {excerpt.verdict:<9}", style=f"bold {STYLES[excerpt.verdict]}")
-    reward = "–" if excerpt.reward is None else f"{excerpt.reward:.2f}"
-    words = [
-        f"reward {reward}",
-        f"{excerpt.length} tokens",
-        f"version {excerpt.version}",
-        excerpt.finish,
-        excerpt.phase,
-    ]
-    return facts.append("  ".join(printable(word, one_line=True) for word in words if word), style="dim")

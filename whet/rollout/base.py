@@ -8,12 +8,13 @@ the batch that trains. Our own engine is `whet.rollout.engine.LocalEngine`; othe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
 
-from whet.types import Batch, Request, Rollout, Trace
+from whet.types import Batch, Key, Request, Rollout, Trace
 
 
 class Engine(Protocol):
@@ -33,11 +34,8 @@ class Engine(Protocol):
         """
 
     def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        """Run these requests to their end and return their rollouts in request order.
-
-        Other rollouts go on meanwhile and are collected later. `on_progress` receives the number of finished rollouts
-        whenever it changes.
-        """
+        """Run these requests to their end and return their rollouts in request order. Other rollouts go on meanwhile
+        and are collected later. `on_progress` receives the number of finished rollouts whenever it changes."""
 
     @property
     def idle(self) -> bool:
@@ -64,22 +62,40 @@ class Engine(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
-TRACE_DTYPES = {"ids": np.int32, "log_probs": np.float32, "versions": np.int32}
+PARTS = ("ids", "log_probs", "versions")  # arrays of a trace, with an entry per generated token
+
+
+@functools.cache
+def empty_trace(dtype: np.dtype[Any]) -> Trace:
+    """One object for all flights, since nothing can be written to it. dtype: that of log-probs."""
+    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
+
+
+def join_traces(traces: Iterable[Trace], dtype: np.dtype[Any]) -> dict[str, np.ndarray]:
+    """The tokens of all traces end to end."""
+    traces = (empty_trace(dtype), *traces)
+    return {name: np.concatenate([getattr(trace, name) for trace in traces]) for name in PARTS}
+
+
+def split_traces(arrays: Mapping[str, np.ndarray], sizes: Sequence[int]) -> list[Trace]:
+    """Traces of so many tokens each. They are copies, because a view would keep the tokens of all of them alive."""
+    ends = np.cumsum(sizes)
+    return [Trace(**{name: arrays[name][e - n : e].copy() for name in PARTS}) for n, e in zip(sizes, ends, strict=True)]
 
 
 class RolloutStore:
     def __init__(self) -> None:
-        self._traces: dict[int, dict[int, Trace]] = {}  # group id -> index -> trace, so that groups are freed at once
+        self._traces: dict[Key, Trace] = {}
 
     def put(self, rollouts: Iterable[Rollout]) -> list[Rollout]:
         """Store the traces and return the rollouts without them."""
         bare = []
         for rollout in rollouts:
-            trace, group = rollout.trace, self._traces.setdefault(rollout.group_id, {})
+            trace = rollout.trace
             assert trace is not None, f"rollout {rollout.key} has no trace"
             assert trace.ids.size == trace.log_probs.size == trace.versions.size, f"rollout {rollout.key} is ragged"
-            assert rollout.index not in group, f"rollout {rollout.key} came twice"
-            group[rollout.index] = trace
+            assert rollout.key not in self._traces, f"rollout {rollout.key} came twice"
+            self._traces[rollout.key] = trace
             bare.append(dataclasses.replace(rollout, trace=None))
         return bare
 
@@ -92,36 +108,25 @@ class RolloutStore:
         """Return these rollouts, in any order, with the traces that `put` stored."""
         out = []
         for rollout in rollouts:
-            trace = self._traces.get(rollout.group_id, {}).get(rollout.index)
+            trace = self._traces.get(rollout.key)
             assert trace is not None, f"the trace of {rollout.key} was freed or never put"
             out.append(dataclasses.replace(rollout, trace=trace))
         return out
 
     def keep(self, group_ids: Set[int]) -> None:
         """Free the traces of all other groups."""
-        self._traces = {group_id: traces for group_id, traces in self._traces.items() if group_id in group_ids}
+        self._traces = {key: trace for key, trace in self._traces.items() if key[0] in group_ids}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """keys (n, 2), offsets (n + 1), and ids, log_probs, versions of all tokens end to end.
-
-        Rollout i is keys[i] = (group_id, index) with the tokens offsets[i] to offsets[i + 1].
-        """
-        flat = [(g, i, trace) for g, traces in self._traces.items() for i, trace in traces.items()]
-        sizes = [trace.ids.size for _, _, trace in flat]
-        arrays = {
-            "keys": np.array([(g, i) for g, i, _ in flat], np.int64).reshape(-1, 2),
-            "offsets": np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64),
-        }
-        for name, dtype in TRACE_DTYPES.items():
-            arrays[name] = np.concatenate([np.empty(0, dtype), *(getattr(trace, name) for _, _, trace in flat)])
-        return arrays
+        """keys (n, 2), offsets (n + 1), and ids, log_probs, versions of all tokens end to end. Rollout i is keys[i] =
+        (group_id, index) with the tokens offsets[i] to offsets[i + 1]."""
+        ends = np.cumsum([0, *(trace.ids.size for trace in self._traces.values())], dtype=np.int64)
+        keys = np.array(list(self._traces), np.int64).reshape(-1, 2)
+        return {"keys": keys, "offsets": ends, **join_traces(self._traces.values(), np.dtype(np.float32))}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Replace the stored traces by those that `arrays` returned."""
-        offsets, keys = arrays["offsets"], arrays["keys"]
+        offsets, keys = arrays["offsets"], arrays["keys"].tolist()
         assert len(offsets) == len(keys) + 1 and offsets[-1] == arrays["ids"].size, "offsets and tokens disagree"
-        self._traces = {}
-        for (group_id, index), start, end in zip(keys.tolist(), offsets[:-1], offsets[1:], strict=True):
-            # A copy, because a view would keep the tokens of all rollouts alive.
-            parts = {name: arrays[name][start:end].copy() for name in TRACE_DTYPES}
-            self._traces.setdefault(group_id, {})[index] = Trace(**parts)
+        traces = split_traces(arrays, np.diff(offsets).tolist())
+        self._traces = {(group_id, index): trace for (group_id, index), trace in zip(keys, traces, strict=True)}

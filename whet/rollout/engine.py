@@ -1,9 +1,10 @@
-"""The local rollout engine: continuous batching over the rollout twin, exact for a given key.
+"""The local rollout engine: continuous batching over a second view of the model that shares its weights
+(`model/twin.py`). The same key always gives the same tokens.
 
 It implements `whet.rollout.base.Engine` for the loop and the evaluation. `submit` queues requests; `step` schedules
-(`scheduler.py`), runs (`runner.py`), records (`rows.py`) and retires; `collect` and `generate` step until they have
-what they promise. The engine sees prompts as token ids, text only for stop strings, and training only as a version
-number: the weights change in place under it.
+(`scheduler.py`), runs (`runner.py`), records (`rows.py`) and retires; `collect` and `generate` step until the rollouts
+that they return are finished. The engine sees prompts as token ids, text only for stop strings, and training only as a
+version number: the weights change in place under it.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from whet.draft.base import OFF, DraftArm
+from whet.draft.base import OFF, DraftArm, StepReport
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
 from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
+from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
-from whet.rollout.rows import MATRICES, Flight, Rows, empty_trace
-from whet.rollout.runner import Drawn, EagerRunner, Runner, RunnerFactory
+from whet.rollout.rows import Flight, Rows
+from whet.rollout.runner import Drawn, EagerRunner, Runner
 from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json
 
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 
@@ -40,9 +42,10 @@ class LocalEngine:
     """Decodes rollouts of one model on one device.
 
     A flight is a rollout under way; while it decodes it has one of `slots` rows. A wave is what is prefilled in one
-    step: chunks of prompts, and forks, which share the prompt of another flight. An arm is one way to speculate. The
-    tokens of a rollout depend on the weights, the prompt and its key (seed, train or eval, group, index) alone, not on
-    the batch: exactly in float64 on a CPU, up to rounding elsewhere.
+    step: chunks of prompts, and forks, which share the prompt of another flight. An arm is one way to speculate: a
+    drafter and a depth. Rows 0..ready-1 draw a token at each step; the last row may hold a prompt of which only
+    `rows.fed` tokens are fed. The tokens of a rollout depend on the weights, the prompt and its key (seed, train or
+    eval, group, index) alone, not on the batch: exactly in float64 on a CPU, up to rounding elsewhere.
     """
 
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
@@ -61,26 +64,25 @@ class LocalEngine:
         mode: Literal["barrier", "stream"] = "barrier",
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
-        runners: RunnerFactory | None = None,
+        runners: Any = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
     ) -> None:
-        """encode: prompt id to token ids. runners: a faster form of a step, used where it can serve the model.
-        releasable: on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that
-        reads hidden states joins `speculation`; those of finished rollouts go to `buffer`."""
+        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if
+        it supports the model. releasable: on a GPU, the memory of keys and values is lent to the
+        learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
+        rollouts go to `buffer`."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:
-            raise WhetError(
-                f"rollout.context = {context} is more than the {known} positions {type(model).__name__} knows."
-            )
+            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
         self.encode, self.decode = encode, decode
         self.seed, self.slots, self.context = seed, slots, context
         self.mode, self.on_update, self.version = mode, on_update, version
         self.twin = rollout_twin(model)
         self.device = model.device
-        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # of recorded log-probs
+        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # type of log-probs
         shapes = kv_shapes(self.twin)
         # Why the runners that were handed in are not used; None where they are, or where there are none.
         self.lack = runners.lack(shapes, self.device) if runners is not None else None
@@ -116,7 +118,8 @@ class LocalEngine:
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
         running = int(self.rows.count[: self.rows.size].sum())
-        self.scheduler.add(self._flights(sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))))
+        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
+        self.scheduler.waiting.extend(self._flights(ordered))
 
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         shown = steps = 0
@@ -135,7 +138,7 @@ class LocalEngine:
         ticket = self.arrivals
         flights = self._flights(requests, ticket)
         found = self._tickets[ticket] = {}
-        self.scheduler.add(flights)
+        self.scheduler.waiting.extend(flights)
         while (before := len(found)) < len(flights):
             self.step()
             if on_progress is not None and len(found) > before:
@@ -165,12 +168,13 @@ class LocalEngine:
         if self.on_update == "cut":
             cut = self.scheduler.cut()
             for flight in cut:
-                self.lengths.cut(flight.trace.ids.size)
+                self.lengths.tokens += flight.trace.ids.size
                 if self.speculation is not None:
-                    self.speculation.ended(flight, flight.trace.ids)
+                    self.speculation.ended(flight)
             self.done += [f.rollout("cut", self.version) for f in cut]
             self._stats["cut"] += len(cut)
-        self.scheduler.forget()
+        # A begun group is remembered as long as it still has a rollout to start.
+        self.scheduler.begun &= {f.request.group_id for f in self.scheduler.waiting}
         self.runner.forget()
         if self.speculation is not None:
             self.speculation.updated(version)
@@ -178,7 +182,7 @@ class LocalEngine:
 
     def release(self) -> None:
         """Lend the cache's memory to the learner's step, unless running rollouts still need what is in it."""
-        if not self.cache.arena.releasable:
+        if self.cache.arena is None:
             return
         if self.on_update != "keep":
             self._evict_all()  # `update` would do it after the step, with the same outcome
@@ -186,12 +190,13 @@ class LocalEngine:
             self.cache.arena.release()
 
     def take_back(self) -> None:
-        self.cache.arena.take_back()
+        if self.cache.arena is not None:
+            self.cache.arena.take_back()
 
     def notes(self) -> list[str]:
         """What the user should know about the engine before it starts."""
         slow = "Rollouts are decoded by plain calls of the model's own layers, more slowly than by graphs, since"
-        return [*self.cache.notes(), *([f"{slow} {self.lack}."] if self.lack else [])]
+        return [*self.cache.notes, *([f"{slow} {self.lack}."] if self.lack else [])]
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them; rollout/oom counts from the start."""
@@ -217,7 +222,6 @@ class LocalEngine:
         flights += [(f, f.trace) for f in self.scheduler.waiting]
         assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
         traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
-        empty = empty_trace(self.dtype)
         return {
             "version": self.version,
             "arrivals": self.arrivals,
@@ -227,9 +231,9 @@ class LocalEngine:
                 for f, trace in flights
             ],
             "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
-            **{name: np.concatenate([getattr(t, name) for t in (empty, *traces)]) for name in MATRICES},
+            **join_traces(traces, self.dtype),
             **self.lengths.state_dict(),
-            "draft": self.speculation.state_dict() if self.speculation is not None else None,
+            "draft": self.speculation.chooser.state_dict() if self.speculation is not None else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -238,23 +242,18 @@ class LocalEngine:
         self.scheduler.begun = set(state["begun"].tolist())
         self.lengths.load_state_dict(state)
         if self.speculation is not None and state["draft"] is not None:
-            self.speculation.load_state_dict(state["draft"])
-        at = 0
-
-        def next_trace(n: int) -> Trace:
-            nonlocal at
-            part, at = slice(at, at + n), at + n
-            return Trace(**{name: state[name][part] for name in MATRICES})
-
+            self.speculation.chooser.load_state_dict(state["draft"])
+        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
         for data in state["flights"]:
             fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
             request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
-            flight = self.flight(request, data["index"], data["arrival"])
-            flight.trace = next_trace(data["tokens"])
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            flight = self.flight(request, data["index"], data["arrival"], prompt)
+            flight.trace = next(traces)
             self.scheduler.waiting.append(flight)
         for data in state["done"]:
             fields = {k: v for k, v in data.items() if k != "tokens"}
-            self.done.append(rollout_from_json({**fields, "trace": next_trace(data["tokens"])}))
+            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
 
     # ---- one step
 
@@ -273,11 +272,15 @@ class LocalEngine:
             arm = self._choose(running)
             begin += self.runner.prepare(running, arm)  # what is done once is not part of the step's time
             drawn = self._decode(running, arm)
-            drafted = self._record(drawn, running)
+            accepted, most = self._record(drawn, running)
             if self.speculation is not None:
                 steps, seconds = len(drawn.counted), time.perf_counter() - begin
-                alone = steps == 1 and self.runner.ahead  # a step before a burst, which was waited for at once
-                self.speculation.on_step(drawn.arm, rows, running, seconds, steps, *drafted, typical=not alone)
+                typical = (
+                    steps > 1 or not self.runner.ahead
+                )  # a step before a burst was waited for in full: its time is not typical
+                kv_bytes = self.speculation.kv_bytes(rows, running)
+                report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical)
+                self.speculation.chooser.record(report)
         self._retire(rows.finished(self.decode))
         if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
             begin += self._go_ahead()
@@ -328,7 +331,7 @@ class LocalEngine:
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
 
-    def _record(self, drawn: Drawn, running: int) -> list[np.ndarray]:
+    def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many
         wanted."""
         rows, steps = self.rows, len(drawn.counted)
@@ -337,17 +340,17 @@ class LocalEngine:
             rows.length[:running] += 1
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
-            return []
+            return None, None
         wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
-            return []
-        real = drawn.real(kept)[:, :running]
+            return None, None
+        real = np.clip(kept - drawn.before, 0, drawn.counted)[:, :running]  # 0 after the row's end
         lived = real > 0
         rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
-        return [real[lived] - 1, wanted[lived]]
+        return real[lived] - 1, wanted[lived]
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:
@@ -361,7 +364,7 @@ class LocalEngine:
             rollout = flight.rollout(finish, self.version)
             self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
             if self.speculation is not None:
-                self.speculation.ended(flight, flight.trace.ids)
+                self.speculation.ended(flight)
             if flight.ticket is None:
                 self.done.append(rollout)
             else:
@@ -369,7 +372,7 @@ class LocalEngine:
 
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is
-        under way. Returns the seconds of what was done once."""
+        under way. Returns the seconds of one-time preparation."""
         running, drafters = self.rows.ready, self.speculation.drafters if self.speculation is not None else {}
         if not running or self.rows.fed or drafters.keys() - self.runner.own:  # drafts on the host wait for tokens
             return 0.0
@@ -386,44 +389,32 @@ class LocalEngine:
         flights wait again, later waves are smaller, and the next step goes on: tokens depend on a flight's key alone,
         so they are the same.
         """
-        rows = self.rows
+        rows, scheduler = self.rows, self.scheduler
+        source = [running + leader for _, leader in wave.forks]  # the row that each fork copies
         first, fed = rows.size, rows.fed
+        for chunk in wave.chunks:
+            if chunk.start == 0:
+                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
+        for leader, (flight, _) in zip(source, wave.forks, strict=True):
+            rows.shared[[leader, rows.add(flight)]] = flight.known
         try:
-            return self.runner.advance(running, wave.chunks, self._admit(running, wave))
+            self.runner.enter(first)
+            rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
+            return self.runner.advance(running, wave.chunks, source)
         except torch.OutOfMemoryError:
             pass
         # Here, after the handler, the traceback no longer keeps the failed forward alive.
         for row in reversed(range(first, rows.size)):
             self._evict(row)
         rows.feed(fed)
-        rows.shared[running:first] = 0  # of a half-fed row: no row forks from it yet
-        self.scheduler.put_back(wave)
+        rows.shared[running:first] = 0  # no row forks from a half-fed row yet
+        scheduler.put_back(wave)
         # The running rows may be a step further on the device, and a drafter may have read that: they repeat it.
         self.runner.forget()
         rows.paired[:running] = np.minimum(rows.paired[:running], rows.length[:running])
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._shrink(running, wave)
-        return None
-
-    def _admit(self, running: int, wave: Wave) -> list[int]:
-        """Give the wave its rows, first those to feed, then their forks. Returns the row that each fork copies."""
-        rows = self.rows
-        first = rows.size
-        for chunk in wave.chunks:
-            if chunk.start == 0:
-                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
-        source = [running + leader for _, leader in wave.forks]
-        for leader, (flight, _) in zip(source, wave.forks, strict=True):
-            rows.shared[[leader, rows.add(flight)]] = flight.known
-        self.runner.enter(first)
-        rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
-        return source
-
-    def _shrink(self, running: int, wave: Wave) -> None:
-        """Make later waves smaller; a wave that cannot be smaller waits for a row to end."""
-        scheduler, rows = self.scheduler, self.rows
-        if not scheduler.shrink(wave):
+        if not scheduler.shrink(wave):  # a wave that cannot be smaller waits for a row to end
             if not running:
                 raise WhetError(
                     f"Not even a prompt of {wave.tokens} tokens can be fed in the memory that is left beside the model "
@@ -438,6 +429,7 @@ class LocalEngine:
                 "fewer still each time rollout/oom goes up. Rollouts are the same, but begin later.",
                 stacklevel=2,
             )
+        return None
 
     def _evict(self, row: int) -> Flight:
         """Take a flight out of its row, with its tokens."""
@@ -465,14 +457,10 @@ class LocalEngine:
         self.arrivals += len(flights)
         return flights
 
-    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray | None = None) -> Flight:
-        if prompt is None:
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
         if not 0 < prompt.size < self.context:
-            raise WhetError(
-                f'Prompt "{request.prompt_id}" has {prompt.size} tokens; rollout.context = {self.context} '
-                f"takes 1 to {self.context - 1}."
-            )
+            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
+            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
         limit = min(request.sampling.max_tokens, self.context - prompt.size)
         if limit < 1:
             raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')

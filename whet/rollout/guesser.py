@@ -1,12 +1,12 @@
 """The EAGLE drafter in the engine: the target's hidden states are kept in pages, and drafts are made over them.
 
-The engine makes a `Guesser` where it is given an `EagleHead`; it implements `Drafter`, and its rows are the engine's,
-in order. Two more layers of the cache hold what it needs, under the rows' own table: the target's last hidden state of
-every cached token, written as it is computed, and the drafter's keys and values. So forks, moves and preemption need
-nothing here, and speculation can begin in the middle of a rollout with one pass of one layer (`catch_up`). In captured
-graphs `round` is a part of the step, and the host proposes nothing. `rows.paired` counts the tokens of each row that
-the drafter has read. The pair at a prompt's last token belongs to each rollout but may lie in a page that they share:
-that can make a guess worse, never a token wrong.
+The engine makes a `Guesser` where it is given an `EagleHead`; its rows are the engine's, in order. Two more layers of
+the cache hold what it needs, under the rows' own table: the target's last hidden state of every cached token, written
+as it is computed, and the drafter's keys and values. So forks, moves and preemption need nothing here, and speculation
+can begin in the middle of a rollout with one pass of one layer (`catch_up`). In captured graphs `round` is a part of
+the step, and the host proposes nothing. `rows.paired` counts the tokens of each row that the drafter has read. The pair
+at a prompt's last token belongs to each rollout but may lie in a page that they share: that can make a guess worse,
+never a token wrong.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.draft.base import RowView
+from whet.draft.base import Drafter, RowView
 from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.model.ops import to_device
+from whet.model.packing import ranges
 from whet.model.twin import KVShape
-from whet.rollout.pages import PagedCache, SlotCache
+from whet.rollout.pages import Cache
 from whet.rollout.rows import Rows
 
 # Shapes: B rows, T tokens just fed, Q newest tokens of a row, hidden size `width`.
@@ -33,24 +34,19 @@ AT_ONCE = 2**13  # hidden states that are gathered together, beside those that a
 
 def extra_shapes(head: EagleHead) -> list[KVShape]:
     """What the cache needs beside the target's layers; the values of hidden states are unused."""
-    shape = head.shape
-    hidden = KVShape(1, shape.hidden, 1, head.target.embedding.dtype)
-    return [hidden, KVShape(shape.kv_heads, shape.dim, shape.dim, head.dtype)]
+    target = head.target
+    hidden = KVShape(1, target.hidden, 1, target.embedding.dtype)
+    return [hidden, KVShape(target.kv_heads, target.dim, target.dim, head.dtype)]
 
 
-class Guesser:
+class Guesser(Drafter):
     name = "eagle"
 
-    def __init__(self, head: EagleHead, cache: SlotCache | PagedCache, rows: Rows) -> None:
+    def __init__(self, head: EagleHead, cache: Cache, rows: Rows) -> None:
         self.head, self.cache, self.rows = head, cache, rows
         self.device = rows.device
         self.states, self.dummies = cache.keys[-2], cache.values[-2]
-        self.page = self.states.shape[2]
-        width = cache.table.shape[1] if isinstance(cache, PagedCache) else 1
-        head.attach(cache.keys[-1], cache.values[-1], (width + 1) * self.page)
-        self._own = np.arange(len(rows.token), dtype=np.int32).reshape(-1, 1)
-
-    # ---- what a runner calls
+        head.attach(cache.keys[-1], cache.values[-1], (cache.table.shape[1] + 1) * cache.page)
 
     def keep(self, hidden: Tensor, table: Tensor, row: Tensor, position: Tensor) -> None:
         """Store the hidden states [T, width] of tokens just fed, by the rows of `table`; works in a captured graph."""
@@ -58,17 +54,15 @@ class Guesser:
         self.head.ops.write_kv(hidden, hidden[..., :1], self.states, self.dummies, table, row, position)
 
     def round(self, ids: Tensor, state_length: Tensor, row: Tensor, table: Tensor, depth: int) -> Tensor:
-        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q].
-
-        The last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone.
-        """
+        """Drafts int32 [B, depth] for rows that have read all but their last pairs, whose tokens are ids [B, Q]. The
+        last Q pairs are read again whether new or not, so that all rows have one shape. Works on the device alone."""
         batch, new = ids.shape
         place = state_length[:, None] - new + torch.arange(new, dtype=torch.int32, device=ids.device)
         real = (place >= 0) & (row[:, None] >= 0)
         position = torch.where(real, place, 0)
         at = torch.where(real, row[:, None], -1).flatten()
-        page = table.gather(1, (position // self.page).long())
-        hidden = self.states[page.flatten().long(), 0, (position % self.page).flatten().long()]
+        page = table.gather(1, (position // self.cache.page).long())
+        hidden = self.states[page.flatten().long(), 0, (position % self.cache.page).flatten().long()]
         starts = torch.arange(batch + 1, dtype=torch.int32, device=ids.device) * new
         length = state_length.clamp(min=0)
         feature = self.head.extend(hidden, ids.flatten(), position.flatten(), at, table, length, starts, new)
@@ -83,38 +77,30 @@ class Guesser:
             return
         texts = [np.concatenate((f.prompt, rows.ids[i, : rows.count[i]])) for i, f in enumerate(rows.flights[:running])]
         ids = np.concatenate([text[a + 1 : b + 1] for text, a, b in zip(texts, old, new, strict=True)])
-        row, position = _ranges(np.arange(running), old, count)
+        row, position = np.repeat(np.arange(running), count), np.repeat(old, count) + ranges(count)
         starts = np.concatenate(([0], np.cumsum(count)))
         where, token, place, at, table, length, start = to_device(
-            self.device, self._places(row, position), ids, position, row, self.table[:running], new, starts
+            self.device, self._places(row, position), ids, position, row, self.cache.table[:running], new, starts
         )
         self.head.extend(self._gather(where), token, place, at, table, length, start, int(count.max()))
         rows.paired[:running] = new
-
-    # ---- a drafter
-
-    def begin(self, row: RowView) -> None: ...
 
     def propose(self, rows: Sequence[RowView], most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         running, deepest = len(rows), int(most.max(initial=0))
         if not deepest:
             return np.zeros((running, 0), np.int32), np.zeros(running, np.int32)
         self.catch_up(running, deepest)
-        ids = np.stack([_last_tokens(view, deepest + 1) for view in rows])
+        # The newest tokens of each row, prompt included, with zeros before the first.
+        new, before = deepest + 1, np.zeros(deepest, np.int32)
+        ids = np.stack([np.concatenate((before, row.prompt[-new:], row.ids[-new:]))[-new:] for row in rows])
         length = self.rows.length[:running]
-        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.table[:running])
+        last, states, row, table = to_device(self.device, ids, length, np.arange(running), self.cache.table[:running])
         drafts: np.ndarray = self.round(last, states, row, table, deepest).cpu().numpy()
         self.rows.paired[:running] = length
         return drafts, most.astype(np.int32)
 
-    def finish(self, row: RowView) -> None: ...
-
     def updated(self, version: int) -> None:
         self.head.refresh()
-
-    def forget(self) -> None: ...
-
-    # ---- hidden states of finished rows
 
     def remember(self, ended: Sequence[int], buffer: DataBuffer, version: int) -> None:
         """Put the hidden states of ended rows into the buffer that the drafter learns from."""
@@ -127,46 +113,23 @@ class Guesser:
             buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
-        """The hidden states [cached tokens, width] of each row, the first `most`.
-
-        Several rows share one new tensor, AT_ONCE tokens or a row that has more. It is queued behind the steps under
-        way and waits for none.
-        """
+        """The hidden states [cached tokens, width] of each row, the first `most`. Several rows share one new tensor,
+        AT_ONCE tokens or a row that has more. It is queued behind the steps under way and waits for none."""
         length = np.minimum(self.rows.length, most)
         part: list[int] = []
         for i, row in enumerate(rows):
             part.append(row)
             if i + 1 < len(rows) and length[[*part, rows[i + 1]]].sum() <= AT_ONCE:
                 continue
-            (where,) = to_device(self.device, self._places(*_ranges(np.array(part), 0, length[part])))
-            yield from self._gather(where).split(length[part].tolist())
+            count = length[part]
+            (where,) = to_device(self.device, self._places(np.repeat(part, count), ranges(count)))
+            yield from self._gather(where).split(count.tolist())
             part = []
-
-    @property
-    def table(self) -> np.ndarray:
-        """Pages of each row."""
-        return self.cache.table if isinstance(self.cache, PagedCache) else self._own
 
     def _places(self, row: np.ndarray, position: np.ndarray) -> np.ndarray:
         """Index in all pages of the tokens at these positions."""
-        page, offset = np.divmod(position, self.page)
-        return self.table[row, page] * self.page + offset
+        page, offset = np.divmod(position, self.cache.page)
+        return self.cache.table[row, page] * self.cache.page + offset
 
     def _gather(self, where: Tensor) -> Tensor:
         return self.states.view(-1, self.states.shape[-1]).index_select(0, where)
-
-
-def _ranges(rows: np.ndarray, first: np.ndarray | int, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`count` positions of each row from `first` on, side by side: rows and positions.
-
-    >>> _ranges(np.array([4, 7]), np.array([0, 5]), np.array([2, 3]))
-    (array([4, 4, 7, 7, 7]), array([0, 1, 5, 6, 7]))
-    """
-    begin = first - (np.cumsum(count) - count)
-    return np.repeat(rows, count), np.repeat(begin, count) + np.arange(count.sum())
-
-
-def _last_tokens(view: RowView, count: int) -> np.ndarray:
-    """The newest `count` tokens, prompt included, with zeros before the first."""
-    known = np.concatenate((view.prompt[-count:], view.ids[-count:]))[-count:]
-    return np.pad(known.astype(np.int32), (count - known.size, 0))

@@ -1,9 +1,9 @@
 """The KV cache: which pages a row has, and the memory behind them.
 
 The engine opens, forks, grows, moves and closes rows; the runner takes the `PageContext` of a forward. Two forms:
-`SlotCache`, where a page is a whole row of `context` tokens and row i owns page i, read by slice: the fast form on a
-CPU. `PagedCache`, with pages of a few tokens, a block table, and prompt pages shared by the rollouts of a prompt.
-Both keep rows 0..B-1 dense: the engine moves the last row into a hole. The contents of pages are never looked at.
+`Cache`, where a page is a whole row of `context` tokens and row i owns page i, read by slice: the fast form on a CPU.
+`PagedCache`, with pages of a few tokens, a block table, and prompt pages shared by the rollouts of a prompt. Both keep
+rows 0..B-1 dense: the engine moves the last row into a hole. The contents of pages are never looked at.
 """
 
 from __future__ import annotations
@@ -24,62 +24,26 @@ from whet.errors import WhetError
 from whet.model.packing import ranges
 from whet.model.twin import Block, KVShape, PageContext
 
+Shapes = Sequence[KVShape]  # one for each layer
+
 # Shapes: B rows, q new tokens per row, T = sum of B * q over the blocks of a forward.
 # Keys and values of a layer: [pages + 1, kv heads, page, head size]; the last page takes what padding writes.
 
 
-class PagePool:
-    """Reference counts of pages 0..count-1.
-
-    >>> pool = PagePool(2)
-    >>> page = pool.take(1); pool.share(page); pool.drop(page); pool.free
-    1
-    >>> pool.drop(page); pool.free
-    2
-    """
-
-    def __init__(self, count: int) -> None:
-        self.owners = [0] * count
-        self._free = list(range(count - 1, -1, -1))
-
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def take(self, n: int) -> list[int]:
-        assert n <= len(self._free), "the scheduler admits and preempts so that pages suffice"
-        taken = [self._free.pop() for _ in range(n)]
-        for page in taken:
-            self.owners[page] = 1
-        return taken
-
-    def share(self, pages: Sequence[int], times: int = 1) -> None:
-        for page in pages:
-            assert self.owners[page] > 0, "only a page in use can be shared"
-            self.owners[page] += times
-
-    def drop(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            assert self.owners[page] > 0, "a page is dropped once by each owner"
-            self.owners[page] -= 1
-            if self.owners[page] == 0:
-                self._free.append(page)
-
-
 class Cache:
-    """Keys and values of all layers. Where every row has memory of its own, no page is ever missing."""
+    """Keys and values of all layers, where every row has a page of its own: no page is ever missing."""
 
-    def __init__(
-        self, shapes: Sequence[KVShape], pages: int, page: int, device: torch.device, releasable: bool = False
-    ) -> None:
+    def __init__(self, shapes: Shapes, pages: int, page: int, device: torch.device, releasable: bool = False) -> None:
+        """page: tokens of a page. releasable: on CUDA the memory can be lent (`arena`)."""
         dims = [(s, s.key_dim) for s in shapes] + [(s, s.value_dim) for s in shapes]
         # Zeros: a masked key still meets its value, and 0 times a stray nan is nan.
-        self.arena = Arena(
-            [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims], device, releasable=releasable
-        )
-        self.keys, self.values = self.arena.tensors[: len(shapes)], self.arena.tensors[len(shapes) :]
+        pieces = [((pages + 1, s.heads, page, dim), s.dtype) for s, dim in dims]
+        tensors, self.arena = allocate(pieces, device, releasable)
+        self.keys, self.values = tensors[: len(shapes)], tensors[len(shapes) :]
+        self.page, self.device = page, device
         self.trash = pages  # the page that padding is written to
-        self.device = device
+        self.table = np.arange(pages, dtype=np.int32)[:, None]  # pages of each row in order
+        self.notes: list[str] = []  # what the user should know about the cache
 
     @property
     def free(self) -> int:
@@ -91,7 +55,10 @@ class Cache:
 
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         """Begin rows `target` with the first `tokens` tokens of the rows `source`."""
-        raise NotImplementedError
+        longest = max(tokens)
+        index = torch.tensor([source, target], device=self.device)
+        for pages in (*self.keys, *self.values):
+            pages[index[1], :, :longest] = pages[index[0], :, :longest]
 
     def lacking(self, length: np.ndarray) -> int:
         """Pages missing to give rows 0..B-1 of these lengths room for one more token; a length of -1 wants none."""
@@ -101,13 +68,10 @@ class Cache:
         """Give rows 0..B-1 that room."""
 
     def move(self, source: int, target: int, tokens: int) -> None:
-        raise NotImplementedError
+        for pages in (*self.keys, *self.values):
+            pages[target, :, :tokens] = pages[source, :, :tokens]
 
     def close(self, row: int) -> None: ...
-
-    def notes(self) -> list[str]:
-        """What the user should know about the cache."""
-        return []
 
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
@@ -133,43 +97,20 @@ class Cache:
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Page and offset of each token."""
-        raise NotImplementedError
+        return np.arange(rows.start, rows.stop)[:, None], position
 
     def _table(self, rows: slice, last: int) -> Tensor | None:
         """The block table of these rows up to position `last`, where pages are not whole slots."""
         return None
 
 
-class SlotCache(Cache):
-    def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
-        longest = max(tokens)
-        index = torch.tensor([source, target], device=self.device)
-        for pages in (*self.keys, *self.values):
-            pages[index[1], :, :longest] = pages[index[0], :, :longest]
-
-    def move(self, source: int, target: int, tokens: int) -> None:
-        for pages in (*self.keys, *self.values):
-            pages[target, :, :tokens] = pages[source, :, :tokens]
-
-    def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.arange(rows.start, rows.stop)[:, None], position
-
-
 class PagedCache(Cache):
     def __init__(
-        self,
-        shapes: Sequence[KVShape],
-        slots: int,
-        context: int,
-        page: int,
-        pages: int,
-        device: torch.device,
-        releasable: bool = False,
+        self, shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool
     ) -> None:
         super().__init__(shapes, pages, page, device, releasable)
-        self.page = page  # tokens
-        self.wanted = pages  # pages asked for, where the GPU had no room for so many
-        self.pool = PagePool(pages)
+        self.owners = [0] * pages  # rows that have each page
+        self._free = list(range(pages - 1, -1, -1))
         # Entries beyond a row's pages name the trash page: what a draft writes too far is lost there.
         self.table = np.full((slots, -(-context // page)), self.trash, np.int32)
         self.edits = 0  # times the table changed
@@ -177,14 +118,30 @@ class PagedCache(Cache):
 
     @property
     def free(self) -> int:
-        return self.pool.free
+        return len(self._free)
 
-    def need(self, tokens: int, forked: bool) -> int:
-        """Pages that a row of so many tokens takes, alone or forked from another."""
-        return int(tokens % self.page > 0) if forked else -(-tokens // self.page)
+    def take(self, n: int) -> list[int]:
+        """Give so many free pages their first owner."""
+        assert n <= len(self._free), "the scheduler admits and preempts so that pages suffice"
+        taken = [self._free.pop() for _ in range(n)]
+        for page in taken:
+            self.owners[page] = 1
+        return taken
+
+    def share(self, pages: Sequence[int], times: int = 1) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "only a page in use can be shared"
+            self.owners[page] += times
+
+    def drop(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            assert self.owners[page] > 0, "a page is dropped once by each owner"
+            self.owners[page] -= 1
+            if self.owners[page] == 0:
+                self._free.append(page)
 
     def open(self, row: int, tokens: int) -> None:
-        self._set([row], [self.pool.take(self.need(tokens, False))])
+        self._set([row], [self.take(-(-tokens // self.page))])
 
     def fork(self, source: Sequence[int], target: Sequence[int], tokens: Sequence[int]) -> None:
         """Full pages are shared; a half-filled last page is copied, since its owners will write to it."""
@@ -192,9 +149,9 @@ class PagedCache(Cache):
         ways = zip(source, target, tokens, strict=True)
         for (src, n), some in groupby(ways, key=lambda way: (way[0], way[2])):  # the rows of a group come together
             rows = [row for _, row, _ in some]
-            shared, half = self.table[src, : n // self.page].tolist(), self.need(n, True)
-            self.pool.share(shared, len(rows))
-            own = self.pool.take(half * len(rows))
+            shared, half = self.table[src, : n // self.page].tolist(), int(n % self.page > 0)
+            self.share(shared, len(rows))
+            own = self.take(half * len(rows))
             copied += [(int(self.table[src, len(shared)]), page) for page in own]
             self._set(rows, [[*shared, *own[i * half : (i + 1) * half]] for i in range(len(rows))])
         if copied:
@@ -212,7 +169,7 @@ class PagedCache(Cache):
         rows = np.flatnonzero(missing)
         more = missing[rows]
         each = np.repeat(rows, more)
-        self.table[each, self.held[each] + ranges(more)] = self.pool.take(each.size)
+        self.table[each, self.held[each] + ranges(more)] = self.take(each.size)
         self.held[rows] += more
         self.edits += rows.size
 
@@ -227,17 +184,9 @@ class PagedCache(Cache):
         self.held[source] = 0
 
     def close(self, row: int) -> None:
-        self.pool.drop(self.table[row, : self.held[row]].tolist())
+        self.drop(self.table[row, : self.held[row]].tolist())
         self.table[row] = self.trash
         self.held[row] = 0
-
-    def notes(self) -> list[str]:
-        if self.trash == self.wanted:
-            return []
-        return [
-            f"The GPU has no room for {self.wanted} KV pages: the pool has {self.trash}; when they are full, "
-            "the youngest rollouts wait."
-        ]
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)
@@ -255,19 +204,13 @@ class PagedCache(Cache):
 
 
 def make_cache(
-    shapes: Sequence[KVShape],
-    slots: int,
-    context: int,
-    page: int,
-    pages: int,
-    device: torch.device,
-    releasable: bool = False,
-) -> SlotCache | PagedCache:
+    shapes: Shapes, slots: int, context: int, page: int, pages: int, device: torch.device, releasable: bool = False
+) -> Cache:
     """Make whole slots where `page` is 0, else pages. On a full GPU the pool is halved until it fits, at least one
     context."""
     if page == 0:
         try:
-            return SlotCache(shapes, slots, context, device, releasable)
+            return Cache(shapes, slots, context, device, releasable)
         except torch.OutOfMemoryError as error:
             raise WhetError(
                 f"The KV cache of rollout.slots = {slots} x rollout.context = {context} does not fit in memory; "
@@ -275,14 +218,14 @@ def make_cache(
             ) from error
     full = -(-context // page)
     if 0 < pages < full:
-        raise WhetError(
-            f"rollout.pages = {pages} cannot hold one rollout of rollout.context = {context}; it takes {full}."
-        )
+        one = f"one rollout of rollout.context = {context}"
+        raise WhetError(f"rollout.pages = {pages} cannot hold {one}; it takes {full}.")
     pages = wanted = pages or slots * full
     while True:
         try:
             cache = PagedCache(shapes, slots, context, page, pages, device, releasable)
-            cache.wanted = wanted
+            fewer = f"The GPU has no room for {wanted} KV pages: the pool has {pages}; when they are full, "
+            cache.notes = [fewer + "the youngest rollouts wait."] if pages < wanted else []
             return cache
         except torch.OutOfMemoryError as error:
             if pages == full:
@@ -309,68 +252,19 @@ PINNED, DEVICE, READ_WRITE, NO_MEMORY = 1, 1, 3, 2
 Piece = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
 
 
-class Arena:
-    """Tensors of zeros, one for each piece.
-
-    >>> arena = Arena([((2, 3), torch.float32), ((4,), torch.bfloat16)], torch.device("cpu"))
-    >>> [tuple(t.shape) for t in arena.tensors], arena.resident
-    ([(2, 3), (4,)], True)
-    """
-
-    def __init__(self, pieces: Sequence[Piece], device: torch.device, *, releasable: bool = False) -> None:
-        """releasable: on CUDA, allocate by the driver's own calls. Raises torch.OutOfMemoryError on a full GPU."""
-        self._range: Range | None = None
-        if not releasable or device.type != "cuda":
-            self.tensors = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in pieces]
-            return
-        places, size = layout(pieces)
-        self._range = Range(size, device)
-        # As bytes. Made while mapped, since torch looks up the owner of the addresses; views keep them alive.
-        self._bytes = torch.as_tensor(self._range, device=self._range.device)
-        self._bytes.zero_()
-        self.tensors = [
-            self._bytes[place].view(dtype).view(shape) for place, (shape, dtype) in zip(places, pieces, strict=True)
-        ]
-
-    @property
-    def releasable(self) -> bool:
-        return self._range is not None
-
-    @property
-    def resident(self) -> bool:
-        """Whether the tensors may be used."""
-        return self._range is None or self._range.mapped
-
-    def release(self) -> None:
-        """Lose the contents; using the tensors before `take_back` is an illegal access."""
-        if self._range is not None:
-            self._range.unmap()
-
-    def take_back(self) -> None:
-        """Map fresh memory and zero it: a masked key still meets its value, and 0 times a stray nan is nan."""
-        if self._range is None or self._range.mapped:
-            return
-        try:
-            self._range.map()
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # what the learner has freed is still with torch's allocator
-            try:
-                self._range.map()
-            except torch.OutOfMemoryError as error:
-                raise WhetError(
-                    f"The KV cache lent its {self._range.size / 2**30:.1f} GiB to the learner, and the GPU has no room "
-                    "to take it back; if nothing else runs on the GPU, lower rollout.pages, rollout.slots or "
-                    "learn.pack_tokens."
-                ) from error
-        self._bytes.zero_()
+def allocate(pieces: Sequence[Piece], device: torch.device, releasable: bool) -> tuple[list[Tensor], Arena | None]:
+    """A tensor of zeros for each piece, and the memory behind them where it can be lent, which is on CUDA alone."""
+    if not releasable or device.type != "cuda":
+        return [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in pieces], None
+    places, size = layout(pieces)
+    arena = Arena(size, device)
+    whole = arena.zeros()  # views of it keep the arena alive
+    tensors = [whole[at].view(dtype).view(shape) for at, (shape, dtype) in zip(places, pieces, strict=True)]
+    return tensors, arena
 
 
 def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
-    """The bytes of each piece, one after the other, and their number in all.
-
-    >>> layout([((3,), torch.float32), ((2, 2), torch.bfloat16)])
-    ([slice(0, 12, None), slice(512, 520, None)], 520)
-    """
+    """The bytes of each piece, one after the other, and their number in all."""
     places: list[slice] = []
     end = 0
     for shape, dtype in pieces:
@@ -380,15 +274,11 @@ def layout(pieces: Sequence[Piece]) -> tuple[list[slice], int]:
     return places, end
 
 
-class Location(ctypes.Structure):
-    """CUmemLocation."""
-
+class Location(ctypes.Structure):  # CUmemLocation
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
-class Properties(ctypes.Structure):
-    """CUmemAllocationProp."""
-
+class Properties(ctypes.Structure):  # CUmemAllocationProp
     _fields_ = (
         ("type", ctypes.c_int),
         ("handle_types", ctypes.c_int),
@@ -398,19 +288,18 @@ class Properties(ctypes.Structure):
     )
 
 
-class Access(ctypes.Structure):
-    """CUmemAccessDesc."""
-
+class Access(ctypes.Structure):  # CUmemAccessDesc
     _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
 
-class Range:
-    """Addresses for `size` bytes on a CUDA device, with memory behind them while `mapped`."""
+class Arena:
+    """Addresses for `wanted` bytes on a CUDA device, with memory behind them while `mapped`."""
 
-    def __init__(self, size: int, device: torch.device) -> None:
+    def __init__(self, wanted: int, device: torch.device) -> None:
+        """Raises torch.OutOfMemoryError on a full GPU."""
         torch.cuda.init()
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        self.wanted = size
+        self.wanted = wanted
         self.mapped = False
         self._address, self._handle = ctypes.c_uint64(), ctypes.c_uint64()
         self._driver = _load_driver()
@@ -419,16 +308,38 @@ class Range:
         self._properties = Properties(type=PINNED, location=self._where)
         unit = ctypes.c_size_t()
         self._call("cuMemGetAllocationGranularity", ctypes.byref(unit), ctypes.byref(self._properties), ctypes.c_int(0))
-        self.size = max(1, -(-size // unit.value)) * unit.value
+        self.size = max(1, -(-wanted // unit.value)) * unit.value
         self._bytes, zero = ctypes.c_size_t(self.size), ctypes.c_uint64(0)
         self._call("cuMemAddressReserve", ctypes.byref(self._address), self._bytes, ctypes.c_size_t(0), zero, zero)
-        self.map()
+        self._map()
+
+    def take_back(self) -> None:
+        """Map fresh memory and zero it: a masked key still meets its value, and 0 times a stray nan is nan."""
+        if self.mapped:
+            return
+        try:
+            self._map()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()  # what the learner has freed is still with torch's allocator
+            try:
+                self._map()
+            except torch.OutOfMemoryError as error:
+                raise WhetError(
+                    f"The KV cache lent its {self.size / 2**30:.1f} GiB to the learner, and the GPU has no room to "
+                    "take it back; if it runs nothing else, lower rollout.pages, rollout.slots or learn.pack_tokens."
+                ) from error
+        self.zeros()
+
+    def zeros(self) -> Tensor:
+        """All bytes, set to 0. It is made while mapped, since torch looks up the owner of the addresses, and not kept:
+        it keeps the arena alive, which would then never be freed."""
+        return torch.as_tensor(self, device=self.device).zero_()
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": (self.wanted,), "typestr": "|u1", "data": (self._address.value, False), "version": 2}
 
-    def map(self) -> None:
+    def _map(self) -> None:
         zero, access = ctypes.c_uint64(0), Access(self._where, READ_WRITE)
         self._call("cuMemCreate", ctypes.byref(self._handle), self._bytes, ctypes.byref(self._properties), zero)
         try:
@@ -441,7 +352,8 @@ class Range:
             raise
         self.mapped = True
 
-    def unmap(self) -> None:
+    def release(self) -> None:
+        """Lose the contents; using the tensors before `take_back` is an illegal access."""
         if not self.mapped:
             return
         torch.cuda.synchronize(self.device)  # the driver would not wait for work that uses the memory
@@ -451,7 +363,7 @@ class Range:
 
     def __del__(self) -> None:
         with suppress(Exception):  # at the end of the process the driver may be gone before us
-            self.unmap()
+            self.release()
             self._call("cuMemAddressFree", self._address, self._bytes)
 
     def _call(self, name: str, *arguments: Any) -> None:

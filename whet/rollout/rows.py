@@ -7,7 +7,6 @@ leaves, or where a row has stop strings. The engine and its runners use this fil
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from whet.draft.base import truncate
 from whet.model.noise import noise_bits, uniform
+from whet.rollout.base import PARTS
 from whet.types import Finish, Request, Rollout, Trace
 
 # Shapes: B rows that draw, V vocabulary, W tokens drawn for a row in one turn.
@@ -29,14 +29,11 @@ ANY = 2**20  # stands for "as many drafts as possible"
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One rollout in the making, from its request to its end.
-
-    While it runs its tokens are in the columns of `Rows`; while it waits (not begun, preempted, or after a weight
-    update) they are in `trace`.
-    """
+    """One rollout in the making, from its request to its end. While it runs its tokens are in the columns of `Rows`;
+    while it waits (not begun, preempted, or after a weight update) they are in `trace`."""
 
     request: Request
-    index: int  # of the rollout in its group
+    index: int  # place of the rollout in its group
     arrival: int  # counts up over the engine's life: order of the queue; the youngest is preempted first
     prompt: np.ndarray
     limit: int  # tokens that it may write: max_tokens, or less where the context ends
@@ -103,15 +100,6 @@ class Chunk:
         return np.concatenate((self.flight.prompt, self.flight.trace.ids))[self.start : self.stop]
 
 
-@functools.cache
-def empty_trace(dtype: np.dtype[Any]) -> Trace:
-    """One object for all flights, since nothing can be written to it."""
-    return Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, dtype), versions=np.zeros(0, np.int32))
-
-
-# ---- sampling
-
-
 @dataclass(frozen=True, slots=True)
 class Draws:
     """How B rows draw. None means that no row asks for it, so that the common case does no work."""
@@ -163,11 +151,6 @@ def _dropped(log_probs: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> T
     return torch.empty_like(out).scatter_(-1, index, out)
 
 
-# ---- columns
-
-MATRICES = ("ids", "log_probs", "versions")  # columns with an entry per generated token
-
-
 class Rows:
     def __init__(self, slots: int, context: int, dtype: np.dtype[Any], device: torch.device) -> None:
         self.size = 0
@@ -199,7 +182,7 @@ class Rows:
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
         self._numbers = np.arange(slots)
-        self._draws: Draws | None = None
+        self._draws: tuple[int, Draws] | None = None  # with the number of edits that it was made after
 
     @property
     def ready(self) -> int:
@@ -209,7 +192,7 @@ class Rows:
     def feed(self, fed: int) -> None:
         """After this step so many known tokens of the last row are cached; 0: all of them."""
         if fed != self.fed:
-            self.fed, self._draws = fed, None
+            self.fed = fed
             self.edits += 1
 
     def add(self, flight: Flight) -> int:
@@ -221,7 +204,7 @@ class Rows:
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
-        for name in MATRICES:
+        for name in PARTS:
             getattr(self, name)[row, :n] = getattr(trace, name)
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
@@ -231,14 +214,11 @@ class Rows:
             self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
         self.stops[row] = -1
         self.stops[row, : len(sampling.stop_ids)] = sampling.stop_ids
-        self._draws = None
         return row
 
     def remove(self, row: int) -> list[tuple[int, int]]:
         """Take the flight out of `row`; the last row moves into the hole. Returns the moves (source, target) in order.
-
-        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it.
-        """
+        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it."""
         last = self.size - 1
         way = [row, last] if row >= self.ready - 1 or self.ready == self.size else [row, self.ready - 1, last]
         moves = [(source, target) for target, source in pairwise(way) if source != target]
@@ -249,7 +229,6 @@ class Rows:
         self.size = last
         self.edits += 1
         self.flights.pop()
-        self._draws = None
         return moves
 
     def _move(self, source: int, target: int) -> None:
@@ -258,14 +237,14 @@ class Rows:
             column[target] = column[source]
         self.keys[:, target] = self.keys[:, source]
         n = self.count[source]
-        for name in MATRICES:
+        for name in PARTS:
             matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
         self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
-        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in MATRICES})
+        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS})
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
@@ -279,27 +258,21 @@ class Rows:
         self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
     ) -> np.ndarray:
         """Write the first `counted` [B] tokens of token [B, W] for each ready row, up to the one that ends the row.
-
-        Returns how many tokens were written [B]. The first `running` rows have cached as many.
-        """
-        counted = self._up_to_the_end(token, counted, decode)
-        rows, count = self._numbers[: counted.size], self.count[: counted.size]
+        Returns how many tokens were written [B]. The first `running` rows have cached as many."""
+        n = counted.size
+        rows, count = self._numbers[:n], self.count[:n]
+        counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)
+        for i in np.flatnonzero(self.watches[:n]):
+            flight, written = self.flights[i], self.ids[i, : count[i]]
+            ends = (e for e in range(1, counted[i]) if flight.stops_in(np.append(written, token[i, :e]), decode))
+            counted[i] = next(ends, counted[i])
         row, place = np.nonzero(np.arange(token.shape[1]) < counted[:, None])
         at = count[row] + place
         self.ids[row, at], self.log_probs[row, at] = token[row, place], log_prob[row, place]
         self.versions[row, at] = version
-        self.token[: counted.size] = token[rows, counted - 1]
+        self.token[:n] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
         count += counted
-        return counted
-
-    def _up_to_the_end(self, token: np.ndarray, counted: np.ndarray, decode: Decode) -> np.ndarray:
-        n = counted.size
-        counted = truncate(counted, token, self.stops[:n], self.limit[:n] - self.count[:n])
-        for row in np.flatnonzero(self.watches[:n]):
-            flight, written = self.flights[row], self.ids[row, : self.count[row]]
-            ends = (e for e in range(1, counted[row]) if flight.stops_in(np.append(written, token[row, :e]), decode))
-            counted[row] = next(ends, counted[row])
         return counted
 
     def finished(self, decode: Decode) -> list[tuple[int, Finish]]:
@@ -313,9 +286,9 @@ class Rows:
 
     def draws(self) -> Draws:
         """How the ready rows draw their next token; kept until a row comes or goes."""
-        if self._draws is None:
-            self._draws = self.draws_of(slice(0, self.ready))
-        return self._draws
+        if self._draws is None or self._draws[0] != self.edits:
+            self._draws = self.edits, self.draws_of(slice(0, self.ready))
+        return self._draws[1]
 
     def draws_of(self, part: slice | np.ndarray) -> Draws:
         hot, top_k, top_p = self.temperature[part], self.top_k[part], self.top_p[part]

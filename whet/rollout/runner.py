@@ -2,14 +2,14 @@
 
 The engine decides which rows run and calls a `Runner`. `EagerRunner` is the plain form, for a CPU and for models that
 no faster form serves: one packed forward of the Hugging Face twin, then `rows.sample`. A faster form is handed to the
-engine as a `RunnerFactory`, such as `whet.fast.graphs.GraphRunners`.
+engine by its factory, `whet.fast.graphs.GraphRunners`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from whet.draft.base import OFF, DraftArm, walk
-from whet.draft.speculation import Speculation
-from whet.model.twin import KVShape
 from whet.rollout.guesser import Guesser
 from whet.rollout.pages import Cache
 from whet.rollout.rows import Chunk, Flight, Rows, sample
@@ -40,10 +38,6 @@ class Drawn:
     def before(self) -> np.ndarray:
         """[S, B]: tokens of the steps before each."""
         return self.counted.cumsum(0) - self.counted
-
-    def real(self, kept: np.ndarray) -> np.ndarray:
-        """[S, B]: tokens of each step where `kept` [B] were kept in all; 0 after the row's end."""
-        return np.clip(kept - self.before, 0, self.counted)
 
 
 class Runner:
@@ -101,24 +95,6 @@ class Runner:
         return {}
 
 
-class RunnerFactory(Protocol):
-    """Makes the runner of an engine, where a faster form than `EagerRunner` is wanted."""
-
-    page: int  # tokens per page of the cache that its runners read best
-
-    def lack(self, shapes: Iterable[KVShape], device: torch.device) -> str | None:
-        """Why it cannot serve a model with this cache, in a few words; None where it can."""
-
-    def make(
-        self,
-        twin: PreTrainedModel,
-        cache: Cache,
-        rows: Rows,
-        guesser: Guesser | None,
-        speculation: Speculation | None,
-    ) -> Runner: ...
-
-
 class EagerRunner(Runner):
     def __init__(self, twin: PreTrainedModel, cache: Cache, rows: Rows, guesser: Guesser | None = None) -> None:
         """guesser: the drafter that reads the target's hidden states, if there is one."""
@@ -137,7 +113,13 @@ class EagerRunner(Runner):
         rows = self.rows
         blocks = [(slice(0, running), rows.token[:running, None], rows.length[:running, None])] if running else []
         if chunks:
-            blocks.append((slice(running, running + len(chunks)), *right_aligned(chunks)))
+            # Padded on the left: every row's newest token is in the last column.
+            width = max(chunk.size for chunk in chunks)
+            ids, position = np.zeros((len(chunks), width), np.int64), np.full((len(chunks), width), -1)
+            for row, chunk in enumerate(chunks):
+                ids[row, width - chunk.size :] = chunk.ids()
+                position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
+            blocks.append((slice(running, running + len(chunks)), ids, position))
         logits = self._forward(blocks)[: rows.ready]
         if source:
             first = running + len(chunks)
@@ -183,8 +165,7 @@ class EagerRunner(Runner):
         if self.guesser is not None:
             assert self._hidden is not None
             self.guesser.states[context.page, 0, context.offset] = self._hidden
-        logits: Tensor = out.logits[0]
-        return logits
+        return out.logits[0]
 
 
 def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
@@ -193,49 +174,7 @@ def single(token: np.ndarray, log_prob: np.ndarray) -> Drawn:
     return Drawn(token[:, None], log_prob[:, None], ones, 0 * ones)
 
 
-def burst(token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, proposed: np.ndarray, arm: DraftArm) -> Drawn:
-    """Join steps [S, B, W], of whose draws `counted` [S, B] count: what counts moves together.
-
-    >>> token = np.array([[[1, 2]], [[3, 4]]])
-    >>> burst(token, token, np.array([[1], [2]]), np.array([[1], [1]]), OFF).token
-    array([[1, 3, 4, 0]])
-    """
-    steps, rows, width = token.shape
-    if steps == 1 or width == 1:
-        shape = (rows, steps * width)
-        tokens, log_probs = token.swapaxes(0, 1).reshape(shape), log_prob.swapaxes(0, 1).reshape(shape)
-        return Drawn(tokens, log_probs, counted, proposed, arm)
-    packed = np.zeros((rows, steps * width), token.dtype), np.zeros((rows, steps * width), log_prob.dtype)
-    step, row, place = np.nonzero(np.arange(width) < counted[:, :, None])
-    at = (counted.cumsum(0) - counted)[step, row] + place
-    packed[0][row, at], packed[1][row, at] = token[step, row, place], log_prob[step, row, place]
-    return Drawn(*packed, counted, proposed, arm)
-
-
-def joined(first: Drawn, second: Drawn) -> Drawn:
-    """Rows one after the other, where the first may have drawn several tokens in several steps, the second one each."""
-    wide, late = [(0, 0), (0, first.token.shape[1] - 1)], [(0, len(first.counted) - 1), (0, 0)]
-    return Drawn(
-        np.concatenate((first.token, np.pad(second.token, wide))),
-        np.concatenate((first.log_prob, np.pad(second.log_prob, wide))),
-        np.concatenate((first.counted, np.pad(second.counted, late)), 1),
-        np.concatenate((first.proposed, np.pad(second.proposed, late)), 1),
-        first.arm,
-    )
-
-
 def fork_rows(cache: Cache, rows: Rows, first: int, source: Sequence[int]) -> None:
     """Give rows from `first` on the cache of the rows `source`."""
     target = range(first, first + len(source))
     cache.fork(source, target, rows.length[target].tolist())
-
-
-def right_aligned(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids and positions [B, longest], padded on the left: every row's newest token is in the last column."""
-    width = max(chunk.size for chunk in chunks)
-    ids = np.zeros((len(chunks), width), np.int64)
-    position = np.full((len(chunks), width), -1)
-    for row, chunk in enumerate(chunks):
-        ids[row, width - chunk.size :] = chunk.ids()
-        position[row, width - chunk.size :] = np.arange(chunk.start, chunk.stop)
-    return ids, position

@@ -31,18 +31,8 @@ AHEAD = 0.25
 Room = Callable[[Flight, bool], bool]  # takes a flight (forked or not) if there are pages for it
 
 
-# ---- forecast
-
-
 class Lengths:
-    """Expected response lengths.
-
-    >>> lengths = Lengths()
-    >>> lengths.mean(running=100)
-    inf
-    >>> lengths.end("a", 40); lengths.expect("a", running=100), lengths.expect("b", running=100)
-    (40.0, 140.0)
-    """
+    """Expected response lengths."""
 
     def __init__(self) -> None:
         self.tokens = self.ended = 0.0  # faded sums: tokens of rollouts that are over, rollouts that came to their end
@@ -56,15 +46,10 @@ class Lengths:
             if len(self.prompts) > PROMPTS:
                 del self.prompts[next(iter(self.prompts))]
 
-    def cut(self, length: int) -> None:
-        self.tokens += length
-
     def mean(self, running: int) -> float:
-        """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run.
-
-        This is the maximum-likelihood mean of a geometric length when some are unfinished (OURS). The mean of the
-        finished ones alone would be too small, since short rollouts finish first. Infinite while none has ended.
-        """
+        """All tokens written / rollouts ended, where `running` tokens belong to rollouts that still run. This is the
+        maximum-likelihood mean of a geometric length when some are unfinished (OURS). The mean of the finished ones
+        alone would be too small, since short rollouts finish first. Infinite while none has ended."""
         return (self.tokens + running) / self.ended if self.ended else np.inf
 
     def expect(self, prompt_id: str, running: int) -> float:
@@ -72,10 +57,8 @@ class Lengths:
         return self.mean(running) if known is None else known
 
     def left(self, flights: Iterable[Flight], count: np.ndarray, limit: np.ndarray, running: int) -> np.ndarray:
-        """Tokens that flights with `count` tokens are expected to write still.
-
-        At least half of what they have written, since lengths have long tails (OURS); at most what the limit leaves.
-        """
+        """Tokens that flights with `count` tokens are expected to write still. At least half of what they have written,
+        since lengths have long tails (OURS); at most what the limit leaves."""
         expected = np.array([self.expect(f.request.prompt_id, running) for f in flights])
         return np.minimum(np.maximum(expected - count, count / 2), limit - count)
 
@@ -157,9 +140,6 @@ class CacheRoom:
         return peak_pages(np.concatenate((own, added)), ahead, page)
 
 
-# ---- the queue
-
-
 @dataclass(slots=True)
 class Wave:
     """What one step admits: flights to feed, and flights that fork from one of them."""
@@ -182,24 +162,18 @@ class Scheduler:
         # Pages ran short: no flight is admitted until a row has ended, since it would soon be preempted again.
         self.full = False
         # Limits per wave after a shortage of memory. They are not saved: another GPU may be larger.
-        self.most: int | None = None  # tokens
+        self.budget = PREFILL  # tokens, as `_affords` counts them
         self.forks: int | None = None  # forks, each of which needs logits of its own
         self.ooms = 0  # shortages of memory so far
         self._held = 0  # turns since a flight could have been admitted
-
-    def add(self, flights: Iterable[Flight]) -> None:
-        self.waiting.extend(flights)
 
     def give_back(self, flights: Iterable[Flight]) -> None:
         """Flights that lost their row are first again, since they arrived before all that wait."""
         self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
     def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
-        """Choose what fits in so many free slots.
-
-        half: a flight that has a row, and how many of its tokens are fed; it comes first. running: other rows go on,
-        and every wave delays them.
-        """
+        """Choose what fits in so many free slots. half: a flight that has a row, and how many of its tokens are fed; it
+        comes first. running: other rows go on, and every wave delays them."""
         wave = Wave()
         ready = min(slots, len(self.waiting))
         if running and half is None and 0 < ready < self.batch and self._held < PATIENCE:
@@ -213,7 +187,8 @@ class Scheduler:
         while self.waiting and slots > 0 and not self.full and (not wave.chunks or wave.chunks[-1].last):
             flight = self.waiting[0]
             leader = leaders.get(flight.request.prompt_id) if flight.fresh else None
-            if not (self._affords(wave, flight) if leader is None else self._affords_fork(wave)):
+            fork_fits = self.forks is None or len(wave.forks) < self.forks
+            if not (self._affords(wave, flight) if leader is None else fork_fits):
                 break
             if not room(flight, leader is not None):
                 self.full = True
@@ -228,11 +203,6 @@ class Scheduler:
                 self.begun.add(flight.request.group_id)
                 wave.opened.append(flight.request.group_id)
         return wave
-
-    @property
-    def budget(self) -> int:
-        """Tokens per wave, as `_affords` counts them."""
-        return PREFILL if self.most is None else min(PREFILL, self.most)
 
     def put_back(self, wave: Wave) -> None:
         """The wave was not fed: restore the queue. A half-fed flight has kept its row."""
@@ -249,7 +219,7 @@ class Scheduler:
             self.forks = len(wave.forks) // 2
             return bool(wave.forks)
         plain = self.packed or len(wave.chunks) == 1
-        self.most = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
+        self.budget = min(self.budget, wave.tokens if plain else 2 * len(wave.chunks) * wave.longest) // 2
         return True
 
     def _feed(self, wave: Wave, leaders: dict[str, int], flight: Flight, fed: int = 0) -> None:
@@ -264,16 +234,9 @@ class Scheduler:
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
         return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
 
-    def _affords_fork(self, wave: Wave) -> bool:
-        return self.forks is None or len(wave.forks) < self.forks
-
     def cut(self) -> list[Flight]:
         """Take out the waiting flights of groups that have begun, in order."""
         out = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
-        gone = set(map(id, out))
-        self.waiting = deque(f for f in self.waiting if id(f) not in gone)
+        gone = set(out)
+        self.waiting = deque(f for f in self.waiting if f not in gone)
         return out
-
-    def forget(self) -> None:
-        """After an update, keep only the begun groups that still have a rollout to start."""
-        self.begun &= {f.request.group_id for f in self.waiting}

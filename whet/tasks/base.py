@@ -16,7 +16,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, repeat
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -35,11 +34,7 @@ _PUNCTUATION = str.maketrans("", "", "$\\{}_|&~!?;:.,'\"‘’“”` \t\r\n")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Everything a judge says about one response.
-
-    >>> Judgement(score=1.0, final="42", terms={"format": 1.0}).score
-    1.0
-    """
+    """Everything a judge says about one response."""
 
     score: float  # 0..1; decides the verdict
     final: str = ""  # the final answer, written so that equal answers are equal strings and can be counted
@@ -71,10 +66,6 @@ class PromptTable:
 
     An id is the data's own, or the hash of (task, problem, answer); a hash that occurs again gets "#1", "#2", ...
     So an id names the same problem in every run, whatever else is in the file.
-
-    >>> table = PromptTable(["1+1=", "2+2=", "1+1="], ["2", "4", "2"], "text", meta={"level": [1, 2, 1]})
-    >>> table.ids[2] == table.ids[0] + "#1", table[table.ids[1]].answer, table.at(1).meta
-    (True, '4', {'level': 2})
     """
 
     __slots__ = ("_hashed", "_rows", "answers", "ids", "meta", "problems", "tasks")
@@ -86,47 +77,35 @@ class PromptTable:
         task: str | Sequence[str],
         *,
         ids: Sequence[str | None] | None = None,
-        meta: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+        hashed: np.ndarray | None = None,
+        meta: Mapping[str, Sequence[Any]] | None = None,
         origin: str = "The data",
         place: Callable[[int], str] = lambda row: f"row {row + 1}",
     ) -> None:
-        """An id of None is replaced by the hash. `origin` and `place` (of a row) only serve the error messages."""
+        """An id of None is replaced by the hash; `hashed` says which of `ids` are hashes already. `origin` and `place`
+        (of a row) only serve the error messages."""
         n = len(problems)
-        if not n:
+        if not n and hashed is None:
             raise WhetError(f"{origin} holds no problems.")
+        self.problems, self.answers, self.meta = problems, answers, meta or {}
+        self.tasks = [task] * n if isinstance(task, str) else task
+        assert all(len(column) == n for column in (answers, self.tasks, *self.meta.values()))
         given = [None] * n if ids is None else ids
-        tasks = [task] * n if isinstance(task, str) else task
-        names = (
-            name if name is not None else problem_hash(which, problem, answer)
-            for name, which, problem, answer in zip(given, tasks, problems, answers, strict=True)
-        )
-
-        def refuse(name: str, first: int, second: int) -> WhetError:
-            return WhetError(
-                f'{origin} has the id "{name}" twice, in {place(first)} and {place(second)}; ids must differ: '
-                'mend them, or do without by columns = { id = "" }.'
-            )
-
-        columns = {
-            key: column.tolist() if isinstance(column, np.ndarray) else column for key, column in (meta or {}).items()
-        }
-        assert all(len(column) == n for column in columns.values())
-        hashed = np.array([name is None for name in given], bool)
-        self._fill(_number_rows(names, hashed, refuse), hashed, problems, answers, tasks, columns)
-
-    def _fill(
-        self,
-        rows: dict[str, int],
-        hashed: np.ndarray,
-        problems: Sequence[Problem],
-        answers: Sequence[str],
-        tasks: Sequence[str],
-        meta: Mapping[str, Sequence[Any]],
-    ) -> PromptTable:
-        self.ids: Sequence[str] = list(rows)
-        self.problems, self.answers, self.tasks, self.meta = problems, answers, tasks, meta
-        self._rows, self._hashed = rows, hashed
-        return self
+        self._hashed = np.array([name is None for name in given], bool) if hashed is None else hashed
+        self._rows: dict[str, int] = {}
+        repeats: Counter[str] = Counter()
+        for row, (name, is_hash) in enumerate(zip(given, self._hashed.tolist(), strict=True)):
+            unique = name = problem_hash(self.tasks[row], problems[row], answers[row]) if name is None else name
+            if name in self._rows and not is_hash:
+                raise WhetError(
+                    f'{origin} has the id "{name}" twice, in {place(self._rows[name])} and {place(row)}; ids must '
+                    'differ: mend them, or do without by columns = { id = "" }.'
+                )
+            while unique in self._rows:  # more than once where a data set kept our ids in its id column
+                repeats[name] += 1
+                unique = f"{name}#{repeats[name]}"
+            self._rows[unique] = row
+        self.ids: Sequence[str] = list(self._rows)
 
     @classmethod
     def concat(cls, tables: Sequence[PromptTable]) -> PromptTable:
@@ -135,39 +114,31 @@ class PromptTable:
         if len(tables) == 1:
             return tables[0]
         ends = np.cumsum([len(table) for table in tables])
-        hashed = np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)])
-
-        def refuse(name: str, first: int, second: int) -> WhetError:
-            a, b = np.searchsorted(ends, [first, second], side="right")
-            return WhetError(
-                f'The prompt id "{name}" is in data entry {a} and in data entry {b}; ids must differ: '
-                'rename them, or do without by columns = { id = "" }.'
-            )
-
-        names = (  # a hash loses its "#k": repeats are counted anew over all tables
-            name.partition("#")[0] if is_hash else name
-            for table in tables
-            for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
-        )
         keys = dict.fromkeys(key for table in tables for key in table.meta)
-        return cls.__new__(cls)._fill(
-            _number_rows(names, hashed, refuse),
-            hashed,
+        return cls(
             [problem for table in tables for problem in table.problems],
             [answer for table in tables for answer in table.answers],
             [task for table in tables for task in table.tasks],
-            {key: list(chain.from_iterable(t.meta.get(key, repeat(None, len(t))) for t in tables)) for key in keys},
+            ids=[  # a hash loses its "#k": repeats are counted anew over all tables
+                name.partition("#")[0] if is_hash else name
+                for table in tables
+                for name, is_hash in zip(table.ids, table._hashed.tolist(), strict=True)
+            ],
+            hashed=np.concatenate([np.zeros(0, bool), *(table._hashed for table in tables)]),
+            meta={key: [v for t in tables for v in t.meta.get(key, [None] * len(t))] for key in keys},
+            origin="The recipe",
+            place=lambda row: f"data entry {np.searchsorted(ends, row, side='right')}",
         )
 
     def select(self, rows: Sequence[int]) -> PromptTable:
         """A table of some rows, under their own ids."""
-        return PromptTable.__new__(PromptTable)._fill(
-            {self.ids[row]: i for i, row in enumerate(rows)},
-            self._hashed[np.asarray(rows, int)],
+        return PromptTable(
             [self.problems[row] for row in rows],
             [self.answers[row] for row in rows],
             [self.tasks[row] for row in rows],
-            {key: [column[row] for row in rows] for key, column in self.meta.items()},
+            ids=[self.ids[row] for row in rows],
+            hashed=self._hashed[np.asarray(rows, int)],
+            meta={key: [column[row] for row in rows] for key, column in self.meta.items()},
         )
 
     def at(self, row: int) -> Prompt:
@@ -196,23 +167,6 @@ class PromptTable:
 
     def __iter__(self) -> Iterator[Prompt]:
         return map(self.at, range(len(self)))
-
-
-def _number_rows(
-    names: Iterable[str], hashed: np.ndarray, refuse: Callable[[str, int, int], WhetError]
-) -> dict[str, int]:
-    """Map id to row, in row order. A hash that occurs again gets a number; a given id that does is refused."""
-    rows: dict[str, int] = {}
-    repeats: Counter[str] = Counter()
-    for row, (name, is_hash) in enumerate(zip(names, hashed.tolist(), strict=True)):
-        if name in rows and not is_hash:
-            raise refuse(name, rows[name], row)
-        unique = name
-        while unique in rows:  # more than once where a data set kept our ids in its id column
-            repeats[name] += 1
-            unique = f"{name}#{repeats[name]}"
-        rows[unique] = row
-    return rows
 
 
 def problem_hash(task: str, problem: Problem, answer: str) -> str:
@@ -270,10 +224,6 @@ def check_range(where: str, name: str, value: float, low: float, high: float) ->
 
 
 def parse_range(where: str, text: str, lowest: int, highest: int) -> tuple[int, int]:
-    """
-    >>> parse_range("Task chain", "3-7", 1, 64), parse_range("Task chain", "5", 1, 64)
-    ((3, 7), (5, 5))
-    """
     first, dash, last = str(text).partition("-")
     if first.isdecimal() and (last.isdecimal() if dash else True):
         low, high = int(first), int(last or first)
@@ -283,16 +233,21 @@ def parse_range(where: str, text: str, lowest: int, highest: int) -> tuple[int, 
 
 
 def spread_levels(where: str, mix: Mapping[str, float], count: int, lowest: int, highest: int) -> np.ndarray:
-    """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals)."""
-    shares = np.zeros(highest + 1)
+    """`count` levels in the shares of the mix, exact by largest remainder (the lower level first among equals).
+
+    The mix gives each range of levels its share; inside a range the levels get equal shares.
+    """
+    ranges = []
     for text, share in mix.items():
-        low, high = parse_range(where, text, lowest, highest)
+        ranges.append(parse_range(where, text, lowest, highest))
         if isinstance(share, bool) or not isinstance(share, int | float) or not share >= 0:
             raise WhetError(f'{where}: mix."{text}" = {share!r} is wrong: a share is a number from 0 to 1.')
-        shares[low : high + 1] += share / (high - low + 1)
-    if abs(shares.sum() - 1) > 1e-6:
-        raise WhetError(f"{where}: the shares of mix must add up to 1, not to {shares.sum():g}.")
-    exact = shares / shares.sum() * count
+    total, shares = sum(mix.values()), np.zeros(highest + 1)
+    if abs(total - 1) > 1e-6:
+        raise WhetError(f"{where}: the shares of mix must add up to 1, not to {total:g}.")
+    for (low, high), share in zip(ranges, mix.values(), strict=True):
+        shares[low : high + 1] += share / total / (high - low + 1)
+    exact = shares * count
     whole = np.floor(exact + 1e-9).astype(int)  # 0.48 / 4 * 100 is 12, not 11.999...
     order = np.argsort(-(exact - whole), kind="stable")
     whole[order[: count - whole.sum()]] += 1

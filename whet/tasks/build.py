@@ -1,31 +1,28 @@
 """From the recipe to tasks, judges and rewards. Every mistake of a user is reported here, before any weight is loaded.
 
 `problems.py` calls `build_task`, `load_judge` and `Rewards`. A new task is one file and one line in TASKS; a new
-reward term is one function and one line in REWARDS. A user's judge is "module:function", looked for in the installed
-packages and then in the current directory; a task carries it in its name ("text:module:function"), so that entries
-with different judges can be in one run.
-
-reward = judge.weight * score + the sum of weight * term over the [[reward]] entries. Terms that read the response run
-in the worker processes, the user's own among them; terms that read length and verdict run in the parent. All built-in
-terms are pure, and linear in the length of the response. DAPO's soft overlong penalty is no term: it belongs to the
-learner (learn.overlong), which has the estimator that it shapes.
+reward term is one function and one line in REWARDS; a user's judge is "module:function", and the name of its task has
+it ("text:module:function"). reward = judge.weight * score + the sum of weight * term over the [[reward]] entries.
+Terms that read the response run in the worker processes, the user's own among them; terms that read length and
+verdict run in the parent. All built-in terms are pure, and linear in the length of the response. DAPO's soft overlong
+penalty is no term: it belongs to the learner (learn.overlong), which has the estimator that it shapes.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import itertools
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from itertools import count
-from types import ModuleType
 from typing import Any
 
 from whet import config
-from whet.config import Problems
+from whet.config import ProblemSettings
 from whet.errors import WhetError
 from whet.tasks.base import Judgement, Task, check_options, did_you_mean
 from whet.tasks.chain import ChainTask
@@ -44,13 +41,13 @@ READS_DATA = {"text"}  # tasks that take the whole entry; the others make their 
 MOST_WORDS = 100_000  # words of a response that are searched for repetition
 
 
-def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
-    """The task of a [[data]] or [[eval]] entry. name: from `TaskNames`. folder: where short names are found."""
+def build_task(data: ProblemSettings, name: str = "", folder: str = "") -> Task:
+    """The task of a [[data]] or [[eval]] entry. name: from `name_task`. folder: where short names are found."""
     if data.kind not in TASKS:
         raise WhetError(f'There is no task "{data.kind}"{did_you_mean(data.kind, TASKS)}')
     if reserved := {"name", "path"} & data.options.keys():
         raise WhetError(f'"{min(reserved)}" is no option of task {data.kind}; set it beside `options`, not inside.')
-    name = name or task_name(data)
+    name = name or name_task(data, {})
     if data.kind in READS_DATA:
         return TASKS[data.kind](data, name=name, folder=folder)
     for field in ("path", "subset", "split", "columns", "where"):
@@ -62,39 +59,17 @@ def build_task(data: Problems, name: str = "", folder: str = "") -> Task:
     return TASKS[data.kind](name=name, **data.options)
 
 
-def task_name(data: Problems) -> str:
-    """
-    >>> task_name(Problems(path="gsm8k")), task_name(Problems(reward="my:judge"))
-    ('text', 'chain:my:judge')
-    """
-    return f"{data.kind}:{data.reward}" if data.reward else data.kind
-
-
-class TaskNames:
-    """One name for each judge of a run: a prompt carries the name of its task, which names its judge.
-
-    >>> names = TaskNames()
-    >>> entries = [Problems(path="a"), Problems(path="b", options={"answer": "boxed"}), Problems(path="c")]
-    >>> [names.of(entry) for entry in entries]
-    ['text', 'text:2', 'text']
-    """
-
-    def __init__(self) -> None:
-        self._taken: dict[str, Problems] = {}
-
-    def of(self, data: Problems) -> str:
-        base = task_name(data)
-        for number in count(1):
-            name = base if number == 1 else f"{base}:{number}"
-            if self._taken.setdefault(name, data).options == data.options:
-                return name
-        raise AssertionError
+def name_task(data: ProblemSettings, taken: dict[str, ProblemSettings]) -> str:
+    """One name for each judge of a run, which a prompt carries as the name of its task; `taken` is added to."""
+    base = f"{data.kind}:{data.reward}" if data.reward else data.kind
+    names = itertools.chain([base], (f"{base}:{number}" for number in itertools.count(2)))
+    return next(name for name in names if taken.setdefault(name, data).options == data.options)
 
 
 # ---- judges
 
 
-def load_judge(task: Task, data: Problems) -> JudgeFunction:
+def load_judge(task: Task, data: ProblemSettings) -> JudgeFunction:
     """The user's judge, else the task's own."""
     return import_judge(data.reward) if data.reward else task.judge
 
@@ -104,7 +79,21 @@ def import_judge(spec: str) -> JudgeFunction:
     module_name, _, function_name = spec.partition(":")
     if not module_name or not function_name:
         raise WhetError(f'A reward is written "module:function", got "{spec}".')
-    module = _import(module_name, spec)
+    here = os.getcwd()
+    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
+        sys.path.append(here)  # last: a file there must not replace a package or the standard library
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            why = f'there is no module "{module_name}" in {here} or among the installed packages'
+        else:
+            why = f'{module_name} needs the module "{error.name}", which is not installed'
+        raise WhetError(f'reward = "{spec}": {why}.') from None
+    except Exception as error:
+        why = f"importing {module_name} failed with {type(error).__name__}: {error}"
+        raise WhetError(f'reward = "{spec}": {why}.') from error
     function = getattr(module, function_name, None)
     if function is None:
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
@@ -126,23 +115,6 @@ def import_judge(spec: str) -> JudgeFunction:
     return function
 
 
-def _import(name: str, spec: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:  # the `whet` command, unlike `python -m`, does not search the current directory
-        sys.path.append(here)  # last: a file there must not replace a package or the standard library
-        importlib.invalidate_caches()
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name and (name == error.name or name.startswith(f"{error.name}.")):
-            raise WhetError(
-                f'reward = "{spec}": there is no module "{name}" in {here} or among the installed packages.'
-            ) from None
-        raise WhetError(f'reward = "{spec}": {name} needs the module "{error.name}", which is not installed.') from None
-    except Exception as error:
-        raise WhetError(f'reward = "{spec}": importing {name} failed with {type(error).__name__}: {error}.') from error
-
-
 # ---- reward terms
 
 
@@ -153,11 +125,6 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
     "think answer", each opened and closed once, with only space between and around them. Without options: thinking,
     closed once, and after it an answer in \boxed{} or <answer> tags. The opening <think> may be missing: many chat
     templates write it into the prompt.
-
-    >>> format_term(r"<think>2+2</think>It is \boxed{4}."), format_term("4")
-    (1.0, 0.0)
-    >>> format_term("<think>2+2</think> <answer>4</answer>", tags="think answer")
-    1.0
     """
     if pattern and tags:
         raise WhetError('The reward "format" takes a pattern or tags, not both.')
@@ -166,8 +133,13 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
             return float(re.fullmatch(pattern, response, re.DOTALL) is not None)
         except re.error as error:
             raise WhetError(f'The pattern of reward "format" is no regular expression: {error}.') from None
-    if tags:
-        return float(_only_tags(response, tags.split()))
+    names = tags.split()
+    if bad := [name for name in names if not re.fullmatch(r"[\w-]+", name)]:
+        raise WhetError(f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".')
+    if names:
+        form = "".join(rf"\s*<{name}>.*</{name}>" for name in names) + r"\s*"
+        once = all(response.count(f"<{name}>") == response.count(f"</{name}>") == 1 for name in names)
+        return float(once and re.fullmatch(form, response, re.DOTALL) is not None)
     closed, opened = response.count("</think>"), response.count("<think>")
     if closed != 1 or opened > 1 or (opened and not response.lstrip().startswith("<think>")):
         return 0.0
@@ -175,26 +147,8 @@ def format_term(response: str, *, pattern: str = "", tags: str = "") -> float:
     return float(bool(boxed(answer) or tagged(answer)))
 
 
-def _only_tags(response: str, tags: list[str]) -> bool:
-    if bad := [tag for tag in tags if not re.fullmatch(r"[\w-]+", tag)]:
-        raise WhetError(f'The reward "format" takes tags as plain names ("think answer"), got "{bad[0]}".')
-    rest = response
-    for tag in tags:
-        before, opened, rest = rest.partition(f"<{tag}>")
-        _, closed, rest = rest.partition(f"</{tag}>")
-        if before.strip() or not opened or not closed:
-            return False
-        if response.count(f"<{tag}>") != 1 or response.count(f"</{tag}>") != 1:
-            return False
-    return not rest.strip()
-
-
 def boxed_term(response: str) -> float:
-    r"""1 for exactly one \boxed{...} with something in it after the thinking, else 0.
-
-    >>> boxed_term(r"\boxed{4}"), boxed_term(r"\boxed{4} or \boxed{5}")
-    (1.0, 0.0)
-    """
+    r"""1 for exactly one \boxed{...} with something in it after the thinking, else 0."""
     answer = after_thinking(response)
     return float(answer.count("\\boxed{") == 1 and bool(boxed(answer)))
 
@@ -254,12 +208,7 @@ REWARDS: dict[str, tuple[type, Callable[..., float]]] = {
 
 
 class Rewards:
-    """The weighted sum of score and terms. A term that raises costs its rollout; the verdict is the judge's alone.
-
-    >>> rewards = Rewards(1.0, [config.Reward(name="boxed", weight=0.1)])
-    >>> rewards.names
-    ('boxed',)
-    """
+    """The weighted sum of score and terms. A term that raises costs its rollout; the verdict is the judge's alone."""
 
     def __init__(self, judge_weight: float = 1.0, entries: Sequence[config.Reward] = ()) -> None:
         self._judge_weight = judge_weight
@@ -269,13 +218,25 @@ class Rewards:
         for entry in entries:
             taken = sum(name == entry.name or name.rpartition("_")[0] == entry.name for name in self._weights)
             name = f"{entry.name}_{taken + 1}" if taken else entry.name  # the second "format" is "format_2"
-            self._add(name, entry)
             self._weights[name] = entry.weight
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the terms, as the metrics show them: reward/<name>."""
-        return tuple(self._weights)
+            if entry.name in REWARDS:
+                reads, term = REWARDS[entry.name]
+                defaults = inspect.getfullargspec(term).kwonlydefaults or {}
+                check_options(defaults, entry.options, f'The reward "{entry.name}"')
+                term = functools.partial(term, **entry.options)
+                if reads is Rollout:
+                    self._of_rollout[name] = term
+                else:
+                    term("")  # refuses values that make no sense
+                    self._of_text[name] = lambda prompt, response, term=term: term(response)  # type: ignore[misc]
+            elif ":" not in entry.name:
+                near = did_you_mean(entry.name, REWARDS)
+                raise WhetError(f'There is no reward "{entry.name}"{near} Your own is written "module:function".')
+            elif entry.options:
+                raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
+            else:
+                self._of_text[name] = import_judge(entry.name)
+        self.names = tuple(self._weights)  # as the metrics show them: reward/<name>
 
     def grader(self, judge: JudgeFunction, final: Callable[[str], str] | None = None) -> Grader:
         """A judge for the worker processes that adds the final answer and all terms that read the response."""
@@ -299,24 +260,3 @@ class Rewards:
         if not math.isfinite(reward):
             raise WhetError(f"the rewards add up to {reward}")
         return reward, terms
-
-    def _add(self, name: str, entry: config.Reward) -> None:
-        if entry.name in REWARDS:
-            reads, term = REWARDS[entry.name]
-            check_options(
-                inspect.getfullargspec(term).kwonlydefaults or {}, entry.options, f'The reward "{entry.name}"'
-            )
-            if reads is Rollout:
-                self._of_rollout[name] = lambda rollout: term(rollout, **entry.options)
-            else:
-                term("", **entry.options)  # refuses values that make no sense
-                self._of_text[name] = lambda prompt, response: term(response, **entry.options)
-        elif ":" not in entry.name:
-            raise WhetError(
-                f'There is no reward "{entry.name}"{did_you_mean(entry.name, REWARDS)}'
-                ' Your own is written "module:function".'
-            )
-        elif entry.options:
-            raise WhetError(f'The reward "{entry.name}" takes no options; only built-in rewards do.')
-        else:
-            self._of_text[name] = import_judge(entry.name)

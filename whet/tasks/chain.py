@@ -10,7 +10,7 @@ the worked solutions never do, whatever their seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,7 @@ ByLevel = dict[int, Chains]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainOptions:
     train_count: int = 20_000
-    # Share of the training prompts for each range of levels; inside a range the levels get equal shares.
+    # Share of the training prompts for each range of levels, by `spread_levels`.
     mix: Mapping[str, float] = field(default_factory=lambda: {"1": 0.4, "3-7": 0.12, "9-12": 0.48})
     eval_count: int = 400
     eval_range: str = "1-8"
@@ -45,8 +45,8 @@ class ChainOptions:
     def __post_init__(self) -> None:
         check_range("Task chain", "train_count", self.train_count, 1, 10_000_000)
         check_range("Task chain", "eval_count", self.eval_count, 1, 100_000)
-        _read_levels(self.eval_range)
-        _spread(self.mix, 1)
+        parse_range("Task chain", self.eval_range, 1, MAX_LEVEL)
+        spread_levels("Task chain", self.mix, 0, 1, MAX_LEVEL)  # refuses a wrong mix before anything is drawn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,6 @@ class ChainSolutions:
 
 
 class ChainTask:
-    """
-    >>> task = ChainTask(train_count=100, mix={"3": 1.0})
-    >>> task.judge(Prompt(id="a", text="3+5*2-7=", answer="869", task="chain"), "+5=8*2=6-7=9#869")
-    1.0
-    """
-
     alphabet = "0123456789" + OPERATIONS + "=#"
 
     def __init__(self, name: str = "chain", **options: Any) -> None:
@@ -75,14 +69,15 @@ class ChainTask:
         self.options = read_options(ChainOptions, options, "Task chain")
 
     def prompts(self, split: str, seed: int) -> PromptTable:
-        rng = np.random.default_rng([seed, int(split == "eval")])
+        rng, options = np.random.default_rng([seed, int(split == "eval")]), self.options
         if split == "train":
-            levels = rng.permutation(_spread(self.options.mix, self.options.train_count))
+            levels = rng.permutation(spread_levels("Task chain", options.mix, options.train_count, 1, MAX_LEVEL))
             problems = _draw_levels(rng, levels)
         else:
-            problems = _draw_held_out(rng, self.options.eval_count, *_read_levels(self.options.eval_range))
+            wanted = parse_range("Task chain", options.eval_range, 1, MAX_LEVEL)
+            problems = _draw_held_out(rng, options.eval_count, *wanted)
             levels = rng.permutation(np.repeat(list(problems), [len(chains) for chains in problems.values()]))
-        return self._table(levels, problems)
+        return self._table(levels, _write(levels, problems))
 
     def judge(self, prompt: Prompt, response: str) -> float:
         """Exact: everything after the last "#" is the answer."""
@@ -98,26 +93,14 @@ class ChainTask:
             return []
         chosen = read_options(ChainSolutions, options, "The worked solutions of task chain")
         levels = np.minimum(1 + rng.exponential(1 / chosen.decay, count).astype(int), chosen.max_level)
-        problems = _draw_levels(rng, levels)
+        rows = _write(levels, _draw_levels(rng, levels))
         direct = (rng.random(count) < chosen.direct).tolist()
-        return [
-            (prompt, f"#{prompt.answer}" if short else long)
-            for prompt, long, short in zip(
-                self._table(levels, problems), _write(levels, problems, _worked), direct, strict=True
-            )
-        ]
+        solved = zip(self._table(levels, rows), rows, direct, strict=True)
+        return [(prompt, f"#{answer}" if short else f"{work}#{answer}") for prompt, (_, work, answer), short in solved]
 
-    def _table(self, levels: np.ndarray, problems: ByLevel) -> PromptTable:
-        texts, answers = _write(levels, problems, _texts), _write(levels, problems, _answers)
-        return PromptTable(texts, answers, self.name, meta={"level": levels})
-
-
-def _read_levels(text: str) -> tuple[int, int]:
-    return parse_range("Task chain", text, 1, MAX_LEVEL)
-
-
-def _spread(mix: Mapping[str, float], count: int) -> np.ndarray:
-    return spread_levels("Task chain", mix, count, 1, MAX_LEVEL)
+    def _table(self, levels: np.ndarray, rows: Sequence[tuple[str, str, str]]) -> PromptTable:
+        texts, answers = [text for text, _, _ in rows], [answer for _, _, answer in rows]
+        return PromptTable(texts, answers, self.name, meta={"level": levels.tolist()})
 
 
 # ---- drawing problems
@@ -149,7 +132,12 @@ def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) ->
             every = np.stack([axis.ravel() for axis in grid], axis=1)
             problems[level] = rng.permutation(every[is_held_out(every)])[:share]
         else:  # so many problems that drawing finds new ones at once
-            problems[level] = _draw_distinct(rng, share, level)
+            chains, new = np.empty((0, level + 1), int), share
+            while new:
+                chains = np.concatenate([chains, _draw(rng, new, level, held_out=True)])
+                chains = chains[np.sort(np.unique(chains, axis=0, return_index=True)[1])]
+                new = share - len(chains)
+            problems[level] = chains
         missing -= len(problems[level])
     if missing:
         raise WhetError(
@@ -157,15 +145,6 @@ def _draw_held_out(rng: np.random.Generator, count: int, low: int, high: int) ->
             f"fewer than eval_count = {count}; lower it, or raise eval_range."
         )
     return problems
-
-
-def _draw_distinct(rng: np.random.Generator, count: int, level: int) -> Chains:
-    chains = _draw(rng, count, level, held_out=True)
-    while True:
-        _, first = np.unique(chains, axis=0, return_index=True)
-        if len(first) == count:
-            return chains
-        chains = np.concatenate([chains[np.sort(first)], _draw(rng, count - len(first), level, held_out=True)])
 
 
 def is_held_out(chains: Chains) -> np.ndarray:
@@ -191,24 +170,15 @@ def running_values(chains: Chains) -> np.ndarray:
     return values
 
 
-def _write(levels: np.ndarray, problems: ByLevel, write: Callable[[Chains], list[str]]) -> list[str]:
-    """One string per entry of `levels`; each level takes its problems in turn."""
-    turns = {level: iter(write(chains)) for level, chains in problems.items()}
+def _write(levels: np.ndarray, problems: ByLevel) -> list[tuple[str, str, str]]:
+    """Problem, work and answer for each entry of `levels`; each level takes its problems in turn."""
+    turns = {}
+    for level, chains in problems.items():
+        values = running_values(chains)
+        texts = _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
+        work, answers = _join(_WORKED_STEPS[chains[:, 1:], values]), _join(_DIGITS[values[:, -ANSWER_VALUES:]])
+        turns[level] = zip(texts, work, answers, strict=True)
     return [next(turns[level]) for level in levels.tolist()]
-
-
-def _texts(chains: Chains) -> list[str]:
-    return _join(_DIGITS[chains[:, :1]], _STEPS[chains[:, 1:]], np.full((len(chains), 1), "=", "S1"))
-
-
-def _answers(chains: Chains) -> list[str]:
-    return _join(_DIGITS[running_values(chains)[:, -ANSWER_VALUES:]])
-
-
-def _worked(chains: Chains) -> list[str]:
-    values = running_values(chains)
-    mark = np.full((len(chains), 1), "#", "S1")
-    return _join(_WORKED_STEPS[chains[:, 1:], values], mark, _DIGITS[values[:, -ANSWER_VALUES:]])
 
 
 def _join(*parts: np.ndarray) -> list[str]:

@@ -1,10 +1,8 @@
 r"""Where a response gives its final answer, and which words may stand beside a number in it.
 
 The matcher and the reward terms call this file; it compares nothing. First everything up to the last "</think>" is
-dropped; a response that is still thinking has no answer. Then, by the option `answer`: "boxed" (the last \boxed{...}),
-"tagged" (the last <answer>...</answer>), "marked" (what follows the last "####", "#" or "answer is"), "last_number",
-"whole" (all of it), or "auto": boxed where there is a box (an unclosed one holds no answer), else marked, else a lone
-letter, else the last number. Two boxes joined by "and", "or" or a comma give a list.
+dropped; a response that is still thinking has no answer. Then the option `answer` names one of ANSWERS: "auto" is
+boxed where there is a box (an unclosed one holds no answer), else marked, else a lone letter, else the last number.
 Prose may take an answer back: "5. Wait, it is 6" gives 6, "6, not 5" gives 6, and "not 5" stays, which is no number.
 Responses are hostile: an answer longer than 300 characters is none, and every pattern runs in linear time.
 """
@@ -97,6 +95,7 @@ def without_problem_words(answer: str, problem: str) -> str:
 # ---- where the answer is
 
 _BOX = "\\boxed{"
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
 _SPACED_BOX = re.compile(r"\\f?boxed ?\{")
 _MARKER = re.compile(r"####|#(?=[^\s#])|answer(?:\*\*)?(?:\s?:|\s?is\b)|(?:option|choice)\s?is\b", re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(r"(?<![\w.])[-+]?[0-9][0-9,]*(?:\.[0-9]+)?(?:/[0-9]+)?")
@@ -120,10 +119,7 @@ _JOINT = re.compile(r"(?:[\s$,;]|\\[,;:\[\]()]|\\q?quad|\\text\{[ ,]*(?:and|or)[
 
 
 def after_thinking(response: str) -> str:
-    """
-    >>> after_thinking("<think>2+2</think>4"), after_thinking("<think>2+2"), after_thinking("4")
-    ('4', '', '4')
-    """
+    """What follows the last "</think>"; "" for a response that is still thinking."""
     rest = response.rpartition("</think>")[2]
     return "" if "<think>" in rest else rest
 
@@ -161,24 +157,15 @@ def _last_box(text: str) -> str:
             return ""
         end = last.end()
     inside = text[end : end + LONGEST + 1]
-    depth, escaped = 1, False
-    for i, character in enumerate(inside):
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        else:
-            depth += (character == "{") - (character == "}")
-            if depth == 0:
-                return inside[:i].strip()
+    depth = 1
+    for brace in _BRACE.finditer(inside):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return inside[: brace.start()].strip()
     return ""
 
 
 def tagged(text: str) -> str:
-    """
-    >>> tagged("<answer>3</answer> no, <answer> 4 </answer>")
-    '4'
-    """
     return _short(in_tags(text))
 
 
@@ -266,9 +253,9 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 
 ANSWERS: dict[str, Callable[[str], str]] = {
     "auto": auto,
-    "boxed": boxed,
-    "tagged": tagged,
-    "marked": marked,
+    "boxed": boxed,  # the last \boxed{...}
+    "tagged": tagged,  # the last <answer>...</answer>
+    "marked": marked,  # what follows the last "####", "#" or "answer is"
     "last_number": last_number,
-    "whole": _short,
+    "whole": _short,  # all of it
 }

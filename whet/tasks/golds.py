@@ -12,42 +12,47 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 
 from whet import config
-from whet.tasks.base import PromptTable, problem_key, problem_text
+from whet.tasks.base import problem_key, problem_text
 from whet.tasks.build import build_task
 from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import read_json, right_answers, whole_answers
-from whet.tasks.reading import short
-from whet.tasks.text import MOST_META, TextTask
+from whet.tasks.text import MOST_META, TextTask, short
 from whet.types import Prompt, Rollout, Sampling, Trace
 
 SECONDS = 20.0  # for the whole check
 SAMPLE = 2000  # answers of an entry that are checked before a run
 LUMP = 2048  # answers sent to the judges at once
 FEW = 0.05  # a larger share of bad answers means that the column is wrong, not single rows
-LEFT_OUT = "whet data prepare leaves such problems out"
 KNOBS = (
     'name another column by columns = { answer = "..." }, say where a response gives its answer by options = '
     '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
 )
 _TIMEOUT_S = 2.0
-_EMPTY = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+_EMPTY = Rollout(  # the judge of a check reads only the prompt
+    prompt_id="",
+    group_id=0,
+    index=0,
+    phase="eval",
+    sampling=Sampling(max_tokens=1),
+    length=0,
+    finish="stop",
+    first_version=0,
+    last_version=0,
+    trace=Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32)),
+)
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Golds:
-    """What a check found.
-
-    >>> Golds(answers=10, checked=8, unmatched=5, example="").mostly_wrong
-    True
-    """
+    """What a check found."""
 
     answers: int  # to be checked
     checked: int  # as many as there was time for
@@ -60,16 +65,13 @@ class Golds:
         return 2 * self.unmatched > self.checked
 
     def sentences(self) -> list[str]:
-        """What is wrong, and which setting to change; nothing where all is well.
-
-        >>> Golds(answers=10, checked=8, unmatched=0, example="").sentences()
-        ['The time was up when 8 of 10 answers were checked.']
-        """
+        """What is wrong, and which setting to change; nothing where all is well."""
         said = []
         if self.unmatched:
+            few = self.unmatched <= FEW * self.checked
             said.append(
                 f"{self.unmatched:,} of {self.checked:,} answers cannot be matched by this judge, such as "
-                f"{self.example}; {KNOBS if self.unmatched > FEW * self.checked else LEFT_OUT}."
+                f"{self.example}; {'whet data prepare leaves such problems out' if few else KNOBS}."
             )
         if self.long > FEW * self.checked:
             said.append(
@@ -82,16 +84,9 @@ class Golds:
 
 
 def check_golds(
-    task: TextTask,
-    rows: Sequence[int],
-    prompt_at: Callable[[int], Prompt],
-    *,
-    sample: int = 0,
-    seed: int = 0,
-    seconds: float = SECONDS,
-    workers: int = 1,
-    memory_mb: int = 2048,
-) -> Golds:
+    task: TextTask, rows: Sequence[int], prompt_at: Callable[[int], Prompt], *,
+    sample: int = 0, seed: int = 0, seconds: float = SECONDS, workers: int = 1, memory_mb: int = 2048,
+) -> Golds:  # fmt: skip
     """Judge the answers of `sample` rows, drawn by `seed`; 0 is all of them."""
     drawn = np.random.default_rng((seed, 7919)).permutation(rows)[: sample or None].tolist()
     until = time.monotonic() + seconds
@@ -101,16 +96,14 @@ def check_golds(
     with Judge(
         prompts.__getitem__,
         {task.name: lambda prompt, _: gold_score(task, prompt)},
+        config.JudgeSettings(workers=workers, timeout_s=_TIMEOUT_S, memory_mb=memory_mb),
         decode=lambda ids: "",
-        workers=workers,
-        timeout_s=_TIMEOUT_S,
-        memory_mb=memory_mb,
         ordered=False,
     ) as judge:
         for start in range(0, len(drawn), LUMP):
             prompts.clear()
             prompts.update((str(row), prompt_at(row)) for row in drawn[start : start + LUMP])
-            judge.send(map(_rollout, prompts))
+            judge.send(replace(_EMPTY, prompt_id=prompt_id) for prompt_id in prompts)
             while not judge.idle and time.monotonic() < until:
                 for rollout in judge.receive(wait=True):
                     checked += 1
@@ -134,26 +127,10 @@ def gold_score(task: TextTask, prompt: Prompt) -> float:
     return max(task.judge(prompt, task.written(answer)) for answer in dict.fromkeys(answers))
 
 
-def _rollout(prompt_id: str) -> Rollout:
-    """An empty response: the judge of a check reads only the prompt."""
-    return Rollout(
-        prompt_id=prompt_id,
-        group_id=0,
-        index=0,
-        phase="eval",
-        sampling=Sampling(max_tokens=1),
-        length=0,
-        finish="stop",
-        first_version=0,
-        last_version=0,
-        trace=_EMPTY,
-    )
-
-
 # ---- the summary of a data entry
 
 
-def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[str, str]]:
+def describe_problems(entry: config.ProblemSettings, folder: str = "") -> list[tuple[str, str]]:
     """(what, value) pairs. folder: where short names are looked for first."""
     task = build_task(entry, folder=folder)
     table = task.prompts("eval" if isinstance(entry, config.Eval) else "train", 0)
@@ -173,7 +150,11 @@ def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[st
         ("answers", ", ".join(f"{kind} {count / len(table):.0%}" for kind, count in kinds)),
     ]
     if isinstance(task, TextTask) and "answer" in task.columns and not entry.reward:
-        lines += [("judged", line) for line in _judge_all(task, table)]
+        found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
+        said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
+        if found.mostly_wrong:
+            said.append("a run refuses answers of which more than half cannot be matched")
+        lines += [("judged", line) for line in said]
     if "level" in table.meta:
         counts = Counter("none" if level is None else level for level in table.meta["level"])
         levels = sorted(counts.items(), key=lambda item: (isinstance(item[0], str), item[0]))
@@ -184,12 +165,6 @@ def describe_problems(entry: config.Problems, folder: str = "") -> list[tuple[st
     if not_kept := getattr(task, "not_kept", ()):
         lines.append(("not kept", f"{', '.join(not_kept)} (long texts, or beyond {MOST_META} columns)"))
     return [*lines, ("first problem", _cut(texts[0], 300)), ("its answer", _cut(table.answers[0], 100))]
-
-
-def _judge_all(task: TextTask, table: PromptTable) -> list[str]:
-    found = check_golds(task, range(len(table)), table.at, workers=os.cpu_count() or 1)
-    said = found.sentences() or [f"all {found.checked:,} answers can be matched by this judge"]
-    return [*said, "a run refuses answers of which more than half cannot be matched"] if found.mostly_wrong else said
 
 
 def answer_kind(answer: str) -> str:

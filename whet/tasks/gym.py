@@ -20,18 +20,21 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, did_you_mean, read_options
+from whet.tasks.base import PromptTable, check_range, did_you_mean, read_options
 from whet.tasks.final import after_thinking, boxed, in_tags, last_number, marked
 from whet.types import Prompt
 
 CHUNK = 500  # size of the datasets that are made; always the same, since some problems depend on it
 PATIENCE = 400  # draws in a row without a new problem after which a dataset counts as exhausted
 LONGEST = 20_000  # characters of the longest answer that is scored: a grid may be long
+
+# The problems of one level: settings of the dataset, and the sum of the wanted levels (None where none are wanted).
+Part = tuple[Mapping[str, Any], int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +46,8 @@ class GymOptions:
     levels: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("train_count", "eval_count"):
-            if not 1 <= getattr(self, name) <= 10_000_000:
-                raise WhetError(f"Task gym: {name} = {getattr(self, name)} is wrong: it should be at least 1.")
-
-
-class _GymPart(NamedTuple):
-    """The problems of one level."""
-
-    settings: Mapping[str, Any]
-    level: int | None  # the sum of the wanted levels; None where none are wanted
+        check_range("Task gym", "train_count", self.train_count, 1, 10_000_000)
+        check_range("Task gym", "eval_count", self.eval_count, 1, 10_000_000)
 
 
 class GymTask:
@@ -63,9 +58,8 @@ class GymTask:
     def __init__(self, name: str = "gym", **options: Any) -> None:
         self.name = name
         factory = _reasoning_gym()
-        own = {f.name for f in dataclasses.fields(GymOptions)}
-        self.options = read_options(GymOptions, {k: v for k, v in options.items() if k in own}, "Task gym")
-        settings = {key: value for key, value in options.items() if key not in own}
+        own = {f.name: options.pop(f.name) for f in dataclasses.fields(GymOptions) if f.name in options}
+        self.options = read_options(GymOptions, own, "Task gym")
         name, datasets = self.options.dataset, factory.DATASETS
         if name == "composite":
             raise WhetError(
@@ -74,10 +68,9 @@ class GymTask:
         if name not in datasets:
             raise WhetError(f'Task gym: reasoning-gym has no dataset "{name}"{did_you_mean(name, datasets)}')
         known = {f.name for f in dataclasses.fields(datasets[name][1])} - {"seed", "size"}
-        for key in settings:
-            if key not in known:
-                raise WhetError(f'Task gym: the dataset {name} has no setting "{key}"{did_you_mean(key, known)}')
-        self._parts = _parts(factory, self.options, settings)
+        if unknown := next((key for key in options if key not in known), None):
+            raise WhetError(f'Task gym: the dataset {name} has no setting "{unknown}"{did_you_mean(unknown, known)}')
+        self._parts = _parts(factory, self.options, options)
         self._scorers = [self._make(part, size=1, seed=0) for part in self._parts]
 
     def prompts(self, split: str, seed: int) -> PromptTable:
@@ -94,7 +87,7 @@ class GymTask:
             raise WhetError(f"Task gym: reasoning-gym takes any answer to {self.options.dataset} for a right one.")
         meta: dict[str, list[Any]] = {"item": [item for _, item in rows]}
         if self.options.levels:
-            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number].level for number, _ in rows]}
+            meta |= {"part": [number for number, _ in rows], "level": [self._parts[number][1] for number, _ in rows]}
         return PromptTable(
             [item["question"] for _, item in rows],
             [str(item["answer"] or "") for _, item in rows],
@@ -106,7 +99,14 @@ class GymTask:
     def judge(self, prompt: Prompt, response: str) -> float:
         """reasoning-gym's score, unchanged: some of its datasets give part of it to a wrong answer."""
         item, scorer = prompt.meta["item"], self._scorers[prompt.meta.get("part", 0)]
-        answer = _answer(after_thinking(response).strip(), item["answer"])
+        said, reference = after_thinking(response).strip(), item["answer"] or ""
+        # One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out.
+        height = len(reference.splitlines()) or 1
+        answer = _pointed(said, marks=height == 1 and not marked(reference))
+        if reference and last_number(reference) == reference:
+            answer = last_number(answer or said) or answer
+        elif not answer:
+            answer = "\n".join(said.splitlines()[-height:]) if reference else said
         harmless = GUARDS.get(self.options.dataset, lambda answer: True)
         return _score(scorer, answer if len(answer) <= LONGEST and harmless(answer) else None, item)
 
@@ -123,7 +123,9 @@ class GymTask:
         seen: set[str] = set()
         barren = 0
         for chunk in itertools.count():
-            dataset = self._make(self._parts[number], size=CHUNK, seed=_seed(seed, number, chunk))
+            # A seed far from any other: the i-th problem of most datasets depends only on seed + i.
+            (state,) = np.random.SeedSequence((seed, number, chunk)).generate_state(1)
+            dataset = self._make(self._parts[number], size=CHUNK, seed=int(state >> 1))
             for i in range(CHUNK):
                 item = self._try("cannot make a problem", dataset.__getitem__, i)
                 barren += 1
@@ -134,9 +136,9 @@ class GymTask:
                 if barren > PATIENCE:
                     return
 
-    def _make(self, part: _GymPart, size: int, seed: int) -> Any:
+    def _make(self, part: Part, size: int, seed: int) -> Any:
         create = _reasoning_gym().create_dataset
-        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part.settings)
+        return self._try("refuses its settings", create, self.options.dataset, size=size, seed=seed, **part[0])
 
     def _try(self, what: str, call: Callable[..., Any], *given: Any, **settings: Any) -> Any:
         try:
@@ -153,20 +155,12 @@ def is_held_out(question: str) -> bool:
 
 
 def is_data(answer: str) -> bool:
-    """Python that calls nothing does nothing.
-
-    >>> is_data("[[0, 1], [1, 0]]"), is_data("exit()")
-    (True, False)
-    """
+    """Python that calls nothing does nothing."""
     return "(" not in answer
 
 
 def is_formula(answer: str) -> bool:
-    """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work.
-
-    >>> is_formula("2*(x + 1)**2 + sin(x)"), is_formula("open('a')"), is_formula("Integral(x, x)")
-    (True, False, False)
-    """
+    """Numbers, letters and functions of calculus. No `Integral`: its derivative is right without any work."""
     return bool(_FORMULA.fullmatch(answer)) and all(w in _FUNCTIONS for w in _WORD.findall(answer) if len(w) > 1)
 
 
@@ -180,15 +174,6 @@ GUARDS: dict[str, Callable[[str], bool]] = {  # datasets whose score evaluates t
     **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), is_formula),
     **dict.fromkeys(("simple_integration", "intermediate_integration"), is_formula),
 }
-
-
-def _answer(said: str, reference: str | None) -> str:
-    """One answer in the form of the reference: a number, or as many lines, from the end unless it is pointed out."""
-    height = len(reference.splitlines()) if reference else 1
-    pointed = _pointed(said, marks=height == 1 and not marked(reference or ""))
-    if reference and last_number(reference) == reference:
-        return last_number(pointed or said) or pointed
-    return pointed or ("\n".join(said.splitlines()[-height:]) if reference else said)
 
 
 def _pointed(said: str, *, marks: bool = True) -> str:
@@ -207,10 +192,10 @@ def _score(scorer: Any, answer: str | None, item: Mapping[str, Any]) -> float:
         return 0.0
 
 
-def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[_GymPart]:
+def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> list[Part]:
     """One part for each combination of the wanted levels."""
     if not options.levels:
-        return [_GymPart(settings, None)]
+        return [(settings, None)]
     if not factory.has_curriculum(options.dataset):
         raise WhetError(f"Task gym: the dataset {options.dataset} has no levels; use its own settings.")
     curriculum = factory.create_curriculum(options.dataset)
@@ -218,10 +203,17 @@ def _parts(factory: Any, options: GymOptions, settings: Mapping[str, Any]) -> li
     for name in choices:
         if twice := set(_fields(curriculum.attributes[name])) & settings.keys():
             raise WhetError(f"Task gym: {min(twice)} is set by levels.{name} already; leave one of the two out.")
-    return [
-        _GymPart({**_settings_at(curriculum, dict(zip(choices, levels, strict=True))), **settings}, sum(levels))
-        for levels in itertools.product(*choices.values())
-    ]
+    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
+
+    parts: list[Part] = []
+    exactly = DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND)  # by default it takes all levels up to these
+    for levels in itertools.product(*choices.values()):
+        for name, level in zip(choices, levels, strict=True):
+            curriculum.set_attr_level(name, level)
+        made = curriculum.generate_configuration(context=exactly)
+        fields = [name for attribute in curriculum.attributes.values() for name in _fields(attribute)]
+        parts.append(({**{name: getattr(made, name) for name in fields}, **settings}, sum(levels)))
+    return parts
 
 
 def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
@@ -238,25 +230,10 @@ def _levels(curriculum: Any, dataset: str, name: str, asked: Any) -> list[int]:
     return list(dict.fromkeys(listed))
 
 
-def _settings_at(curriculum: Any, levels: Mapping[str, int]) -> dict[str, Any]:
-    """The settings of exactly these levels, where reasoning-gym by itself would take all up to them."""
-    from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
-
-    for name, level in levels.items():
-        curriculum.set_attr_level(name, level)
-    made = curriculum.generate_configuration(context=DefaultCurriculumContext(RangeAttributeMode.UPPER_BOUND))
-    return {name: getattr(made, name) for attribute in curriculum.attributes.values() for name in _fields(attribute)}
-
-
 def _fields(attribute: Any) -> list[str]:
     """The settings that an attribute of a curriculum sets."""
     names = ("field_name", "lower_field_name", "upper_field_name")
     return [getattr(attribute, name) for name in names if hasattr(attribute, name)]
-
-
-def _seed(*numbers: int) -> int:
-    """A seed far from any other: the i-th problem of most datasets depends only on seed + i."""
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0] >> 1)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from multiprocessing.connection import wait as wait_for
-from typing import Literal
 
+from whet import config
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
 from whet.tasks.worker import Item, Judges, Kind, Reply, Worker
@@ -32,35 +32,21 @@ COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "error
 Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
 
 
-def score_alone(rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
-    return judgement.score, dict(judgement.terms)
-
-
 class Judge(AbstractContextManager):
     """A pool of worker processes.
 
-    judges: by `Prompt.task`. decode: makes text of `trace.ids`. truncated: what becomes of a training response that
-    was cut at the limit, as in `config.Judge`. ordered: `receive` waits for everything that was sent and keeps its
-    order, so that a run repeats exactly; otherwise it returns what is ready.
+    judges: by `Prompt.task`. decode: makes text of `trace.ids`. ordered: `receive` waits for everything that was sent
+    and keeps its order, so that a run repeats exactly; otherwise it returns what is ready.
     """
 
     def __init__(
-        self,
-        lookup: Callable[[str], Prompt],
-        judges: Judges,
-        *,
-        decode: Callable[[Sequence[int]], str],
-        workers: int = 1,
-        timeout_s: float = 5.0,
-        memory_mb: int = 2048,
-        pass_at: float = 0.99,
-        ordered: bool = True,
-        total: Total = score_alone,
-        truncated: Literal["judge", "wrong", "mask"] = "judge",
-    ) -> None:
+        self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
+        decode: Callable[[Sequence[int]], str], ordered: bool = True,
+        total: Total = lambda rollout, said: (said.score, dict(said.terms)),
+    ) -> None:  # fmt: skip
         self._lookup, self._judges, self._decode = lookup, judges, decode
-        self._wanted, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._pass_at, self._ordered, self._total, self._truncated = pass_at, ordered, total, truncated
+        self._settings, self._ordered, self._total = settings, ordered, total
+        self._wanted = settings.workers or min(8, max(1, (os.cpu_count() or 2) - 1))
         self._last_number = 0
         self._todo: deque[Item] = deque()
         self._open: dict[int, Rollout] = {}  # sent and not delivered yet, in the order sent
@@ -141,7 +127,7 @@ class Judge(AbstractContextManager):
         """Queue a rollout under a new number, unless it is not to be judged: then it is its own result."""
         self._last_number += 1
         number = self._last_number
-        if rollout.finish == "cut" or (self._truncated == "mask" and _is_truncated(rollout)):
+        if rollout.finish == "cut" or (self._settings.truncated == "mask" and _is_truncated(rollout)):
             self._judged[number] = rollout
             return number
         assert rollout.trace is not None, "a rollout is judged by its trace"
@@ -152,17 +138,25 @@ class Judge(AbstractContextManager):
         return number
 
     def _move(self, wait: bool) -> None:
-        """One round: hand out work, wait (if so) for an answer or a deadline, and book the answers."""
+        """One round: hand out work, wait (if so) for an answer or a deadline, book the answers, and bury workers that
+        are dead, silent or out of memory."""
         self._hand_out()
         busy = {worker.conn: worker for worker in self._workers if worker.chunk}
         if not busy:
             assert self._todo or not self._awaited, "a result is awaited that no worker works on"
             return
         if wait:
-            first_deadline = min(worker.deadline(self._timeout_s) for worker in busy.values())
+            first_deadline = min(worker.deadline(self._settings.timeout_s) for worker in busy.values())
             wait_for(list(busy), max(0.0, first_deadline - time.monotonic()))
         for worker in busy.values():
-            self._look_after(worker)
+            out_of_memory = self._book(worker.read())
+            if out_of_memory or worker.broken:
+                self._bury(worker, "" if out_of_memory else "crashes")
+            elif worker.chunk and worker.deadline(self._settings.timeout_s) <= time.monotonic():
+                worker.kill()
+                late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
+                self._book(late)
+                self._bury(worker, "" if late else "timeouts")
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -176,19 +170,6 @@ class Judge(AbstractContextManager):
                 worker.give([self._todo.popleft() for _ in range(size)])
                 if worker.broken:
                     self._bury(worker, "crashes")
-
-    def _look_after(self, worker: Worker) -> None:
-        """Book the answers of a worker, and bury it if it is dead, silent or out of memory."""
-        out_of_memory = self._book(worker.read())
-        if out_of_memory:
-            self._bury(worker, "")
-        elif worker.broken:
-            self._bury(worker, "crashes")
-        elif worker.chunk and worker.deadline(self._timeout_s) <= time.monotonic():
-            worker.kill()
-            late = worker.read()  # an answer that came just before the kill counts, and no item is to blame
-            self._book(late)
-            self._bury(worker, "" if late else "timeouts")
 
     def _book(self, answered: Sequence[tuple[Item, Reply, float]]) -> bool:
         """True if the worker ran out of memory on the last of them."""
@@ -213,15 +194,15 @@ class Judge(AbstractContextManager):
         self._workers.remove(worker)
         if cause and worker.chunk and (worker.started or not worker.proven):
             self._counts["seconds"] += max(0.0, time.monotonic() - worker.since)
-            what = f"took longer than {self._timeout_s:g} s" if cause == "timeouts" else "ended its process"
+            what = f"took longer than {self._settings.timeout_s:g} s" if cause == "timeouts" else "ended its process"
             self._fail(worker.chunk.popleft(), cause, what)
         self._todo.extendleft(reversed(worker.chunk))
         worker.chunk.clear()
 
     def _settle(self, item: Item, said: Judgement) -> None:
-        if self._truncated == "wrong" and _is_truncated(item.rollout):
+        if self._settings.truncated == "wrong" and _is_truncated(item.rollout):
             said = replace(said, score=0.0)
-        verdict: Verdict = "right" if said.score >= self._pass_at else "wrong"
+        verdict: Verdict = "right" if said.score >= self._settings.pass_at else "wrong"
         judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final)
         try:
             reward, terms = self._total(judged, said)
@@ -251,7 +232,7 @@ class Judge(AbstractContextManager):
         assert self._closing.alive, "the judge is closed"
         while len(self._workers) < self._wanted:
             try:
-                self._workers.append(Worker(self._judges, self._memory_mb))
+                self._workers.append(Worker(self._judges, self._settings.memory_mb))
             except OSError as error:
                 if self._workers:
                     return

@@ -1,6 +1,6 @@
 r"""Whether two single answers are the same as text, number or quantity. Nothing is evaluated, all patterns are linear.
 
-The matcher calls `same_value` first; lists, intervals and formulas are compared in verify.py. An answer loses what
+The matcher calls `same_value` first, before it compares lists, intervals and formulas. An answer loses what
 TeX adds for the eye, then it is read as a value with perhaps a unit or a percent sign. Case matters in formulas, not
 in words. Two numbers are equal or not; if one is a decimal and they are not both whole, 1e-6 of the data's value is
 allowed. A unit or percent sign that only one side has is ignored (50% is 50, and also 0.5); two different units
@@ -27,6 +27,7 @@ _SAME = {  # replaced in this order
     "\\geqslant": "\\geq", "**": "^",
     **dict.fromkeys(("^{\\circ}", "^\\circ", "\\degree", "\\displaystyle", "\\qquad", "\\quad", "~"), " "),
 }  # fmt: skip
+_SIGNS = dict(zip("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2019\u02bc\u2044", "-------''/", strict=True))
 _THIN = re.compile(r"(?<!\\)\\(?:[,;: ()\[\]]|left(?![a-z])|right(?![a-z])|[bB]igg?[lr]?(?![a-z])|\$)")
 _NO_SPACE = re.compile(r"(?<!\\)\\!\s*")
 _OVER = re.compile(r"\{\s?([0-9]{1,18})\s?\\over\s?([0-9]{1,18})\s?\}")
@@ -80,19 +81,30 @@ class Value(NamedTuple):
     rounded: bool  # written with a point or a power of ten, so that digits may be missing
 
 
-def same_value(found: str, gold: str) -> bool:
+def same_value(found: str, gold: str) -> bool | None:
     """Whether two answers are the same text, the same number, or the same one number among words ("about 42").
+
+    None where that does not settle it, since formulas or lists may still be equal: two numbers or two different units
+    are settled, but not two numbers that both have commas, since 100,200 may be a list.
 
     >>> same_value("1,234.50 dollars", "1234.5"), same_value("5 m", "5 km"), same_value("0.3333", "1/3")
     (True, False, False)
+    >>> same_value("2x", "3"), same_value("100,200", "200,100")
+    (None, None)
     """
     given, wanted = read_value(found), read_value(gold, True)
-    if not given.text or not wanted.text:
-        return False
-    if folded(plain(undress(found))) == folded(plain(undress(gold))):
+    if given.text and wanted.text and folded(plain(undress(found))) == folded(plain(undress(gold))):
         return True
     if given.unit and wanted.unit and given.unit != wanted.unit:
         return False
+    if given.text and wanted.text and _agree(found, given, wanted):
+        return True
+    numbers = given.number is not None and wanted.number is not None
+    return False if numbers and not ("," in found and "," in gold) else None
+
+
+def _agree(found: str, given: Value, wanted: Value) -> bool:
+    """Whether the values are the same, where their units do not differ; `found` is the text of `given`."""
     if given.unit and not wanted.unit and _LETTER_AFTER.search(found.strip(_MARGIN)):
         return False  # 5 m may be five times m
     if folded(given.text) == folded(wanted.text) and given.percent == wanted.percent:
@@ -103,21 +115,8 @@ def same_value(found: str, gold: str) -> bool:
     if number is None:
         return False
     tolerance = TOLERANCE if given.rounded or wanted.rounded else Fraction(0)
-    if _equal(number, wanted.number, tolerance):
-        return True
-    scale = int(wanted.percent) - int(given.percent)
-    return scale != 0 and _equal(number * Fraction(100) ** scale, wanted.number, tolerance)
-
-
-def settled(found: str, gold: str) -> bool:
-    """Two numbers, or two different units: what `same_value` says about them is final.
-
-    Two numbers that both have commas are not settled: 100,200 may be a list.
-    """
-    given, wanted = read_value(found), read_value(gold, True)
-    if given.unit and wanted.unit and given.unit != wanted.unit:
-        return True
-    return given.number is not None and wanted.number is not None and not ("," in found and "," in gold)
+    scale = Fraction(100) ** (int(wanted.percent) - int(given.percent))
+    return _equal(number, wanted.number, tolerance) or _equal(number * scale, wanted.number, tolerance)
 
 
 @lru_cache(maxsize=4096)
@@ -150,12 +149,8 @@ def tidy(text: str) -> str:
 @lru_cache(maxsize=1024)
 def _twin(character: str) -> str:
     """The ASCII form of a character. Superscripts have none (5 squared is not 52), nor digits of other scripts."""
-    if "\u2010" <= character <= "\u2013" or character in "\u2212\ufe63\uff0d":
-        return "-"
-    if character in "\u2019\u02bc":
-        return "'"
-    if character == "\u2044":
-        return "/"
+    if character in _SIGNS:
+        return _SIGNS[character]
     twin = unicodedata.normalize("NFKC", character)
     if "\u2044" in twin:
         return " " + twin.replace("\u2044", "/") + " "
@@ -196,11 +191,8 @@ def _unit(words: list[str], any_unit: bool) -> str | None:
     for word in words:
         lower = word.casefold()
         if word[0] == "^":
-            exponent = word.strip("^{}")
-            last = parts.pop() if parts else ""
-            parts.append(f"{last}{exponent}" if last.endswith("^-") else f"{last.removesuffix('^-1')}^{exponent}")
-            if last.endswith("^-1"):
-                parts[-1] = f"{last.removesuffix('1')}{exponent}"
+            last, exponent = parts.pop() if parts else "", word.strip("^{}")
+            parts.append(f"{last[:-1]}{exponent}" if last.endswith("^-1") else f"{last}^{exponent}")
         elif lower in ("/", "per", "a", "an", "each") and parts:
             below = True
         elif lower in ("square", "sq", "cubic", "cu"):

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import accumulate
+from typing import NamedTuple
 
 from whet.errors import WhetError
 from whet.tasks import verify
 from whet.tasks.base import did_you_mean
 from whet.tasks.final import ANSWERS, LONGEST, after_thinking, boxed, in_tags, without_problem_words
-from whet.tasks.match import folded, read_value, same_value, settled, split_name, strip, tidy, undress
+from whet.tasks.match import folded, read_value, same_value, split_name, strip, tidy, undress
 from whet.types import Prompt
 
 MATCHERS = ("exact", "math")
@@ -39,16 +40,12 @@ class Matcher:
             verify.warm()
 
     def judge(self, prompt: Prompt, response: str) -> float:
-        r"""1.0 if the response's final answer equals the prompt's, else 0.0.
-
-        >>> Matcher("exact").judge(Prompt(id="a", text="?", answer="1234.5", task="text"), "So \\boxed{1,234.50}.")
-        1.0
-        """
+        r"""1.0 if the response's final answer equals the prompt's, else 0.0."""
         found, golds = self.extract(response), right_answers(prompt.answer)
         for answer in dict.fromkeys((found, without_problem_words(found, prompt.text))):
-            if any(self.same(answer, gold, formulas=False) for gold in golds):
+            if any(same_answer(answer, gold, formulas=False) for gold in golds):
                 return 1.0  # before any formula is tried, which may be slow
-        return float(self.matcher == "math" and any(self.same(found, gold, formulas=True) for gold in golds))
+        return float(self.matcher == "math" and any(same_answer(found, gold, formulas=True) for gold in golds))
 
     def final(self, response: str) -> str:
         """The answer in a form in which equal answers mostly read the same; "" for none."""
@@ -58,41 +55,29 @@ class Matcher:
         """The answer as it is written, or ""."""
         return ANSWERS[self.answer](tidy(after_thinking(response)))
 
-    @staticmethod
-    def same(found: str, gold: str, formulas: bool) -> bool:
-        found, gold = found.strip(), gold.strip()
-        if not found or not gold or max(len(found), len(gold)) > LONGEST:
-            return False
-        return _same(found, gold, formulas, 0)
-
 
 @lru_cache(maxsize=4096)
 def right_answers(answer: str) -> tuple[str, ...]:
-    r"""The data's answer, the end of a worked solution, or each text of a JSON list: any of these is right.
-
-    >>> right_answers("48+24=72\n#### 72"), right_answers('["1/3", "0.3333"]')
-    (('72',), ('1/3', '0.3333'))
-    """
+    r"""The data's answer, the end of a worked solution, or each text of a JSON list: any of these is right."""
     if answer.startswith('["') and answer.endswith('"]'):
         with contextlib.suppress(ValueError, RecursionError):
             return tuple(str(one) for one in json.loads(answer))
     return (boxed(answer) or answer.rpartition("####")[2].strip(),)
 
 
-def _same(found: str, gold: str, formulas: bool, depth: int) -> bool:
+def same_answer(found: str, gold: str, formulas: bool, depth: int = 0) -> bool:
+    found, gold = found.strip(), gold.strip()
+    if not found or not gold or (max(len(found), len(gold)) > LONGEST and not depth):
+        return False
     if any(dots in found and dots not in gold for dots in _AND_SO_ON):
         return False
-    if same_value(found, gold):
-        return True
-    if settled(found, gold):
-        return False
+    if (same := same_value(found, gold)) is not None:
+        return same
     found, gold = _without_name(found, gold)
-    if same_value(found, gold):
-        return True
-    if settled(found, gold):
-        return False
+    if (same := same_value(found, gold)) is not None:
+        return same
     several = has_parts(found) or has_parts(gold)
-    if several and depth < DEEPEST_FORM and same_form(found, gold, lambda a, b: _same(a, b, formulas, depth + 1)):
+    if several and depth < DEEPEST_FORM and same_form(found, gold, lambda a, b: same_answer(a, b, formulas, depth + 1)):
         return True
     if (read_form(found) or read_form(gold)) and not any(sign in undress(found + gold) for sign in _RELATIONS):
         return False
@@ -228,12 +213,8 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 def _depths(text: str) -> list[int]:
     """How many brackets are open at each character; a bracket itself belongs to the outside."""
-    depth, depths = 0, []
-    for character in text:
-        depth -= character in _CLOSING
-        depths.append(depth)
-        depth += character in _OPENING
-    return depths
+    depths = accumulate((character in _OPENING) - (character in _CLOSING) for character in text)
+    return [depth - (character in _OPENING) for character, depth in zip(text, depths, strict=True)]
 
 
 # ---- long and structured answers, compared whole, in a time linear in the response
@@ -241,6 +222,7 @@ def _depths(text: str) -> list[int]:
 _BOX = "\\boxed{"
 _MARKER = re.compile(r".*(?:####|answer(?:\s?:|\s?is\b))", re.IGNORECASE | re.DOTALL)
 _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
+_DECODER = json.JSONDecoder(parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)  # 2.0 is 2
 
 
 def same_whole(response: str, answer: str, where: str) -> bool:
@@ -248,11 +230,6 @@ def same_whole(response: str, answer: str, where: str) -> bool:
 
     Two texts are the same if they differ only in white space, two JSON values if they are equal once read. False for
     a short answer, which is up to the matcher.
-
-    >>> same_whole('So \\boxed{{"b": [1, 2.0], "a": "x"}}.', '{"a": "x", "b": [1, 2]}', "auto")
-    True
-    >>> same_whole("42", "42", "whole")
-    False
     """
     golds = whole_answers(answer)
     text = after_thinking(response) if golds else ""
@@ -291,21 +268,11 @@ def _gives(text: str, gold: str, where: str) -> bool:
             return inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")
         found = _decode(inside)
         return found is not None and found[0] == wanted and found[1].startswith("}")
-    if wanted is None:
-        return any(_squeeze(found) == gold for found in _find_unboxed(text, where))
-    return any(read_json(found) == wanted for found in _find_unboxed(text, where))
-
-
-def _find_unboxed(text: str, where: str) -> Iterator[str]:
-    """What may be the answer of a response without a box."""
-    if where == "tagged":
-        yield in_tags(text)
+    may_be = {"tagged": [in_tags(text)], "whole": [text], "auto": [text, *_FENCED.findall(text)[-1:]]}.get(where, [])
     if where in ("auto", "marked") and (marker := _MARKER.match(text)):
-        yield text[marker.end() :]
-    if where in ("auto", "whole"):
-        yield text
-    if where == "auto" and (blocks := _FENCED.findall(text)):
-        yield blocks[-1]
+        may_be.append(text[marker.end() :])
+    read, same = (_squeeze, gold) if wanted is None else (read_json, wanted)
+    return any(read(found) == same for found in may_be)
 
 
 def _squeeze(text: str) -> str:
@@ -324,12 +291,3 @@ def _decode(text: str) -> tuple[str, str] | None:
         return json.dumps(value, sort_keys=True), text[end:].lstrip()
     except (ValueError, RecursionError):
         return None
-
-
-def _number(text: str) -> Any:
-    """2.0 is 2."""
-    value = float(text)
-    return int(value) if value.is_integer() else value
-
-
-_DECODER = json.JSONDecoder(parse_float=_number)

@@ -1,205 +1,94 @@
-"""Task "text": problems with answers from files or the hub, judged by comparing the final answer.
+r"""Task "text": problems with answers from files or the hub, judged by comparing the final answer.
 
-`build.py` makes the task; `reading.py` reads the data, and the matcher compares. The data is read once, completely and
-before any model is loaded; a mistake in it is one sentence with the line. It is a file, a folder, a short name (gsm8k,
-math500, ...: looked for in `data_folder`, else $WHET_DATA, then on the hub) or a name on the hub. A row without a
-problem or an answer is left out and counted, since public data has such rows. Every small column is kept as meta, for
+`build.py` makes the task; `reading.py` finds and opens the data, and the matcher compares. The data is read once,
+completely and before any model is loaded. A row without a problem or an answer is left out and counted, since public
+data has such rows; a cell that makes no sense (a number for a problem, half a Unicode character) is refused with its
+place. Answers come in many forms: text, numbers, booleans, lists of equally right ones (also as JSON text), GSM8K's
+worked text that ends in "#### 72", a solution with its \boxed answer. Every small column is kept as meta, for
 curricula and reports, and so are lists and structs, for judges.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.base import Problem, PromptTable, did_you_mean, read_options
+from whet.tasks.base import Problem, PromptTable, check_options, did_you_mean
+from whet.tasks.final import boxed
 from whet.tasks.matcher import Matcher, right_answers, same_whole
-from whet.tasks.reading import (
-    SUFFIXES,
-    Sheet,
-    answer_in,
-    as_json,
-    find_columns,
-    is_blank,
-    read_answers,
-    read_file,
-    read_folder,
-    read_hub,
-    read_id,
-    read_levels,
-    read_problem,
-    read_solution,
-    split_worked,
-)
+from whet.tasks.reading import Sheet, find_columns, open_data
 from whet.types import Prompt
 
-VARIABLE = "WHET_DATA"
+SMALL_TEXT = 100  # characters; a column with longer texts is no property of a problem
 MOST_META = 32  # columns kept as meta
-META_BYTES = 65_536  # of lists and structs per prompt, as JSON: they are sent to a judge process with every response
+META_BYTES = 65_536  # bytes of lists and structs per prompt, as JSON: they go to a judge process with every response
 # How a response gives an answer, by the option `answer`; otherwise the answer is the whole response.
 WRITTEN = {"boxed": "\\boxed{%s}", "tagged": "<answer>%s</answer>", "marked": "#### %s", "auto": "\\boxed{%s}"}
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-
-
-# ---- where the data is
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Where a short name is found."""
-
-    hub: str
-    subset: str = ""
-    splits: Mapping[str, str]  # "train", "test" or both -> their names on the hub
-    stems: tuple[str, ...]  # names that its file may have, the preferred one first
-
-
-_BOTH = {"train": "train", "test": "test"}
-_TRAIN = {"train": "train"}
-_TEST = {"test": "test"}
-
-NAMES: dict[str, Known] = {
-    "gsm8k": Known(hub="openai/gsm8k", subset="main", splits=_BOTH, stems=("gsm8k",)),
-    "math": Known(hub="DigitalLearningGmbH/MATH-lighteval", splits=_BOTH, stems=("math", "math7500", "math5000")),
-    "math500": Known(hub="HuggingFaceH4/MATH-500", splits=_TEST, stems=("math500", "math_500")),
-    "aime24": Known(hub="HuggingFaceH4/aime_2024", splits={"test": "train"}, stems=("aime24", "aime2024", "aime_2024")),
-    "aime25": Known(hub="math-ai/aime25", splits=_TEST, stems=("aime25", "aime2025", "aime_2025")),
-    "amc23": Known(hub="math-ai/amc23", splits=_TEST, stems=("amc23_40", "amc23", "amc2023")),
-    "minerva": Known(hub="math-ai/minervamath", splits=_TEST, stems=("minerva", "minervamath", "minerva_math")),
-    "olympiad": Known(hub="math-ai/olympiadbench", splits=_TEST, stems=("olympiad", "olympiadbench", "olympiad_bench")),
-    "dapo17k": Known(
-        hub="open-r1/DAPO-Math-17k-Processed",  # the authors' own set without its hundred repeats of every row
-        subset="all",
-        splits=_TRAIN,
-        stems=("dapo17k", "dapo_math_17k", "dapo-math-17k"),
-    ),
-    "deepscaler": Known(
-        hub="agentica-org/DeepScaleR-Preview-Dataset", splits=_TRAIN, stems=("deepscaler", "deepscaler40k")
-    ),
+OPTIONS = {
+    "matcher": "math",  # how a response's answer is compared with the data's
+    "answer": "auto",  # where the answer is in a response
 }
-
-
-def open_data(entry: config.Problems, folder: str = "") -> tuple[Sheet, dict[str, str]]:
-    """The rows of an entry, and the roles whose column is not to be found by name."""
-    evaluation = isinstance(entry, config.Eval)
-    if not entry.path:
-        raise WhetError("Task text needs data.path: a file, a short name (gsm8k, ...) or a name for `datasets`.")
-    if entry.path in NAMES:
-        return _open_known(entry, evaluation, folder)
-    path = Path(entry.path).expanduser()
-    if path.is_dir():
-        return read_folder(path, split_words(entry.split, evaluation)), {}
-    if path.is_file() or path.name.endswith(SUFFIXES) or not _HUB_NAME.fullmatch(entry.path):
-        if not path.exists() and "/" not in entry.path and not path.suffix:
-            near = did_you_mean(entry.path, NAMES)
-            raise WhetError(f'There is no file or short name "{entry.path}" (a hub name is owner/name){near}')
-        return read_file(path), {}
-    return read_hub(entry.path, entry.subset, entry.split, split_words(entry.split, evaluation)), {}
-
-
-def split_words(split: str, evaluation: bool) -> tuple[str, ...]:
-    """Words that name a split in file names.
-
-    >>> split_words("", True), split_words("", False), split_words("validation", False)
-    (('test', 'eval', 'validation', 'val', 'dev'), ('train',), ('validation',))
-    """
-    if not split:
-        return ("test", "eval", "validation", "val", "dev") if evaluation else ("train",)
-    return {"test": ("test", "eval"), "eval": ("eval", "test")}.get(split, (split,))
-
-
-def _open_known(entry: config.Problems, evaluation: bool, folder: str) -> tuple[Sheet, dict[str, str]]:
-    known, name = NAMES[entry.path], entry.path
-    asked = {"eval": "test"}.get(entry.split, entry.split)
-    split = asked or ("test" if evaluation else "train")
-    if not asked and split not in known.splits:
-        (split,) = known.splits
-    if split not in known.splits:
-        raise WhetError(f"{name} has no split {entry.split}; it has {' and '.join(known.splits)}.")
-    words = split_words(split, evaluation)
-    folder = folder or os.environ.get(VARIABLE, "")
-    if folder:
-        if not Path(folder).expanduser().is_dir():
-            raise WhetError(f"There is no data folder at {folder} (data_folder, or ${VARIABLE}).")
-        for path in _candidates(Path(folder).expanduser(), known.stems, words):
-            if path.is_dir():
-                return read_folder(path, words), {}
-            if path.is_file():
-                return read_file(path), {}
-    try:
-        sheet = read_hub(known.hub, entry.subset or known.subset, known.splits[split], words)
-    except WhetError as error:
-        file = f"{words[0]}_{known.stems[0]}.parquet (or .jsonl)"
-        where = f"{folder} holds no {file}" if folder else f"data_folder (or ${VARIABLE}) names no folder with {file}"
-        raise WhetError(f"{name}: {where}, and from the hub: {error}") from None
-    return sheet, {"id": ""}  # numbers from 0 on, or none at all: two sets in one recipe would clash
-
-
-def _candidates(folder: Path, stems: Sequence[str], words: Sequence[str]) -> Iterator[Path]:
-    """Paths to try: files that name the split first."""
-    for stem in stems:
-        for word in words:
-            for name in (f"{word}_{stem}", f"{stem}_{word}", f"{stem}-{word}"):
-                yield from (folder / f"{name}{suffix}" for suffix in SUFFIXES)
-    for stem in stems:
-        yield from (folder / f"{stem}{suffix}" for suffix in ("", *SUFFIXES))
-
-
-# ---- the task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    matcher: str = "math"  # how a response's answer is compared with the data's
-    answer: str = "auto"  # where the answer is in a response
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSolutions:
-    end: str = ""  # added to a worked solution that does not end so; {answer} stands for the answer
+SOLUTIONS = {"end": ""}  # added to a worked solution that does not end so; {answer} stands for the answer
+_CALCULATOR = re.compile(r"<<[^<>]*>>")  # GSM8K's notes for a calculator: "48/2 = <<48/2=24>>24"
+_LEVEL = re.compile(r"(?:level\s*)?(\d{1,9}(?:\.\d{1,9})?)", re.IGNORECASE)
 
 
 class TextTask:
     alphabet = ""
 
-    def __init__(self, entry: config.Problems, name: str = "text", folder: str = "") -> None:
+    def __init__(self, entry: config.ProblemSettings, name: str = "text", folder: str = "") -> None:
         """folder: where short names are looked for first."""
-        self.name = name
-        options = read_options(TextOptions, entry.options, "Task text")
-        self._matcher = Matcher(matcher=options.matcher, answer=options.answer)
+        check_options(OPTIONS, entry.options, "Task text")
+        self._matcher = Matcher(**OPTIONS | entry.options)
         sheet, columns = open_data(entry, folder)
         if not sheet.rows:
             raise WhetError(f"{sheet.origin} holds no problems.")
-        self.origin, self.rows = sheet.origin, sheet.rows
+        self.name, self.origin, self.rows = name, sheet.origin, sheet.rows
         self.columns = find_columns(sheet, {**columns, **entry.columns})  # role -> column
-        read = read_table(sheet, self.columns, name, entry.where, entry.limit)
-        self._table, self._solutions, self.not_kept = read.table, read.solutions, read.not_kept
+        needed = [self.columns[role] for role in ("prompt", "answer") if role in self.columns]
+        if holes := [(sheet.holes[column], column) for column in needed if column in sheet.holes]:
+            row, column = min(holes)  # a JSON row without the key; a null is only a blank
+            there = [other for other in sheet.names if sheet.column(other)[row] is not None]
+            raise WhetError(f'{_place(sheet, row)} has no "{column}"; it has {", ".join(there) or "nothing"}.')
+        rows, skipped = _read_rows(sheet, self.columns, _select_rows(sheet, self.columns, entry.where), entry.limit)
+        if not rows and skipped:
+            raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
+        kept = list(rows)
+        ids = None
+        if "id" in self.columns:
+            cells = sheet.column(self.columns["id"])
+            ids = [None if is_blank(cells[i]) else _text(cells[i], _place(sheet, i), "id", numbers=True) for i in kept]
+        meta, self.not_kept, too_large = _read_meta(sheet, self.columns, kept)
+        self._table = PromptTable(
+            [problem for problem, _, _ in rows.values()],
+            [answer for _, answer, _ in rows.values()],
+            name,
+            ids=ids,
+            meta=meta,
+            origin=sheet.origin,
+            place=lambda i: sheet.place(kept[i]),
+        )
+        self._solutions = {i: text for i, (_, _, text) in enumerate(rows.values()) if text}  # by row of the table
         self._worked_rows = np.array(list(self._solutions), int)
+        self.worked = len(self._solutions)
         self.notes: tuple[str, ...] = ()
-        if read.skipped:
-            blank = f"{read.skipped:,} of the {self.rows:,} rows of {self.origin}"
+        if skipped:
+            blank = f"{skipped:,} of the {self.rows:,} rows of {self.origin}"
             self.notes += (f"{blank} have no problem or no answer: left out.",)
-        if read.too_large:
-            cells = ", ".join(f"{count:,} of {column}" for column, count in read.too_large.items())
+        if too_large:
+            cut = ", ".join(f"{count:,} of {column}" for column, count in too_large.items())
             self.notes += (
                 f"{self.origin}: these cells are left out of prompt.meta, since they are no JSON or take a prompt "
-                f"beyond {META_BYTES:,} bytes: {cells}.",
+                f"beyond {META_BYTES:,} bytes: {cut}.",
             )
-
-    @property
-    def worked(self) -> int:
-        """Number of rows with a worked solution."""
-        return len(self._solutions)
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         """All rows, whatever the split: an entry names its own."""
@@ -219,122 +108,31 @@ class TextTask:
 
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
         """Rows with a worked solution, shuffled; each of them comes once before any comes again."""
-        end = read_options(TextSolutions, options, "The worked solutions of task text").end
-        rows = self._worked_rows
-        if not rows.size:
+        check_options(SOLUTIONS, options, "The worked solutions of task text")
+        if not self.worked:
             raise WhetError(f"{self.origin} has no `solution` column, which a warm start imitates.")
-        passes = [rng.permutation(rows) for _ in range(math.ceil(count / rows.size))]
-        chosen = np.concatenate(passes)[:count].tolist() if passes else []
-        return [
-            (prompt := self._table.at(row), with_end(self._solutions[row], end, right_answers(prompt.answer)[0]))
-            for row in chosen
-        ]
+        passes = [rng.permutation(self._worked_rows) for _ in range(math.ceil(count / self.worked))]
+        pairs = []
+        for row in np.concatenate(passes)[:count].tolist() if passes else []:
+            prompt, solution = self._table.at(row), self._solutions[row]
+            ending = options.get("end", "").replace("{answer}", right_answers(prompt.answer)[0])
+            pairs.append((prompt, solution if solution.rstrip().endswith(ending.strip()) else solution + ending))
+        return pairs
 
 
-def with_end(solution: str, end: str, answer: str) -> str:
-    r"""
-    >>> with_end("1+1 = 2", "\n#### {answer}", "2"), with_end("1+1 = 2\n#### 2", "\n#### {answer}", "2")
-    ('1+1 = 2\n#### 2', '1+1 = 2\n#### 2')
-    """
-    ending = end.replace("{answer}", answer)
-    return solution if solution.rstrip().endswith(ending.strip()) else solution + ending
+# ---- rows
 
 
-# ---- reading the rows
-
-
-class Row(NamedTuple):
-    problem: Problem
-    answers: tuple[str, ...]  # each of them is right
-    solution: str
-
-
-class Read(NamedTuple):
-    table: PromptTable
-    solutions: dict[int, str]  # by row of the table
-    skipped: int  # rows left out for blanks
-    not_kept: tuple[str, ...]  # columns of long texts, and those beyond MOST_META
-    too_large: dict[str, int]  # number of cells left out, by column
-
-
-def read_table(sheet: Sheet, columns: Mapping[str, str], task: str, where: Mapping[str, Any], limit: int) -> Read:
-    _refuse_holes(sheet, columns)
-    kept, rows, skipped = _read_rows(sheet, columns, _select_rows(sheet, columns, where), limit)
-    if not kept and skipped:
-        raise WhetError(f"{sheet.origin} holds no problem with an answer: {skipped:,} rows are blank.")
-    ids = None
-    if "id" in columns:
-        cells = sheet.column(columns["id"])
-        ids = [read_id(cells[row], f"{sheet.origin}, {sheet.place(row)}") for row in kept]
-    meta, not_kept, too_large = _read_meta(sheet, columns, kept)
-    table = PromptTable(
-        [row.problem for row in rows],
-        # Several right answers become a JSON list, which the matcher reads.
-        [row.answers[0] if len(row.answers) == 1 else json.dumps(row.answers, ensure_ascii=False) for row in rows],
-        task,
-        ids=ids,
-        meta=meta,
-        origin=sheet.origin,
-        place=lambda i: sheet.place(kept[i]),
-    )
-    solutions = {i: row.solution for i, row in enumerate(rows) if row.solution}
-    return Read(table, solutions, skipped, not_kept, too_large)
-
-
-def _read_rows(
-    sheet: Sheet, columns: Mapping[str, str], wanted: Sequence[int], limit: int
-) -> tuple[list[int], list[Row], int]:
-    """The numbers of the rows that were read, the rows, and how many were blank."""
-    blank: list[Any] = [None] * sheet.rows
-    prompts, answers, worked = (
-        sheet.column(columns[role]) if role in columns else blank for role in ("prompt", "answer", "solution")
-    )
-    kept: list[int] = []
-    rows: list[Row] = []
-    skipped = 0
-    for i in wanted:
-        row = _read_row(columns, prompts[i], answers[i], worked[i], f"{sheet.origin}, {sheet.place(i)}")
-        if row is None:
-            skipped += 1
-        else:
-            kept.append(i)
-            rows.append(row)
-        if len(kept) == limit > 0:
-            break
-    return kept, rows, skipped
-
-
-def _read_row(columns: Mapping[str, str], prompt: Any, answer: Any, worked: Any, place: str) -> Row | None:
-    """None where the problem or the answer is blank."""
-    problem, solution = read_problem(prompt, place), read_solution(worked, place)
-    if "answer" not in columns:  # the recipe says that there is none: the user's judge decides
-        answers: tuple[str, ...] = ("",)
-    elif columns["answer"] == columns.get("solution"):
-        answers = (answer_in(solution),) if solution else ()
-    else:
-        answers = read_answers(answer, place)
-        if len(answers) == 1 and "####" in answers[0]:
-            final, text = split_worked(answers[0])
-            answers, solution = (final,), solution or text
-    return Row(problem, answers, solution) if problem is not None and answers else None
-
-
-def _refuse_holes(sheet: Sheet, columns: Mapping[str, str]) -> None:
-    """Refuse a JSON row without the key of a needed column; a null is only a blank."""
-    needed = [columns[role] for role in ("prompt", "answer") if role in columns]
-    holes = [(sheet.holes[name], name) for name in needed if name in sheet.holes]
-    if holes:
-        row, name = min(holes)
-        there = [other for other in sheet.names if sheet.column(other)[row] is not None]
-        raise WhetError(f'{sheet.origin}, {sheet.place(row)} has no "{name}"; it has {", ".join(there) or "nothing"}.')
+def _place(sheet: Sheet, row: int) -> str:
+    return f"{sheet.origin}, {sheet.place(row)}"
 
 
 def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, Any]) -> Sequence[int]:
     """The rows that have one of the wanted values in every column that `where` names."""
     rows: Sequence[int] = range(sheet.rows)
     for name, wanted in where.items():
-        if name == "level" and name in columns and sheet.small(columns[name]):
-            values = read_levels(sheet.column(columns[name]))
+        if name == "level" and name in columns and is_small(levels := sheet.column(columns[name])):
+            values = read_levels(levels)
         elif name in sheet.names:
             values = sheet.column(name)
         else:
@@ -347,47 +145,6 @@ def _select_rows(sheet: Sheet, columns: Mapping[str, str], where: Mapping[str, A
     return rows
 
 
-def _read_meta(
-    sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]
-) -> tuple[dict[str, list[Any]], tuple[str, ...], dict[str, int]]:
-    """The level, every other small column, and columns of lists and structs; then what is not kept, as in `Read`."""
-    meta: dict[str, list[Any]] = {}
-    not_kept: list[str] = []
-    too_large: dict[str, int] = {}
-    room = [META_BYTES] * len(kept)
-    if "level" in columns and sheet.small(columns["level"]):
-        levels = sheet.column(columns["level"])
-        meta["level"] = read_levels([levels[row] for row in kept])
-    for name in sheet.names:
-        if name in columns.values() or name in meta:
-            continue
-        if len(meta) >= MOST_META:
-            not_kept.append(name)
-            continue
-        whole = sheet.column(name)
-        values = [whole[row] for row in kept]
-        if sheet.small(name):
-            meta[name] = [None if is_blank(value) else value for value in values]
-        elif not any(isinstance(value, list | dict) for value in values):
-            not_kept.append(name)
-        else:
-            meta[name] = [value if _fits(value, room, i) else None for i, value in enumerate(values)]
-            if lost := sum(a is not None and b is None for a, b in zip(values, meta[name], strict=True)):
-                too_large[name] = lost
-    known = {name: values for name, values in meta.items() if any(value is not None for value in values)}
-    return known, tuple(not_kept), too_large
-
-
-def _fits(value: Any, room: list[int], row: int) -> bool:
-    """Whether the value fits into the bytes that the row has left, which it then takes."""
-    text = as_json(value)
-    size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
-    if size > room[row]:
-        return False
-    room[row] -= size
-    return True
-
-
 def _key(value: Any) -> Any:
     """A key that is equal for 5, 5.0 and "5"; false is not 0."""
     if isinstance(value, bool):
@@ -398,3 +155,165 @@ def _key(value: Any) -> Any:
         except ValueError:
             return value.strip()
     return value if isinstance(value, int | float) else None
+
+
+def _read_rows(
+    sheet: Sheet, columns: Mapping[str, str], wanted: Sequence[int], limit: int
+) -> tuple[dict[int, tuple[Problem, str, str]], int]:
+    """Row -> problem, answer and worked solution, for rows that have the first two; and the number of the others."""
+    cells = {role: sheet.column(columns[role]) for role in ("prompt", "answer", "solution") if role in columns}
+    rows: dict[int, tuple[Problem, str, str]] = {}
+    skipped = 0
+    for i in wanted:
+        if len(rows) == limit > 0:
+            break
+        place = _place(sheet, i)
+        problem = read_problem(cells["prompt"][i], place)
+        texts = cells["solution"][i] if "solution" in cells else None  # several (OlympiadBench) are joined
+        texts = texts if isinstance(texts, list | tuple) else [texts]
+        solution = "\n".join(_text(text, place, "solution") for text in texts if not is_blank(text))
+        if "answer" not in cells:  # the recipe says that there is none: the user's judge decides
+            answers: tuple[str, ...] = ("",)
+        elif columns["answer"] == columns.get("solution"):
+            answers = (boxed(solution) or split_worked(solution)[0].strip(),) if solution else ()
+        else:
+            answers = read_answers(cells["answer"][i], place)
+            if len(answers) == 1 and "####" in answers[0]:
+                final, text = split_worked(answers[0])
+                answers, solution = (final,), solution or text
+        if problem is None or not answers:
+            skipped += 1
+        else:  # several right answers become a JSON list, which the matcher reads
+            answer = answers[0] if len(answers) == 1 else json.dumps(answers, ensure_ascii=False)
+            rows[i] = (problem, answer, solution)
+    return rows, skipped
+
+
+def _read_meta(
+    sheet: Sheet, columns: Mapping[str, str], kept: Sequence[int]
+) -> tuple[dict[str, list[Any]], tuple[str, ...], dict[str, int]]:
+    """The level, every other small column, and columns of lists and structs. Then what is not kept: columns of long
+    texts and those beyond MOST_META; and by column, the number of cells that are too large."""
+    meta: dict[str, list[Any]] = {}
+    not_kept: list[str] = []
+    too_large: dict[str, int] = {}
+    room = [META_BYTES] * len(kept)
+    if "level" in columns and is_small(levels := sheet.column(columns["level"])):
+        meta["level"] = read_levels([levels[row] for row in kept])
+    for name in sheet.names:
+        if name in columns.values() or name in meta:
+            continue
+        if len(meta) >= MOST_META:
+            not_kept.append(name)
+            continue
+        whole = sheet.column(name)
+        values = [whole[row] for row in kept]
+        if is_small(whole):
+            meta[name] = [None if is_blank(value) else value for value in values]
+        elif not any(isinstance(value, list | dict) for value in values):
+            not_kept.append(name)
+        else:
+            for i, value in enumerate(values):
+                text = as_json(value)
+                size = len(text.encode("utf-8", "surrogatepass")) if text is not None else META_BYTES + 1
+                if size <= room[i]:
+                    room[i] -= size
+                elif value is not None:
+                    values[i], too_large[name] = None, too_large.get(name, 0) + 1
+            meta[name] = values
+    known = {name: values for name, values in meta.items() if any(value is not None for value in values)}
+    return known, tuple(not_kept), too_large
+
+
+# ---- cells
+
+
+def read_problem(value: Any, where: str) -> Problem | None:
+    if is_blank(value):
+        return None
+    if isinstance(value, str):
+        return _text(value, where, "prompt")
+    if not isinstance(value, list | tuple) or not value:
+        raise WhetError(f"{where}: prompt should be a string or a list of chat messages, got {short(value)}.")
+    for message in value:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+            raise WhetError(f'{where}: a chat message is {{"role": ..., "content": ...}}, got {short(message)}.')
+        _text(message["role"], where, "role")
+        if message["content"] != "":  # an empty system message says nothing, and is common
+            _text(message["content"], where, "content")
+    return tuple(value)
+
+
+def read_answers(value: Any, where: str) -> tuple[str, ...]:
+    """All right answers, each once; none for a blank cell. A list of lists or objects is one answer, as JSON."""
+    if is_blank(value):
+        return ()
+    if isinstance(value, str) and value.startswith('["'):
+        with contextlib.suppress(ValueError, RecursionError):  # else it is a text that only begins like a list
+            value = json.loads(value)
+    if isinstance(value, list | tuple):
+        if any(isinstance(one, list | dict) for one in value) and (text := as_json(value)) is not None:
+            return (_text(text, where, "answer"),)
+        return tuple(dict.fromkeys(_text(v, where, "answer", numbers=True) for v in value if not is_blank(v)))
+    return (_text(value, where, "answer", numbers=True),)
+
+
+def split_worked(text: str) -> tuple[str, str]:
+    """(answer, solution) of a text in GSM8K's form; the solution is "" where the text is a plain answer."""
+    _, mark, answer = text.rpartition("####")
+    return (answer.strip(), _CALCULATOR.sub("", text)) if mark and answer.strip() else (text, "")
+
+
+def read_levels(values: Sequence[Any]) -> list[Any]:
+    """Numbers where every level is one, however it is written; else the values as they are.
+
+    >>> read_levels(["Level 5", "3", "Level ?", None, 2.0]), read_levels(["easy", "3"])
+    ([5, 3, None, None, 2], ['easy', '3'])
+    """
+    known = [None if is_blank(v) or (isinstance(v, str) and v.strip().endswith("?")) else v for v in values]
+    numbers: dict[Any, int | float | None] = {None: None}
+    for value in set(known) - {None}:
+        found = _LEVEL.fullmatch(value.strip()) if isinstance(value, str) else None
+        number = float(found[1]) if found else value
+        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+            return known
+        numbers[value] = int(number) if number == int(number) else number
+    return [numbers[value] for value in known]
+
+
+def is_small(values: Sequence[Any]) -> bool:
+    """Whether a column holds only numbers, booleans and short texts."""
+    return all(v is None or isinstance(v, int | float) or (isinstance(v, str) and len(v) <= SMALL_TEXT) for v in values)
+
+
+def is_blank(value: Any) -> bool:
+    """Null, white space, an empty list, or not a number (how pandas writes a null among numbers)."""
+    if isinstance(value, str):
+        return not value.strip()
+    return value is None or (isinstance(value, float) and math.isnan(value)) or value == []
+
+
+def as_json(value: Any) -> str | None:
+    """None for what JSON cannot hold: dates, bytes, brackets 100,000 deep."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def short(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _text(value: Any, where: str, column: str, numbers: bool = False) -> str:
+    """A string as it is; where `numbers` are allowed, a number or boolean as it reads."""
+    if numbers and (isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))):
+        return str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise WhetError(f"{where}: {column} should be text, got {short(value)}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # JSON can spell half a character; no tokenizer reads it
+        raise WhetError(f"{where}: {column} is not valid Unicode (a lone surrogate).") from None
+    return value

@@ -17,6 +17,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from whet.errors import WhetError
@@ -55,7 +56,14 @@ def same_formula(found: str, gold: str) -> bool:
     found, gold = _prepare(found), _prepare(gold)
     if not (tame(found) and tame(gold)) or _bases(found) - _bases(gold) or (found.isalpha() and gold.isalpha()):
         return False
-    return _compare(*_tell_case_apart(found, gold))
+    # math-verify takes R for r; where both occur, the capital becomes a letter that is not used otherwise.
+    letters = set(_COMMAND.sub(" ", f"{found} {gold}"))
+    free = [letter for letter in "abcjklmnopqrstuvwxyz" if not {letter, letter.upper()} & letters]
+    capitals = sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters)
+    for old, new in zip(capitals, free, strict=False):
+        pattern = re.compile(rf"(\\[A-Za-z]+)|{old}")  # commands stay as they are
+        found, gold = (pattern.sub(lambda m: m[1] or new, text) for text in (found, gold))  # noqa: B023
+    return _compare(found, gold)
 
 
 def _prepare(text: str) -> str:
@@ -66,19 +74,6 @@ def _prepare(text: str) -> str:
 def _bases(text: str) -> set[str]:
     """Number bases, as the 8 of 52_8, which math-verify drops: another base than the data's is wrong, none is not."""
     return {base.strip("{}") for base in re.findall(r"[0-9]_(\{[0-9]+\}|[0-9])", text)}
-
-
-def _tell_case_apart(found: str, gold: str) -> tuple[str, str]:
-    """math-verify takes R for r; where both occur, the capital becomes a letter that is not used otherwise."""
-    letters = set(_COMMAND.sub(" ", f"{found} {gold}"))
-    free = [letter for letter in "abcjklmnopqrstuvwxyz" if not {letter, letter.upper()} & letters]
-    capitals = sorted(letter for letter in letters if letter.isupper() and letter.lower() in letters)
-    for old, new in zip(capitals, free, strict=False):
-        found, gold = (
-            re.sub(rf"\\[A-Za-z]+|{old}", lambda m: m[0] if m[0][0] == "\\" else new, text)  # noqa: B023
-            for text in (found, gold)
-        )
-    return found, gold
 
 
 # ---- guards
@@ -95,8 +90,12 @@ def tame(text: str) -> bool:
     commands = _COMMAND.findall(text)
     if not _KNOWN.issuperset(commands) or not _MATRICES.issuperset(_ENVIRONMENT.findall(text)):
         return False
-    if _is_words(text) or not 0 <= _depth(text) <= DEEPEST or commands.count("frac") + commands.count("sqrt") > 12:
+    depths = list(accumulate((character in "([{") - (character in ")]}") for character in text))
+    if min(depths) < 0 or depths[-1] or max(depths) > DEEPEST:
         return False
+    letters = _FUNCTION.sub(" ", _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text)))
+    if _WORD.search(letters) or commands.count("frac") + commands.count("sqrt") > 12:
+        return False  # letters that spell something: sympy would multiply them, and "east" would equal "seat"
     if ":" in text or ("=" in text and not _is_equation(text)):
         return False
     if commands.count("pm") + commands.count("mp") > 2 or _CHAIN.search(text):
@@ -107,51 +106,27 @@ def tame(text: str) -> bool:
     return all(map(_tame_power, _EXPONENT.finditer(text))) and all(map(_tame_factorial, _FACTORIAL.finditer(text)))
 
 
-def _is_words(text: str) -> bool:
-    """Letters that spell something: sympy would multiply them, and "east" would equal "seat"."""
-    bare = _COMMAND.sub(" ", _ENVIRONMENT.sub(" ", text))
-    return _WORD.search(_FUNCTION.sub(" ", bare)) is not None
-
-
 def _is_equation(text: str) -> bool:
     """With something to solve for; not of tuples, nor of a function at a point, which sympy would multiply out."""
     bare = _COMMAND.sub(" ", text)
     return bool(re.search(r"[A-Za-z]", bare)) and "," not in bare and not re.search(r"[A-Za-z]\(\s*[-0-9.]+\s*\)", bare)
 
 
-def _depth(text: str) -> int:
-    """Depth of the brackets; -1 where they do not close each other."""
-    depth = deepest = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        deepest = max(deepest, depth)
-        if depth < 0:
-            return -1
-    return deepest if depth == 0 else -1
-
-
 def _tame_power(power: re.Match[str]) -> bool:
     """No towers over numbers and brackets, no long exponents, and large ones only over a number."""
-    exponent, after = _read_exponent(power.string, power.start(2))
+    text, start = power.string, power.start(2)
+    if (closing := {"{": "}", "(": ")"}.get(text[start])) is None:
+        token = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
+        exponent, after = (token[0], text[token.end() :]) if token else ("", "")
+    else:
+        depths = accumulate((character == text[start]) - (character == closing) for character in text[start:])
+        end = next((i for i, depth in enumerate(depths, start) if depth == 0), len(text))
+        exponent, after = text[start + 1 : end], text[end + 1 :]
     if after.lstrip()[:1] == "^" or re.search(r"[0-9)\]}!]\s?\^", exponent):
         return False
     largest = max((int(digits) for digits in _DIGITS.findall(exponent)), default=0)
     base = power[1]
     return largest <= (9999 if base.isdigit() else 64 if base.isalpha() else 12)
-
-
-def _read_exponent(text: str, start: int) -> tuple[str, str]:
-    """The exponent that begins at `start`, and the text after it."""
-    closing = {"{": "}", "(": ")"}.get(text[start])
-    if closing is None:
-        end = _EXPONENT_WITHOUT_BRACKETS.match(text, start)
-        return (end[0], text[end.end() :]) if end else ("", "")
-    depth = 0
-    for i in range(start, len(text)):
-        depth += (text[i] == text[start]) - (text[i] == closing)
-        if depth == 0:
-            return text[start + 1 : i], text[i + 1 :]
-    return text[start + 1 :], ""
 
 
 def _tame_factorial(factorial: re.Match[str]) -> bool:

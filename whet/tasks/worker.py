@@ -3,8 +3,8 @@
 `judge.py` makes the handles and decides which item goes where and what a failure means for the run. The parent sends
 chunks of (number, prompt, response); the worker answers each item on its own, with the time, so that after a hang or
 a crash the parent knows which item caused it. A judge may run hostile text, so nothing that a worker sends is
-unpickled or trusted: an answer is a short binary record with a little JSON, which is checked on arrival and can hold
-no more than a score, a final answer and a few numbers.
+unpickled or trusted: an answer is a short JSON text, which is checked on arrival and can hold no more than a score, a
+final answer and a few numbers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -42,7 +41,7 @@ from whet.types import Prompt, Rollout
 
 START_S = 10.0  # seconds until a worker picks up a chunk: forking a large process on a busy machine is slow
 STALL_S = 10  # most seconds that a full pipe, or a killed process that does not end, holds the parent up
-NOTE_BYTES = 300  # longest text of an error
+NOTE_CHARACTERS = 300  # longest text of an error; the rest is cut
 FINAL_CHARACTERS = 300  # longest final answer; the rest is cut
 MOST_TERMS = 32
 LARGEST_REPLY = 32768  # bytes
@@ -51,7 +50,6 @@ LUMP = 65536  # bytes read at once
 Judges = Mapping[str, Callable[[Prompt, str], Any]]
 
 _LENGTH = struct.Struct("!i")
-_RECORD = struct.Struct("<qBdd")
 _PR_SET_PDEATHSIG = 1
 # The parent's pipe ends of all pools. A worker inherits them and must close them, or it could answer for a sibling.
 _PARENT_ENDS: weakref.WeakSet[Connection | Inbox] = weakref.WeakSet()
@@ -75,29 +73,22 @@ class Reply(NamedTuple):
     terms: Mapping[str, float] = {}
 
     def pack(self) -> bytes:
-        rest = self.note.encode()[:NOTE_BYTES]
-        if self.kind == Kind.SCORE:
-            rest = json.dumps([self.final[:FINAL_CHARACTERS], dict(self.terms)]).encode()
-        return _RECORD.pack(self.number, self.kind, self.score, self.at) + rest
+        note, final = self.note[:NOTE_CHARACTERS], self.final[:FINAL_CHARACTERS]
+        return json.dumps([*self[:4], note, final, dict(self.terms)]).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Raises ValueError, RecursionError or struct.error for anything that a worker would not write."""
-        number, kind, score, at = _RECORD.unpack_from(data)
-        if not 0 <= score <= 1 or not math.isfinite(at):
-            raise ValueError("no score")
-        rest = data[_RECORD.size :].decode(errors="replace")
-        if kind != Kind.SCORE:
-            return cls(number, Kind(kind), score, at, _printable(rest))
-        match json.loads(rest):
-            case [str(final), dict(terms)] if len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS:
-                if all(isinstance(value, float) and math.isfinite(value) for value in terms.values()):
-                    return cls(number, Kind.SCORE, score, at, "", _printable(final), terms)
-        raise ValueError("no judgement")
+        """Raises ValueError or RecursionError for anything that a worker would not write."""
+        match json.loads(data):
+            case [int(number), int(kind), float(score), float(at), str(note), str(final), dict(terms)]:
+                short = len(note) <= NOTE_CHARACTERS and len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS
+                finite = all(isinstance(value, float) and math.isfinite(value) for value in (at, *terms.values()))
+                if short and finite and 0 <= score <= 1:
+                    return cls(number, Kind(kind), score, at, _printable(note), _printable(final), terms)
+        raise ValueError("no reply")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One response to judge."""
 
     number: int
@@ -155,19 +146,21 @@ class Worker:
     def read(self) -> list[tuple[Item, Reply, float]]:
         """Items answered since the last call, with the seconds that each took."""
         answered = []
-        while (reply := self._receive()) is not None:
-            starts = reply.kind == Kind.STARTED
-            expected = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
-            if not expected or starts == self.started:
-                self.broken = True  # an answer to no question: a judge forked, or wrote into the pipe
-                break
-            took = max(0.0, reply.at - self.since)
-            self.since = min(reply.at, time.monotonic())
-            if starts:
+        try:
+            while not self.broken and (data := self._inbox.take()) is not None:
+                reply = Reply.unpack(data)
+                starts = reply.kind == Kind.STARTED
+                expected = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
+                if not expected or starts == self.started:
+                    raise ValueError("an answer to no question: a judge forked, or wrote into the pipe")
+                took = max(0.0, reply.at - self.since)
+                self.since = min(reply.at, time.monotonic())
                 self.started = True
-            else:
-                self.proven = True
-                answered.append((self.chunk.popleft(), reply, took))
+                if not starts:
+                    self.proven = True
+                    answered.append((self.chunk.popleft(), reply, took))
+        except (EOFError, OSError, ValueError, RecursionError):
+            self.broken = True
         return answered
 
     def deadline(self, timeout_s: float) -> float:
@@ -190,15 +183,6 @@ class Worker:
         if self._process.exitcode is not None:
             self._process.close()
 
-    def _receive(self) -> Reply | None:
-        try:
-            if self.broken or (data := self._inbox.take()) is None:
-                return None
-            return Reply.unpack(data)
-        except (EOFError, OSError, ValueError, RecursionError, struct.error):
-            self.broken = True
-            return None
-
 
 class Inbox:
     """The messages that arrived through a pipe. They are read in lumps, since `Connection` needs three system calls
@@ -209,37 +193,29 @@ class Inbox:
         # A worker that stops reading must not stop its parent for ever. The option holds for `conn` as well.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = bytearray()
-        self._ended = False
 
     def take(self) -> bytes | None:
         """The next message; None while there is none. Raises EOFError after the last, ValueError for one too long."""
-        while (message := self._split_off()) is None:
-            if self._ended:
-                raise EOFError
+        while True:
+            if len(self._buffer) >= _LENGTH.size:  # `Connection` writes the length, four bytes, then the message
+                (size,) = _LENGTH.unpack_from(self._buffer)
+                if not 0 <= size <= LARGEST_REPLY:
+                    raise ValueError("no reply is so long")
+                end = _LENGTH.size + size
+                if len(self._buffer) >= end:
+                    message = bytes(self._buffer[_LENGTH.size : end])
+                    del self._buffer[:end]
+                    return message
             try:
                 news = self._socket.recv(LUMP, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
+            if not news:
+                raise EOFError
             self._buffer += news
-            self._ended = not news
-        return message
 
     def close(self) -> None:
         self._socket.close()
-
-    def _split_off(self) -> bytes | None:
-        """The first message of the buffer. `Connection` writes the length, four bytes, then the message."""
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (size,) = _LENGTH.unpack_from(self._buffer)
-        if not 0 <= size <= LARGEST_REPLY:
-            raise ValueError("no reply is so long")
-        end = _LENGTH.size + size
-        if len(self._buffer) < end:
-            return None
-        message = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
-        return message
 
 
 # ---- in the worker
@@ -248,26 +224,19 @@ class Inbox:
 def _run(conn: Connection, judges: Judges, memory_mb: int, parent: int) -> None:
     try:
         conn = _isolate(conn, memory_mb, parent)
-        while (chunk := _next_chunk(conn, parent)) is not None:
+        while True:
+            while not conn.poll(1.0):
+                if os.getppid() != parent:  # another child of it may hold the pipe open: no end of file is seen
+                    return
+            chunk: list[tuple[int, Prompt, str]] = conn.recv()
             conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic()).pack())
             for number, prompt, text in chunk:
                 reply = _judge(judges, number, prompt, text)
                 conn.send_bytes(reply.pack())
                 if reply.kind == Kind.FULL:
                     return
-    finally:
-        os._exit(0)  # exit handlers, finalizers and half-written files belong to the parent
-
-
-def _next_chunk(conn: Connection, parent: int) -> list[tuple[int, Prompt, str]] | None:
-    """None when the parent is gone. Another child of it may hold the pipe open, so that no end of file is seen."""
-    try:
-        while not conn.poll(1.0):
-            if os.getppid() != parent:
-                return None
-        return conn.recv()
-    except (EOFError, OSError):
-        return None
+    finally:  # whatever happens: exit handlers, finalizers and half-written files belong to the parent
+        os._exit(0)
 
 
 def _judge(judges: Judges, number: int, prompt: Prompt, text: str) -> Reply:
@@ -280,7 +249,7 @@ def _judge(judges: Judges, number: int, prompt: Prompt, text: str) -> Reply:
         with contextlib.suppress(BaseException):  # not every error can say what it is
             note += f": {error}"
         kind = Kind.LATE if isinstance(error, TooSlow) else Kind.ERROR
-        return Reply(number, kind, 0.0, time.monotonic(), _printable(note[:NOTE_BYTES]))
+        return Reply(number, kind, 0.0, time.monotonic(), note)
     return Reply(number, Kind.SCORE, said.score, time.monotonic(), "", said.final, said.terms)
 
 
@@ -335,17 +304,10 @@ def _isolate(conn: Connection, memory_mb: int, parent: int) -> Connection:
     faulthandler.disable()  # the run may have pointed it at the terminal, where a crash here would look like its own
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # macOS has the limit but does not keep it
-        _limit_memory(memory_mb)
+        with open("/proc/self/statm") as statm:  # what the parent had mapped at the fork, which may be gigabytes
+            mapped = int(statm.read().split()[0]) * resource.getpagesize()
+        limit, hard = mapped + memory_mb * 2**20, resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     gc.freeze()  # objects of the parent are never collected here, so that their pages stay shared
     return safe
-
-
-def _limit_memory(memory_mb: int) -> None:
-    """Allow this much beyond what the parent had mapped at the fork, which may be gigabytes."""
-    with open("/proc/self/statm") as statm:
-        mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    limit = mapped + memory_mb * 2**20
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

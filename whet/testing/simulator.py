@@ -17,16 +17,12 @@ from whet.types import Batch, Key, Request, Rollout, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """The settings of a simulated run.
-
-    >>> World(prompts=3, pass_rates=(0.0, 0.5)).ids
-    ['p0', 'p1', 'p2']
-    """
+    """The settings of a simulated run."""
 
     prompts: int = 24
     # Pass rate of prompt i: number i modulo their count. Empty: every second rollout of a group is right.
     pass_rates: tuple[float, ...] = (0.5, 0.0, 0.3, 0.9, 1.0, 0.7)
-    lengths: tuple[int, ...] = ()  # of prompt i, likewise; empty draws one for each rollout
+    lengths: tuple[int, ...] = ()  # length for prompt i, likewise; empty draws one for each rollout
     skew: int = 1  # drawn lengths are a share u^skew of the limit: 1 is even, 3 has a long tail
     groups: int = 4  # per update
     updates: int = 8
@@ -75,10 +71,6 @@ class Simulator:
         self._cut: list[Rollout] = []
 
     @property
-    def idle(self) -> bool:
-        return not self._running and not self._cut
-
-    @property
     def free(self) -> int | None:
         return None if self.world.slots is None else max(0, self.world.slots - len(self._running))
 
@@ -114,9 +106,7 @@ class Simulator:
 
     def scores(self, batch: Batch) -> dict[Key, dict[str, float | np.ndarray]]:
         """The score of each trained rollout, for curricula that need it: a small vector, from the rollout's key alone.
-
-        Groups whose verdicts all agree have no gradient and no score.
-        """
+        Groups whose verdicts all agree have no gradient and no score."""
         keys = [rollout.key for group in batch.groups if group.spread for rollout in group.rollouts if rollout.judged]
         draws = (np.random.default_rng((self.world.seed, *key, 1)).normal(size=4) for key in keys)
         return {key: {"score": draw.astype(np.float32)} for key, draw in zip(keys, draws, strict=True)}

@@ -1,9 +1,8 @@
 """Runs `whet demo`: one base, then several curricula from that start, on a CPU, on two mixes of difficulty.
 
-The base is warm-started on worked solutions and kept, so that a second demo starts at once. The demo ends with tables,
-with sentences about each method made of its numbers, and with one page. Nothing is claimed beforehand: a method that
-loses is said to lose, whatever the mix was meant to show. The settings are in demo.toml, `experiment` runs the arms,
-and benchmarks/demo_seeds.py calls the sentences on several runs per arm.
+It ends with tables, with sentences about each method made of its numbers, and with one page. Nothing is claimed
+beforehand: a method that loses is said to lose, whatever the mix was meant to show. The settings are in demo.toml,
+`experiment` runs the arms, and benchmarks/demo_seeds.py calls the sentences on several runs per arm.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from whet import config
 from whet.eval import Z95, wilson
 from whet.recipe import parse_config
 from whet.report import formats
-from whet.report.arms import Arm, common_evaluation, read_arms
+from whet.report.arms import Arm, common_evaluation, number, read_arms
 from whet.report.compare import compare_table
-from whet.report.curves import number
 from whet.report.formats import Reach, final_accuracy, median_reach, pick_levels, reach, saving
-from whet.report.page import Chapter, write_chapters
+from whet.report.page import write_chapters
 from whet.run import read_rollouts
 from whet.tools.experiment import make_base, merge, train_arms
 
@@ -63,7 +61,7 @@ def run_demo(
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
     notes = {mix: describe_mix(tree["mixes"][mix]["mix"], of_mix) for mix, of_mix in arms.items()}
     closing = conclude(arms)
-    chapters = [Chapter(title=f"Mix {mix}", folders=list(recipes[mix]), note=notes[mix]) for mix in recipes]
+    chapters = {f"Mix {mix}": (list(recipes[mix]), notes[mix]) for mix in recipes}
     write_chapters(out / "report.html", chapters, title="whet demo: chained arithmetic", note=closing)
     for mix, folders in recipes.items():
         console.print(Text(f"\nMix {mix}", style="bold"))
@@ -80,15 +78,12 @@ def read_demo() -> dict[str, Any]:
 def arm_recipes(tree: Mapping[str, Any], out: Path, base: Path, seed: int) -> dict[str, dict[Path, config.Config]]:
     """By mix: the folder and the settings of each of its arms."""
     own = {"seed": seed, "model": {"name": str(base)}}
-    return {
-        name: {
-            out / name / arm.replace(" ", "_"): parse_config(
-                with_mix(merge(merge(tree["arm"], tree["arms"][arm]), own), mix["mix"])
-            )
-            for arm in mix["arms"]
-        }
-        for name, mix in tree["mixes"].items()
-    }
+    recipes: dict[str, dict[Path, config.Config]] = {name: {} for name in tree["mixes"]}
+    for name, mix in tree["mixes"].items():
+        for arm in mix["arms"]:
+            recipe = with_mix(merge(merge(tree["arm"], tree["arms"][arm]), own), mix["mix"])
+            recipes[name][out / name / arm.replace(" ", "_")] = parse_config(recipe)
+    return recipes
 
 
 def with_mix(recipe: Mapping[str, Any], mix: Mapping[str, float]) -> dict[str, Any]:
@@ -116,8 +111,8 @@ def describe_mix(mix: Mapping[str, float], arms: Sequence[Arm]) -> str:
 
 def conclude(arms: Mapping[str, Sequence[Arm]]) -> str:
     """What SPEED did in each mix, and what the curves are made of; from the arms that finished."""
-    finished = {mix: [arm for arm in of_mix if not arm.unfinished] for mix, of_mix in arms.items()}
-    finished = {mix: of_mix for mix, of_mix in finished.items() if of_mix}
+    whole = {mix: [arm for arm in of_mix if not arm.unfinished] for mix, of_mix in arms.items()}
+    finished = {mix: of_mix for mix, of_mix in whole.items() if of_mix}
     if not finished:
         return "No arm came to its end, so there is nothing to conclude."
     found = {mix: (count_informative(of_mix), find_outcomes(of_mix)) for mix, of_mix in finished.items()}
@@ -130,7 +125,7 @@ def conclude(arms: Mapping[str, Sequence[Arm]]) -> str:
 # ---- how many prompts are informative
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Informative:
     """The share of prompts with right and wrong answers, among those a uniform arm asked first and all it asked."""
 
@@ -160,23 +155,22 @@ def count_informative(arms: Sequence[Arm]) -> Informative | None:
     if not uniform:
         return None
     arm = max(uniform, key=lambda arm: arm.runs[0].settings.get("curriculum.groups", 0))
-    asked, hits, shares = 0.0, 0.0, []
+    asked, hits, shares = 0.0, 0.0, list[float]()
     for run in arm.runs:
         rows = [row for row in run.rows if number(row, "curriculum/accepted")]
-        if rows:
-            first = number(rows[0], "curriculum/accepted") or 0.0  # uniform accepts every group that was judged
-            asked, hits = asked + first, hits + first * (number(rows[0], "curriculum/signal_share") or 0.0)
-            shares += [number(row, "curriculum/signal_share") or 0.0 for row in rows]
+        found = [number(row, "curriculum/signal_share") or 0.0 for row in rows]
+        first = number(rows[0], "curriculum/accepted") or 0.0 if rows else 0.0  # uniform accepts every judged group
+        asked, hits, shares = asked + first, hits + first * sum(found[:1]), shares + found
     if not asked:
         return None
-    over_run, rollouts = statistics.fmean(shares), int(arm.runs[0].settings.get("curriculum.rollouts", 0))
-    return Informative(arm=arm.name, asked=round(asked), at_start=hits / asked, over_run=over_run, rollouts=rollouts)
+    rollouts = int(arm.runs[0].settings.get("curriculum.rollouts", 0))
+    return Informative(arm.name, round(asked), hits / asked, statistics.fmean(shares), rollouts)
 
 
 # ---- what each method gained
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     """An arm beside the uniform ones: tokens to a level against the first of them to reach it, and where they ended.
 
@@ -253,25 +247,16 @@ def _compare_arm(arm: Arm, uniform: Sequence[Arm], levels: Sequence[float], eval
     spent = {level: [(tokens_to(other, level), other) for other in uniform] for level in levels}
     # The uniform arm that reached a level first; of those that never did, the one known to need most.
     first = {level: min(costs, key=lambda pair: (pair[0].high, -pair[0].low)) for level, costs in spent.items()}
-    reached = [level for level in levels if mine[level].known or first[level][0].known]
-    if not reached:
+    known = {level: mine[level].known + first[level][0].known for level in levels}  # how many of the two reached it
+    if not any(known.values()):
         return None
-    both = [level for level in reached if mine[level].known and first[level][0].known]
-    ratios = {level: saving(first[level][0], mine[level]).low for level in both}
+    ratios = {level: saving(first[level][0], mine[level]).low for level in levels if known[level] == 2}
     middle = statistics.median_low(ratios.values()) if ratios else None
-    level = max(level for level in both if ratios[level] == middle) if both else max(reached)
-    best = max(uniform, key=end_of)
-    return Outcome(
-        arm=arm.name,
-        level=level,
-        tokens=mine[level],
-        rival=first[level][1].name,
-        rival_tokens=first[level][0],
-        end=end_of(arm),
-        best=best.name,
-        best_end=end_of(best),
-        prompts=int(arm.runs[0].settings.get("eval.0.limit", 0)),
-    )
+    level = max(level for level in levels if (ratios.get(level) == middle if ratios else known[level]))
+    best, (rival_tokens, rival) = max(uniform, key=end_of), first[level]
+    prompts = int(arm.runs[0].settings.get("eval.0.limit", 0))
+    ends = (end_of(arm), best.name, end_of(best))
+    return Outcome(arm.name, level, mine[level], rival.name, rival_tokens, *ends, prompts)
 
 
 def compare_mixes(name: str, found: Mapping[str, tuple[Informative | None, Sequence[Outcome]]]) -> str:

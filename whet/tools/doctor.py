@@ -29,13 +29,12 @@ def examine(model: str | None = None, settings: config.Config | None = None) -> 
     """The machine, and the model where one is named. `settings`: the recipe to plan for, else the defaults."""
     findings: list[Finding] = [("python", platform.python_version(), sys.version_info >= (3, 11))]
     for name in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
+        try:
             findings.append((name, importlib.metadata.version(name), True))
-            continue
-        findings.append((name, 'not installed: pip install "whet[train]"', False))
-    findings.append(("cores", str(os.cpu_count()), True))
+        except importlib.metadata.PackageNotFoundError:
+            findings.append((name, 'not installed: pip install "whet[train]"', False))
     disk = f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB"
-    findings.append(("free disk here", disk, True))
+    findings += [("cores", str(os.cpu_count()), True), ("free disk here", disk, True)]
     if not all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
         return findings
     findings.append(_device())
@@ -84,20 +83,16 @@ def skeleton_of(settings: config.Config) -> Any:
     from whet.assembly import tiny_skeleton
     from whet.model.head import head_of
     from whet.model.load import build_skeleton, check_model
-    from whet.model.lora import check_lora, is_peft_folder
+    from whet.model.lora import check_lora
     from whet.model.twin import refuse_unsupported
 
     model = settings.model
-    if model.name == "tiny":
-        check_model(model)
-        return tiny_skeleton(settings)
-    local = Path(model.name).expanduser()
-    if local.is_dir():
-        return check_model(model)
+    if model.name == "tiny" or Path(model.name).expanduser().is_dir():
+        return check_model(model) or tiny_skeleton(settings)
     network = build_skeleton(_config_folder(model.name))
     refuse_unsupported(network)
     head_of(network)
-    if not is_peft_folder(local) and model.lora.rank:
+    if model.lora.rank:
         check_lora(network, model.lora)
     return network
 

@@ -1,30 +1,35 @@
 """Runs an experiment: one base, then several arms from that start, side by side as processes, each with its recipe.
 
-`whet demo` and the studies in benchmarks/ call `make_base` and `train_arms`. An arm is an ordinary `whet train` process
-on one thread, followed through its run folder; `whet.report` reads and compares the folders afterwards.
+`whet demo`, `whet bench train` and the studies in benchmarks/ build on it. An arm is an ordinary `whet train` process,
+followed through its run folder; `whet.report` reads and compares the folders afterwards. `circumstances` goes into
+every JSON result: a figure without its machine, versions and commit is not a result.
 """
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
 import os
+import platform
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from whet import api, config, files
+from whet import __version__, api, config, files
 from whet.assembly import check_run
 from whet.errors import WhetError
 from whet.recipe import dump_config, parse_config
 from whet.report.live import RunProgress, follow
-from whet.run import best_checkpoint, has_collapsed
+from whet.run import CONFIG, best_checkpoint, has_collapsed
 
+OPTIONAL = ("triton", "vllm")  # packages whose versions are recorded where they are installed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm that a signal stopped: the others go on
 
 
@@ -45,7 +50,7 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
     """The checkpoint from which all arms start; an earlier one of the same recipe is used again."""
     settings = check_run(parse_config(tree)).settings  # resolved, as a run keeps them
     done = best_checkpoint(folder) if folder.exists() else None
-    if done is not None and (folder / "config.toml").read_text() == dump_config(settings):
+    if done is not None and (folder / CONFIG).read_text() == dump_config(settings):
         console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
         return done
     replace_run(folder)
@@ -63,11 +68,8 @@ def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     """Trains as many arms at a time as there are cores; a failed arm ends them all with its own words."""
-    recipes = {}
-    for folder, settings in arms.items():
+    for folder in arms:
         replace_run(folder)
-        recipes[folder] = folder.with_suffix(".toml")
-        files.write_text(recipes[folder], dump_config(settings))
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()
 
     def alive() -> bool:
@@ -76,11 +78,10 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
             if process.poll() is not None:
                 del running[folder]
                 if process.returncode not in (0, *STOPPED) and not has_collapsed(folder):
-                    words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
-                    raise WhetError(f"The arm {folder.name} failed: {' '.join(words) or process.returncode}")
+                    raise WhetError(f"The arm {folder.name} failed: {last_words(folder, process.returncode)}")
         while queue and len(running) < cores():
             folder = queue.pop(0)
-            running[folder] = start_arm(recipes[folder], folder)
+            running[folder] = start_run(folder, arms[folder])
         return bool(running)
 
     try:
@@ -93,11 +94,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
 
 
 def name_arms(folders: list[Path]) -> dict[str, Path]:
-    """Names each folder by its path from the folder that holds them all.
-
-    >>> list(name_arms([Path("out/few/speed_16"), Path("out/many/speed_16")]))
-    ['few/speed_16', 'many/speed_16']
-    """
+    """Names each folder by its path from the folder that holds them all."""
     top = os.path.commonpath([folder.parent for folder in folders]) if folders else ""
     return {folder.relative_to(top).as_posix(): folder for folder in folders}
 
@@ -107,30 +104,39 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def start_arm(recipe: Path, folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "whet", "train", str(recipe), "--out", str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with folder.with_suffix(".log").open("wb") as log:  # the process has its own handle
+def start_run(folder: Path, settings: config.Config, threads: int | None = 1) -> subprocess.Popen[bytes]:
+    """Starts the process of a run, or resumes it; without `threads` it takes what the environment says."""
+    recipe = folder.with_suffix(".toml")
+    files.write_text(recipe, dump_config(settings))
+    words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
+    environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+    with folder.with_suffix(".log").open("ab") as log:  # the process has its own handle; earlier words are kept
         return subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "whet", "train", *words, "--out", str(folder)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
 
 
+def last_words(folder: Path, code: int) -> str:
+    """The last line that the process of a run printed."""
+    words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
+    return " ".join(words).removeprefix("whet: ") or f"code {code}"
+
+
 def replace_run(folder: Path) -> None:
-    """Removes an earlier run; anything else at its place is refused and left alone."""
-    if not folder.exists():
-        return
-    if not (folder / "config.toml").is_file():
-        raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
-    shutil.rmtree(folder)
+    """Removes an earlier run and its log; anything else at its place is refused and left alone."""
+    if folder.exists():
+        if not (folder / CONFIG).is_file():
+            raise WhetError(f"{folder} is in the way and holds no run; move it, or choose another --out.")
+        shutil.rmtree(folder)
+    folder.with_suffix(".log").unlink(missing_ok=True)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges tables key by key, also a table with a list of one table; anything else is replaced.
-
-    >>> merge({"eval": [{"limit": 400, "every": 4}], "steps": 9}, {"eval": {"every": 8}})
-    {'eval': [{'limit': 400, 'every': 8}], 'steps': 9}
-    """
+    """Merges tables key by key, also a table with a list of one table; anything else is replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -141,3 +147,45 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[key] = value
     return merged
+
+
+def circumstances() -> dict[str, Any]:
+    """Hardware, versions, commit and date."""
+    import torch
+    import transformers
+
+    cpu = platform.processor() or "unknown"
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    hardware: dict[str, Any] = {"cpu": cpu, "cores": os.cpu_count()}
+    if torch.cuda.is_available():
+        hardware["gpu"] = torch.cuda.get_device_name()
+    with suppress(OSError):  # eight digits of a number drawn when the system started tell machines of one kind apart
+        hardware["machine"] = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "whet": __version__,
+    }
+    for name in OPTIONAL:  # as the installer wrote them: an import may take a GPU's memory
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"hardware": hardware, "versions": versions, "commit": _commit(), "date": date}
+
+
+def _commit() -> str:
+    """The commit, with "-dirty" where tracked files differ from it: the commit alone would then name other code.
+
+    A copy without its history is given the commit as WHET_COMMIT.
+    """
+    if given := os.environ.get("WHET_COMMIT"):
+        return given
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

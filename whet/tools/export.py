@@ -1,8 +1,7 @@
 """Exports a trained model as a clean Hugging Face folder with a model card, ready to serve or to share.
 
-`whet export` calls `export_model` with a run (its best checkpoint), a checkpoint, or any model folder. Files are copied
-as they are, so the export equals what was trained to the bit; only merging adapters loads weights. A drafter that was
-trained beside the model is exported as `drafter/` for the named serving engine. What a run needs to go on (state,
+Files are copied as they are, so the export equals what was trained to the bit; only merging adapters loads weights. A
+drafter that was trained beside the model is exported for the named serving engine. What a run needs to go on (state,
 manifest) and anything that could run code stays behind. In the card, everything that comes from outside (names, paths,
 the recipe) is escaped for its place, and paths of this machine are cut down to their last part.
 """
@@ -15,17 +14,24 @@ import re
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import tomli_w
+import torch
+from safetensors import safe_open
+from transformers import GenerationConfig
 
 from whet import config, files
+from whet.draft.export import FOLDER, check_engine, copy_drafter
 from whet.errors import WhetError
 from whet.learn.checkpoint import MANIFEST, verify_checkpoint
+from whet.model.load import load_weights, locate_model
+from whet.model.lora import WEIGHTS, base_name, is_peft_folder, load_lora, merge_lora
 from whet.recipe import dump_config, load_config
-from whet.report.curves import Point, evaluation_names, evaluations, number
+from whet.report.arms import Point, evaluation_names, evaluations, number
 from whet.run import CHECKPOINTS, CONFIG, best_checkpoint, read_metrics
 from whet.text import printable
 
@@ -44,73 +50,58 @@ _LICENSE = re.compile(r"[a-z0-9][a-z0-9.+_-]{0,60}")
 _STEP = re.compile(r"step_(\d+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportSource:
-    """The model folder to export, and the run it came from, if any."""
-
-    folder: Path
-    run: Path | None
-    adapter: bool
-    base: str  # the base of the adapters; empty for a full model
-
-
-def export_model(
-    source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "", private: bool = True
-) -> Path:
+def export_model(source: Path, out: Path, *, merge: bool = False, drafter: str = "", push: str = "") -> Path:
     """Writes `out`, whole or not at all; with `push` ("org/name") uploads it too.
 
     `drafter` is "vllm" or "sglang", and then the model must have one; if empty, any drafter is exported for vllm.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise WhetError(f"{out} is there already and not empty; choose another folder.")
-    found = find_source(source)
-    if merge and not found.adapter:
-        raise WhetError(f"{found.folder} holds full weights and no adapters, so there is nothing to merge.")
+    folder, run = find_source(source)
+    base = base_name(folder) if is_peft_folder(folder) else ""  # of adapters
+    if merge and not base:
+        raise WhetError(f"{folder} holds full weights and no adapters, so there is nothing to merge.")
     if drafter:
-        _check_drafter(found, drafter)
+        check_engine(drafter)
+        if not (folder / FOLDER).is_dir():
+            raise WhetError(f"{folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
     if push:
-        _check_push(push, found, merge)
-    tmp = files.temporary(out)
-    files.remove_tree(tmp)
-    files.make_folder(tmp)
-    try:
+        _check_push(push, "" if merge else base)
+    with files.preparing(out) as tmp:
         if merge:
-            _merge(found, tmp)
+            _merge(folder, tmp)
         else:
-            _copy(found.folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
-        _copy_drafter(found, tmp, drafter or "vllm")
-        facts = _facts(found, tmp, title=out.resolve().name, merged=merge, push=push)
-        files.write_text(tmp / "README.md", model_card(facts))
-        files.publish(tmp, out)
-    finally:
-        files.remove_tree(tmp)
+            _copy(folder, tmp, (*MODEL_FILES, *TOKENIZER_FILES))
+        if (beside := folder / FOLDER).is_dir():
+            for path in (beside, *beside.iterdir()):
+                _refuse_outside(folder, path)
+            files.write_into(tmp, lambda target: copy_drafter(beside, target / FOLDER, engine=drafter or "vllm"))
+        facts = _facts(folder, run, base, tmp)
+        facts |= {"title": out.resolve().name, "adapter": bool(base) and not merge, "repository": push}
+        files.write_text(tmp / "README.md", model_card(CardFacts(**facts)))
     if push:
-        _push(out, push, private)
+        _push(out, push)
     return out
 
 
-def find_source(path: Path) -> ExportSource:
-    """The model folder of a path, checked to be whole as far as its own files tell."""
-    from whet.model.lora import base_name, is_peft_folder
-
-    run: Path | None = path
-    if (path / CONFIG).is_file():
-        best = best_checkpoint(path)
-        if best is None:
-            raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
-        folder = best
-    else:
-        beside, above = path.resolve().parent, path.resolve().parent.parent
-        folder, run = path, above if beside.name == CHECKPOINTS and (above / CONFIG).is_file() else None
-        if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
-            raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
+def find_source(path: Path) -> tuple[Path, Path | None]:
+    """The model folder of a path, checked to be whole as far as its own files tell, and the run it came from."""
+    is_run = (path / CONFIG).is_file()
+    folder = best_checkpoint(path) if is_run else path
+    if folder is None:
+        raise WhetError(f"The run {path} has no whole checkpoint to export yet.")
+    if (path / MANIFEST).is_file() and (wrong := verify_checkpoint(path)) is not None:
+        raise WhetError(f"The checkpoint {path} is not whole: {wrong}.")
+    beside, above = path.resolve().parent, path.resolve().parent.parent
+    above_is_run = beside.name == CHECKPOINTS and (above / CONFIG).is_file()
+    run = path if is_run else above if above_is_run else None
     if not folder.is_dir():
         raise WhetError(f"There is no run, checkpoint or model folder at {path}.")
-    adapter = is_peft_folder(folder)
-    weights, settings = ("adapter_model", "adapter_config.json") if adapter else ("model", "config.json")
+    adapter = "adapter_" if is_peft_folder(folder) else ""
+    settings, weights = f"{adapter}config.json", f"{adapter}model"
     if not (folder / settings).is_file() or not any(folder.glob(f"{weights}*.safetensors")):
         raise WhetError(f"{folder} is no model folder: it wants {settings} and {weights}.safetensors.")
-    return ExportSource(folder=folder, run=run, adapter=adapter, base=base_name(folder) if adapter else "")
+    return folder, run
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
@@ -137,73 +128,41 @@ def _refuse_outside(source: Path, path: Path) -> None:
         )
 
 
-def _check_drafter(source: ExportSource, engine: str) -> None:
-    from whet.draft.export import FOLDER, check_engine
-
-    check_engine(engine)
-    if not (source.folder / FOLDER).is_dir():
-        raise WhetError(f"{source.folder} holds no {FOLDER}/: it comes from a run that drafts with eagle.")
-
-
-def _copy_drafter(source: ExportSource, target: Path, engine: str) -> None:
-    from whet.draft.export import FOLDER, copy_drafter
-
-    mine = source.folder / FOLDER
-    if mine.is_dir():
-        for path in (mine, *mine.iterdir()):
-            _refuse_outside(source.folder, path)
-        files.write_into(target, lambda folder: copy_drafter(mine, folder / FOLDER, engine=engine))
-
-
-def _merge(source: ExportSource, target: Path) -> None:
-    """Writes W + (alpha / rank) B A, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
-    import torch
-    from safetensors import safe_open
-    from transformers import GenerationConfig
-
-    from whet.model.load import load_weights, locate_model
-    from whet.model.lora import WEIGHTS, load_lora, merge_lora
-
-    place = locate_model(str(source.folder))
-    with safe_open(source.folder / WEIGHTS, framework="pt") as file:
+def _merge(adapter: Path, target: Path) -> None:
+    """Writes the merged model, summed in fp32 (fp64 for fp64), in the precision of the adapters."""
+    base = locate_model(str(adapter)).folder
+    with safe_open(adapter / WEIGHTS, framework="pt") as file:
         dtype = file.get_tensor(next(iter(file.keys()))).dtype
-    model: Any = load_weights(place.folder, torch.promote_types(dtype, torch.float32))
-    load_lora(model, source.folder)
+    merged = merge_adapters(base, adapter, torch.promote_types(dtype, torch.float32), dtype)
+    files.write_into(target, merged.save_pretrained)
+    own_tokenizer = (adapter / "tokenizer_config.json").is_file()
+    _copy(base, target, ("generation_config.json", "LICENSE*", "NOTICE*"))
+    _copy(adapter if own_tokenizer else base, target, TOKENIZER_FILES)
+
+
+def merge_adapters(base: Path, adapter: Path, precision: torch.dtype, dtype: torch.dtype) -> Any:
+    """W + (alpha / rank) B A, summed in one precision and rounded to the other, ready to be saved."""
+    model: Any = load_weights(base, precision)
+    load_lora(model, adapter)
     merged = merge_lora(model).to(dtype)
-    merged.generation_config = GenerationConfig()  # the file of the base is copied below, unchecked
-    files.write_into(target, lambda folder: merged.save_pretrained(folder))
-    own_tokenizer = (source.folder / "tokenizer_config.json").is_file()
-    _copy(place.folder, target, ("generation_config.json", "LICENSE*", "NOTICE*"))
-    _copy(source.folder if own_tokenizer else place.folder, target, TOKENIZER_FILES)
+    merged.generation_config = GenerationConfig()  # the file of the base is copied, unchecked
+    return merged
 
 
-def _facts(source: ExportSource, folder: Path, *, title: str, merged: bool, push: str) -> CardFacts:
-    settings, rows = _training(source.run)
-    step = _STEP.fullmatch(source.folder.resolve().name)
-    base = source.base or (settings.model.name if settings is not None else "")
-    on_hub, license_name = _lineage(base, source.folder)
-    return CardFacts(
-        title=title,
-        adapter=source.adapter and not merged,
-        chat=_has_chat_template(folder),
-        base=base,
-        base_on_hub=on_hub,
-        license=license_name,
-        settings=settings,
-        rows=rows,
-        step=int(step[1]) if step and source.run is not None else None,
-        repository=push,
-    )
-
-
-def _training(run: Path | None) -> tuple[config.Config | None, list[dict[str, Any]]]:
-    """Recipe and metrics; a recipe that this version cannot read does not prevent an export."""
-    if run is None:
-        return None, []
-    try:
-        return load_config(run / CONFIG), read_metrics(run)
-    except WhetError:
-        return None, []
+def _facts(folder: Path, run: Path | None, base: str, written: Path) -> dict[str, Any]:
+    """What the files tell about a model, for its card; `written` is its export."""
+    facts: dict[str, Any] = {"chat": any((written / f"chat_template.{end}").is_file() for end in ("jinja", "json"))}
+    with suppress(OSError, ValueError, AttributeError):
+        facts["chat"] |= bool(json.loads((written / "tokenizer_config.json").read_bytes()).get("chat_template"))
+    if run is not None:
+        if step := _STEP.fullmatch(folder.resolve().name):
+            facts["step"] = int(step[1])
+        with suppress(WhetError):  # a recipe that this version cannot read does not prevent an export
+            settings = load_config(run / CONFIG)
+            base = base or settings.model.name
+            facts |= {"rows": read_metrics(run), "settings": settings}
+    on_hub, license_name = _lineage(base, folder)
+    return facts | {"base": base, "base_on_hub": on_hub, "license": license_name}
 
 
 def _lineage(base: str, folder: Path) -> tuple[str, str]:
@@ -217,37 +176,27 @@ def _lineage(base: str, folder: Path) -> tuple[str, str]:
         readme = (local / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "", ""
-    told = front_matter_value(readme, "base_model")
-    return (told if HUB_NAME.fullmatch(told) else ""), license_of(readme)
+    named = front_matter_value(readme, "base_model")
+    return (named if HUB_NAME.fullmatch(named) else ""), license_of(readme)
 
 
-def _has_chat_template(folder: Path) -> bool:
-    if any((folder / name).is_file() for name in ("chat_template.jinja", "chat_template.json")):
-        return True
-    try:
-        return bool(json.loads((folder / "tokenizer_config.json").read_bytes()).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def _check_push(name: str, source: ExportSource, merge: bool) -> None:
+def _check_push(name: str, base: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
-    try:
+    fine = False
+    with suppress(HFValidationError):
         validate_repo_id(name)
         fine = name.count("/") == 1
-    except HFValidationError:
-        fine = False
     if not fine:
         raise WhetError(f'"{name}" is no name of a hub repository; give it as org/name.')
-    if source.adapter and not merge and Path(source.base).expanduser().is_dir():
+    if base and Path(base).expanduser().is_dir():
         raise WhetError(
-            f"The adapters stand on {source.base}, a folder that only this machine has; push them merged, with --merge."
+            f"The adapters stand on {base}, a folder that only this machine has; push them merged, with --merge."
         )
 
 
-def _push(folder: Path, name: str, private: bool) -> None:
+def _push(folder: Path, name: str) -> None:
     """Uploads the folder; an existing repository is added to and stays as public or private as it was."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
@@ -255,7 +204,7 @@ def _push(folder: Path, name: str, private: bool) -> None:
     kept = f"The model is in {folder}, but was not pushed to {name}"
     try:
         api = HfApi(library_name="whet")
-        api.create_repo(name, private=private, exist_ok=True)
+        api.create_repo(name, private=True, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="Export from whet")
     except Exception as error:  # the network, the hub and its storage fail in many ways
         response = error.response if isinstance(error, HfHubHTTPError) else None
@@ -267,6 +216,12 @@ def _push(folder: Path, name: str, private: bool) -> None:
 
 
 # ---- the model card, from given facts: no file is touched here
+
+PLAIN = 'inputs = tokenizer("7+5=", return_tensors="pt")'
+CHAT = """chat = [{"role": "user", "content": "What is 7 + 5?"}]
+inputs = tokenizer.apply_chat_template(
+    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,8 +239,10 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    parts = [_front_matter(facts), f"# {escape(facts.title)}", _summary(facts), _evaluations(facts)]
-    parts += [_usage(facts), _recipe(facts)]
+    parts = [_front_matter(facts), f"# {escape(facts.title)}", _summary(facts), _evaluations(facts), _usage(facts)]
+    if facts.settings is not None:
+        recipe = _fenced(printable(public_recipe(facts.settings)).rstrip("\n"), "toml")
+        parts.append(f"<details><summary>The recipe</summary>\n\n{recipe}\n\n</details>")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -332,13 +289,9 @@ def public_recipe(settings: config.Config) -> str:
 
 
 def license_of(readme: str) -> str:
-    """The licence in the front matter of a model card, if it is one plain word.
-
-    >>> license_of("---\\nlicense: apache-2.0\\n---\\n# x"), license_of("no front matter")
-    ('apache-2.0', '')
-    """
-    told = front_matter_value(readme, "license").lower()
-    return told if _LICENSE.fullmatch(told) else ""
+    """The licence in the front matter of a model card, if it is one plain word."""
+    named = front_matter_value(readme, "license").lower()
+    return named if _LICENSE.fullmatch(named) else ""
 
 
 def front_matter_value(readme: str, key: str) -> str:
@@ -362,18 +315,16 @@ def _front_matter(facts: CardFacts) -> str:
 
 
 def _summary(facts: CardFacts) -> str:
-    base = escape(facts.base_on_hub or short_name(facts.base))
-    if facts.settings is None:
+    base, s = escape(facts.base_on_hub or short_name(facts.base)), facts.settings
+    if s is None:
         return f"Exported by whet{f'; base model {base}' if base else ''}."
-    s = facts.settings
     what = f"LoRA adapters of rank {s.model.lora.rank}" if s.model.lora.rank else "all weights"
     curricula = dict.fromkeys(s.curriculum.override(entry.curriculum).name for entry in s.data)
     if base == "tiny":
         base = "a small model made for the run"
     lines = [
-        f"Trained by reinforcement learning with whet, starting from {base}.",
-        "",
-        f"- Data: {'; '.join(_data(entry) for entry in s.data)}",
+        f"Trained by reinforcement learning with whet, starting from {base}.\n",
+        f"- Data: {'; '.join(map(_data, s.data))}",
         f"- Curriculum: {escape(' + '.join(curricula))}, {s.curriculum.groups} groups of {s.curriculum.rollouts} "
         "rollouts per step",
         f"- Estimator: {escape(s.learn.estimator)}, learning rate {s.learn.lr:g}",
@@ -383,7 +334,10 @@ def _summary(facts: CardFacts) -> str:
         steps = ", ".join(str(entry.steps) for entry in s.warm_start)
         lines.append(f"- Before that: supervised on worked solutions for {steps} updates")
     if facts.step is not None:
-        lines.append(f"- This checkpoint: after step {facts.step} of {s.steps}{_spent(facts)}")
+        row = next((row for row in facts.rows if row.get("step") == facts.step), {})
+        tokens = number(row, "tokens_generated")
+        spent = f", {tokens:,.0f} tokens generated for training" if tokens is not None else ""
+        lines.append(f"- This checkpoint: after step {facts.step} of {s.steps}{spent}")
     return "\n".join(lines)
 
 
@@ -394,60 +348,35 @@ def _data(entry: config.Data) -> str:
     return f"{name} ({', '.join(more)})" if more else name
 
 
-def _spent(facts: CardFacts) -> str:
-    row = next((row for row in facts.rows if row.get("step") == facts.step), {})
-    tokens = number(row, "tokens_generated")
-    return f", {tokens:,.0f} tokens generated for training" if tokens is not None else ""
-
-
 def _evaluations(facts: CardFacts) -> str:
     def cell(point: Point | None) -> str:
         return "" if point is None else f"{point.accuracy:.3f} ({point.step})"
 
-    names = evaluation_names(facts.rows)
-    if not names:
-        return ""
-    lines = ["## Evaluation", "", "Accuracy (at step).", "", "| set | first | best | last | this checkpoint |"]
-    lines.append("|---|---:|---:|---:|---:|")
-    for name in names:
-        points = evaluations(facts.rows, name)
-        if points:
+    head = "## Evaluation\n\nAccuracy (at step).\n\n| set | first | best | last | this checkpoint |"
+    lines = [head, "|---|---:|---:|---:|---:|"]
+    for name in evaluation_names(facts.rows):
+        if points := evaluations(facts.rows, name):
             best = max(points, key=lambda point: (point.accuracy, -point.step))
             here = next((point for point in points if point.step == facts.step), None)
             lines.append(f"| {escape(name)} | {' | '.join(map(cell, (points[0], best, points[-1], here)))} |")
-    return "\n".join(lines)
+    return "\n".join(lines) if lines[2:] else ""
 
 
 def _usage(facts: CardFacts) -> str:
     where = json.dumps(facts.repository or ".")
-    kind, imports = "AutoModelForCausalLM", ["from transformers import AutoModelForCausalLM, AutoTokenizer"]
+    kind, imports = "AutoModelForCausalLM", "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if facts.adapter:
         kind = "AutoPeftModelForCausalLM"
-        imports = [f"from peft import {kind}", "from transformers import AutoTokenizer"]
-    chat = [
-        'chat = [{"role": "user", "content": "What is 7 + 5?"}]',
-        "inputs = tokenizer.apply_chat_template(",
-        '    chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
-        ")",
-    ]
-    lines = [
-        *imports,
-        "",
-        f'model = {kind}.from_pretrained({where}, dtype="auto")',
-        f"tokenizer = AutoTokenizer.from_pretrained({where})",
-        *(chat if facts.chat else ['inputs = tokenizer("7+5=", return_tensors="pt")']),
-        "out = model.generate(**inputs, max_new_tokens=256)",
-        'print(tokenizer.decode(out[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))',
-    ]
+        imports = f"from peft import {kind}\nfrom transformers import AutoTokenizer"
+    code = f"""{imports}
+
+model = {kind}.from_pretrained({where}, dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained({where})
+{CHAT if facts.chat else PLAIN}
+out = model.generate(**inputs, max_new_tokens=256)
+print(tokenizer.decode(out[0, inputs["input_ids"].shape[1]:], skip_special_tokens=True))"""
     note = "" if facts.repository else "\n\n`.` stands for this folder."
-    return f"## Use\n\n{_fenced(chr(10).join(lines), 'python')}{note}"
-
-
-def _recipe(facts: CardFacts) -> str:
-    if facts.settings is None:
-        return ""
-    recipe = _fenced(printable(public_recipe(facts.settings)).rstrip("\n"), "toml")
-    return f"<details><summary>The recipe</summary>\n\n{recipe}\n\n</details>"
+    return f"## Use\n\n{_fenced(code, 'python')}{note}"
 
 
 def _fenced(text: str, language: str) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,6 @@ ROUNDS = 2000  # of the fixed point at most; it is slow only where the fit hardl
 TOLERANCE = 1e-6  # the fixed point ends when a round moves a + b by no more than this share
 LARGEST = 1e3  # a + b from which the prompts do not differ and the beta-binomial is a binomial
 MISFIT = 0.05  # a fit that misses the counted share at n by more than this, and by more than noise, is not used
-EIGHTHS = 8  # limits are tried at every eighth of the limit used
 LOST = 0.02  # share of the right responses that a suggested limit may lose
 CUT = 0.1  # share of all responses that it may cut: a response that is cut shows only that it was long
 ENOUGH = 20  # right responses that are needed to suggest a limit
@@ -64,9 +63,8 @@ class Beta(NamedTuple):
         0.6
         """
         j = np.arange(size)
-        total = np.asarray(self.a + self.b)[..., None] + j
-        right = np.prod((np.asarray(self.a)[..., None] + j) / total, axis=-1)
-        wrong = np.prod((np.asarray(self.b)[..., None] + j) / total, axis=-1)
+        a, b = np.asarray(self.a)[..., None], np.asarray(self.b)[..., None]
+        right, wrong = (np.prod((shape + j) / (a + b + j), axis=-1) for shape in (a, b))
         return 1.0 - right - wrong
 
 
@@ -99,26 +97,6 @@ def fit_beta(right: np.ndarray, judged: np.ndarray, weights: np.ndarray | None =
     return Beta(a, b)
 
 
-class Extrapolation(NamedTuple):
-    """Share of mixed groups at a size, and how it is known.
-
-    counted: from the rollouts themselves. fitted: by the beta-binomial. at least: the fit failed or misses what was
-    counted, and the share is that of the largest counted group, which a larger group can only exceed.
-    """
-
-    share: np.ndarray  # (W,)
-    how: str
-
-
-def countable(judged: np.ndarray) -> int:
-    """The largest group that can be counted: at least half of the prompts have so many judged rollouts.
-
-    >>> countable(np.array([8, 8, 7, 8])), countable(np.array([8, 6, 7, 7]))
-    (8, 7)
-    """
-    return int(np.sort(judged)[judged.size // 2])
-
-
 class SignalCurve:
     """Mean over the prompts of the probability that a group is mixed, by its size, for each row of `weights`.
 
@@ -127,32 +105,32 @@ class SignalCurve:
 
     def __init__(self, right: np.ndarray, judged: np.ndarray, weights: np.ndarray):
         self.right, self.judged, self.weights = right, judged, weights
-        self.n = countable(judged)
+        self.n = int(np.sort(judged)[judged.size // 2])  # at least half of the prompts have so many judged rollouts
 
     def counted(self, size: int) -> np.ndarray:
         return weighted_mean(mixed(self.right, self.judged, size), self.weights)
 
-    def at(self, size: int) -> Extrapolation:
+    def at(self, size: int) -> tuple[np.ndarray, str]:
+        """The shares (W,) at a size, and how they are known: counted, fitted by the beta-binomial, or "at least".
+
+        The last if the fit failed or misses what was counted: a larger group can only exceed the largest counted one.
+        """
+        counted = self.counted(min(size, self.n))
         if size <= self.n:
-            return Extrapolation(self.counted(size), "counted")
-        counted = self.counted(self.n)
-        if not self._fits:
-            return Extrapolation(counted, "at least")
-        share = self._fit.mixed(size)
-        return Extrapolation(np.where(np.isfinite(share), np.maximum(share, counted), counted), "fitted")
+            return counted, "counted"
+        if self._fit is None:
+            return counted, "at least"
+        return np.fmax(self._fit.mixed(size), counted), "fitted"  # a resample without a fit keeps what was counted
 
     @cached_property
-    def _fit(self) -> Beta:
-        return fit_beta(self.right, self.judged, self.weights)
-
-    @cached_property
-    def _fits(self) -> bool:
-        """Whether the fit reproduces the counted share; it cannot if that is zero."""
+    def _fit(self) -> Beta | None:
+        """None where the fit does not reproduce the counted share; it cannot if that is zero."""
         share = float(self.counted(self.n)[0])
         if share == 0.0:
-            return False
+            return None
+        fit = fit_beta(self.right, self.judged, self.weights)
         noise = 2.0 * math.sqrt(share * (1.0 - share) / (self.judged >= self.n).sum())
-        return abs(float(self._fit.mixed(self.n)[0]) - share) <= max(MISFIT, noise)
+        return fit if abs(float(fit.mixed(self.n)[0]) - share) <= max(MISFIT, noise) else None
 
 
 def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -165,10 +143,8 @@ def weighted_mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 # ---- lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResponseLengths:
-    """How long some responses are, in tokens."""
-
     of: str  # all, right or wrong
     count: int
     mean: float
@@ -192,18 +168,15 @@ def length_rows(rollouts: Sequence[Rollout]) -> list[ResponseLengths]:
     """All, right and wrong responses; a kind that does not occur is left out."""
     rows = []
     for kind in ("all", "right", "wrong"):
-        lengths = [r.length for r in rollouts if kind in ("all", r.verdict)]
-        if lengths:
+        if lengths := [r.length for r in rollouts if kind in ("all", r.verdict)]:
             p50, p90, p99 = map(float, np.percentile(lengths, (50, 90, 99)))
-            mean, longest = float(np.mean(lengths)), max(lengths)
-            row = ResponseLengths(of=kind, count=len(lengths), mean=mean, p50=p50, p90=p90, p99=p99, longest=longest)
-            rows.append(row)
+            rows.append(ResponseLengths(kind, len(lengths), float(np.mean(lengths)), p50, p90, p99, max(lengths)))
     return rows
 
 
-def limit_rows(rollouts: Sequence[Rollout], limit: int) -> list[Limit]:
+def limit_rows(rollouts: Sequence[Rollout], limit: int, parts: int = 8) -> list[Limit]:
     """Every eighth of the limit up to it; nothing is known beyond."""
-    return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / EIGHTHS) for i in range(1, EIGHTHS + 1)})]
+    return [limit_row(rollouts, at) for at in sorted({math.ceil(limit * i / parts) for i in range(1, parts + 1)})]
 
 
 def limit_row(rollouts: Sequence[Rollout], limit: int) -> Limit:
@@ -226,7 +199,7 @@ def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
     """
     if sum(r.verdict == "right" for r in rollouts) < ENOUGH:
         return None
-    rows = (limit_row(rollouts, math.ceil(limit * i / 64)) for i in range(1, 65))
+    rows = limit_rows(rollouts, limit, 64)
     return next((row.limit for row in rows if (row.right_lost or 0.0) < LOST and row.cut <= CUT), limit)
 
 
@@ -266,11 +239,11 @@ class Estimate:
         return Estimate(value, min(low, value), max(high, value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Spending:
     """The price of one useful group."""
 
-    curriculum: Literal["uniform", "dapo", "speed"]
+    curriculum: str  # uniform, dapo or speed
     screen: int  # N_init of speed, else 0
     prompts: Estimate  # taken from the data
     rollouts: Estimate  # generated
@@ -289,34 +262,23 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
     """uniform, dapo, and speed for each N_init in 2 .. min(n, N - 1); `lengths` (P,): mean response length."""
     weights = curve.weights
     length = weighted_mean(lengths, weights)
-    useful = _inverse(curve.at(group).share)
+    useful = _inverse(curve.at(group)[0])
     whole, base = np.full_like(useful, group), group * useful * length
-
-    def price(
-        curriculum: Literal["uniform", "dapo", "speed"],
-        prompts: np.ndarray,
-        rollouts: np.ndarray,
-        tokens: np.ndarray,
-        trained: np.ndarray,
-        screen: int = 0,
-    ) -> Spending:
-        both = np.isfinite(tokens) & np.isfinite(base)
-        ratio = np.divide(base, tokens, out=np.ones_like(base), where=both)
-        estimates = map(Estimate.of, (prompts, rollouts, tokens, trained, ratio))
-        names = ("prompts", "rollouts", "tokens", "trained", "saving")
-        return Spending(curriculum=curriculum, screen=screen, **dict(zip(names, estimates, strict=True)))
-
-    found = [
-        price("uniform", useful, group * useful, base, group * useful),
-        price("dapo", useful, group * useful, base, whole),
+    ways = [
+        ("uniform", 0, useful, group * useful, base, group * useful),
+        ("dapo", 0, useful, group * useful, base, whole),
     ]
     for screen in range(2, min(curve.n, group - 1) + 1):
         accepted = mixed(curve.right, curve.judged, screen)
         taken = _inverse(weighted_mean(accepted, weights))
         go_on = weighted_mean(accepted * lengths, weights) * np.where(np.isfinite(taken), taken, 0.0)
-        rollouts = screen * taken + group - screen
         tokens = screen * taken * length + (group - screen) * go_on
-        found.append(price("speed", taken, rollouts, tokens, whole, screen))
+        ways.append(("speed", screen, taken, screen * taken + group - screen, tokens, whole))
+    found = []
+    for curriculum, screen, prompts, rollouts, tokens, trained in ways:
+        both = np.isfinite(tokens) & np.isfinite(base)
+        saving = np.divide(base, tokens, out=np.ones_like(base), where=both)
+        found.append(Spending(curriculum, screen, *map(Estimate.of, (prompts, rollouts, tokens, trained, saving))))
     return found
 
 

@@ -1,41 +1,41 @@
 """Measures a model without training it: `whet eval` calls `evaluate_model`, `whet probe` calls `probe_model`.
 
 Both need only what makes judged rollouts (`assembly.build_actor`): neither an optimiser nor a curriculum. MODEL is a
-run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name.
+run (its best checkpoint, else its newest), a checkpoint, a Hugging Face or peft folder, or a hub name. Nothing here
+imports torch before flags and recipe are checked.
 
 `whet eval --draft` evaluates twice, without speculation and with it. Noise is keyed, so both passes write the same
-tokens: all of them in full precision on a CPU; in half precision on a GPU a draw may fall to the other side of
-rounding, and that response then differs. The number of such responses is counted.
+tokens, except where a draw in half precision falls to the other side of rounding; such responses are counted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from whet import config, files
 from whet.assembly import Actor, RunPlan, build_actor, check_run, training_sampling
 from whet.errors import WhetError
-from whet.eval import EvalSet, OnProgress, evaluate
+from whet.eval import EvalSet, OnProgress, evaluate, judged_slices
 from whet.problems import Problems, key_of, load_problems
 from whet.recipe import load_config, read_toml
 from whet.run import best_checkpoint
 from whet.tasks.base import problem_key
+from whet.tools.probe import ProbeReport, probe_report, probe_requests
 from whet.types import Key, Request, Rollout
-
-if TYPE_CHECKING:
-    from whet.tools.probe import ProbeReport
 
 MODEL_FREE = ("ngram", "suffix")  # the drafters where the recipe names none
 
 OnStage = Callable[[str, int, int], None]  # (what is measured, how many are done, of how many)
 Say = Callable[[str], None]
+Seen = Callable[[Sequence[Rollout]], None]
 
 
 def eval_entries(data: Sequence[str], **common: Any) -> list[dict[str, Any]]:
@@ -62,21 +62,27 @@ def evaluate_model(
 
     `draft`: a second time with speculation, on problems that were never trained on.
     """
-    plan = check_run(_settings(model, recipe, entries, sets), training=False)
-    for note in plan.notes:
-        say(note)
+    folder, own_recipe = weights_of(model)
+    source, changes = recipe or own_recipe, dict[str, Any]()
+    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
+        changes = {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
+        sets = ["rollout.context=0", *sets]
+    elif source is None:
+        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
+    settings = _settings(folder, source, changes, sets)
+    if not settings.eval:
+        raise WhetError(f"{source} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
+    plan = check_run(settings, training=False)
     settings, problems = choose_drafters(plan.settings, wanted=draft), plan.problems
-    own = not entries and recipe is None  # the problems are those of the run, trained ones and others
-    if draft and (trained := problems if own else _trained_problems(model, say)):
-        problems = leave_out_trained(problems, trained, say)
-    metrics: dict[str, float] = {}
-    rows: list[dict[str, Any]] = []
+    if draft:
+        own = not entries and recipe is None  # the problems are those of the run, trained ones and others
+        problems = leave_out_trained(problems, None if own else model, say)
+    metrics, rows = dict[str, float](), list[dict[str, Any]]()
 
     def seen(judged: Sequence[Rollout]) -> None:
         rows.extend(actor.rollout_rows(judged))
 
-    actor = _load(model, replace(plan, settings=settings, problems=problems), say)
-    try:
+    with _loaded(model, replace(plan, settings=settings, problems=problems), say) as actor:
         if actor.drafter is not None:
             from whet.draft.export import FOLDER, read_drafter
 
@@ -87,8 +93,6 @@ def evaluate_model(
                 metrics |= evaluate_twice(eval_set, actor, seen, on_progress=at)
             else:
                 metrics |= evaluate(eval_set, actor.engine, actor.judge, seen, on_progress=at, full=True)
-    finally:
-        actor.close()
     if out is not None:
         _keep(out, "eval.json", {"model": settings.model.name, **metrics}, rows)
     return metrics
@@ -110,25 +114,17 @@ def probe_model(
 ) -> ProbeReport:
     """Makes n rollouts for each of some training prompts, and reports what they mean for training on them."""
     folder, own_recipe = weights_of(model)
-    tree = read_toml(own_recipe) if own_recipe is not None else {}
-    tree |= {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
+    changes = {"eval": [], "held_out": {"size": 0}, "warm_start": [], "data": [{"path": data}]}
     limits = [f"rollout.max_tokens={max_tokens}", f"rollout.temperature={temperature}", "rollout.context=0"]
-    plan = check_run(load_config(None, [f"model.name={json.dumps(folder)}", *limits, *sets], base=tree))
-    for note in plan.notes:
-        say(note)
-    from whet.tools.probe import probe_report, run_probe
-
+    plan = check_run(_settings(folder, own_recipe, changes, [*limits, *sets]))
     table = plan.problems.train
     rows = np.random.default_rng((plan.settings.seed, 104729)).permutation(len(table))[:prompts]
     chosen = [table.at(int(row)) for row in np.sort(rows)]
-    actor = _load(model, plan, say)
-    try:
-        sampling = training_sampling(plan.settings, plan.codec)
-        at = partial(on_progress, "probe")
-        rollouts = run_probe(chosen, actor.engine, actor.judge, n=n, sampling=sampling, on_progress=at)
+    with _loaded(model, plan, say) as actor:
+        requests = probe_requests(chosen, n, training_sampling(plan.settings, plan.codec))
+        judged = judged_slices(requests, actor.engine, actor.judge, partial(on_progress, "probe"))
+        rollouts = [rollout for some in judged for rollout in some]
         kept = actor.rollout_rows(rollouts) if out is not None else []
-    finally:
-        actor.close()
     report = probe_report(chosen, rollouts, n=n, limit=max_tokens, group=group)
     if out is not None:
         _keep(out, "probe.json", {"model": model, "data": data, **report.to_json()}, kept)
@@ -147,34 +143,25 @@ def weights_of(model: str) -> tuple[str, Path | None]:
     return model, beside if folder.is_dir() and beside.is_file() else None
 
 
-def _settings(
-    model: str, recipe: Path | None, entries: Sequence[Mapping[str, Any]], sets: Iterable[str]
-) -> config.Config:
-    folder, own_recipe = weights_of(model)
-    chosen = recipe or own_recipe
-    if chosen is None and not entries:
-        raise WhetError(f"{model} is no run, so it brings no recipe; name the problems with --data, or a --recipe.")
-    tree = read_toml(chosen) if chosen is not None else {}
-    if entries:  # other problems than those of the recipe, so the context is derived from their prompts
-        tree |= {"eval": [dict(entry) for entry in entries], "held_out": {"size": 0}, "data": []}
-        tree["rollout"] = {**tree.get("rollout", {}), "context": 0}
-    settings = load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
-    if not settings.eval:
-        raise WhetError(f"{chosen} holds no [[eval]] section, so there is nothing to evaluate; name it with --data.")
-    return settings
+def _settings(folder: str, source: Path | None, changes: Mapping[str, Any], sets: Iterable[str]) -> config.Config:
+    """The recipe with other tables, on the weights of a folder."""
+    tree = {**(read_toml(source) if source else {}), **changes}
+    return load_config(None, [f"model.name={json.dumps(folder)}", *sets], base=tree)
 
 
-def _load(model: str, plan: RunPlan, say: Say) -> Actor:
-    say(f"Loading {model}.")
-    actor = build_actor(plan)
-    actor.judge.on_message = say
-    for note in actor.notes:
+@contextmanager
+def _loaded(model: str, plan: RunPlan, say: Say) -> Iterator[Actor]:
+    for note in plan.notes:
         say(note)
-    return actor
+    say(f"Loading {model}.")
+    with closing(build_actor(plan)) as actor:
+        actor.judge.on_message = say
+        for note in actor.notes:
+            say(note)
+        yield actor
 
 
 def _keep(out: Path, name: str, result: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
-    files.make_folder(out)
     files.write_text(out / name, json.dumps(result, indent=2) + "\n")
     files.write_text(out / "responses.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
 
@@ -193,7 +180,12 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
     if wanted:
-        _refuse_top_p(settings.eval)
+        for number, entry in enumerate(settings.eval):
+            if entry.top_p < 1:  # a draft is checked against the whole distribution, which top-p cuts
+                raise WhetError(
+                    f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
+                    f"set eval.{number}.top_p=1, or leave --draft."
+                )
         drafters = drafters or (*MODEL_FREE, *(("eagle",) if trained else ()))
         if "eagle" in drafters and not trained:
             raise WhetError(
@@ -208,32 +200,22 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     return settings.model_copy(update={"draft": draft})
 
 
-def _refuse_top_p(entries: Sequence[config.Eval]) -> None:
-    """A draft is checked against the whole distribution; under top-p the engine decodes plainly."""
-    for number, entry in enumerate(entries):
-        if entry.top_p < 1:
-            raise WhetError(
-                f"{entry.name} is sampled with top_p = {entry.top_p:g}, which cannot be drafted for; "
-                f"set eval.{number}.top_p=1, or leave --draft."
-            )
+def leave_out_trained(problems: Problems, model: str | None, say: Say) -> Problems:
+    """`problems` without the evaluation prompts that the model was trained on, where drafts are accepted too easily.
 
-
-def _trained_problems(model: str, say: Say) -> Problems | None:
-    """The problems of the run that a model comes from, if they can still be read."""
-    recipe = weights_of(model)[1]
-    if recipe is None:
-        return None
-    try:
-        return load_problems(load_config(recipe))
-    except WhetError as error:
-        say(f"Whether the run was trained on these problems is not known: {error}")
-        return None
-
-
-def leave_out_trained(problems: Problems, trained: Problems, say: Say) -> Problems:
-    """`problems` without the evaluation prompts that `trained` trains on, where drafts are accepted too easily."""
-    keys = set(map(problem_key, trained.train.problems))
-    evals = {}
+    None: they are the problems of its own run. Those of another run are left out if they can still be read.
+    """
+    trained = problems
+    if model is not None:
+        recipe = weights_of(model)[1]
+        if recipe is None:
+            return problems
+        try:
+            trained = load_problems(load_config(recipe))
+        except WhetError as error:
+            say(f"Whether the run was trained on these problems is not known: {error}")
+            return problems
+    keys, evals = set(map(problem_key, trained.train.problems)), {}
     for name, prompts in problems.evals.items():
         evals[name] = tuple(prompt for prompt in prompts if key_of(prompt) not in keys)
         if not evals[name]:
@@ -244,7 +226,7 @@ def leave_out_trained(problems: Problems, trained: Problems, say: Say) -> Proble
 
 
 def evaluate_twice(
-    eval_set: EvalSet, actor: Actor, seen: Callable[[Sequence[Rollout]], None], *, on_progress: OnProgress | None = None
+    eval_set: EvalSet, actor: Actor, seen: Seen, *, on_progress: OnProgress = lambda done, total: None
 ) -> dict[str, float]:
     """`eval_metrics` of the plain pass, whose responses go to `seen`, and eval/NAME/draft/MEASURE:
 
@@ -253,31 +235,23 @@ def evaluate_twice(
     speculates; 1 where none did), saved (tokens that needed no forward of their own), failures (of drafters),
     share_ARM (of the time in steps that fed no prompts).
     """
-    engine = actor.engine
     from whet.rollout.engine import LocalEngine
 
+    engine = actor.engine
     assert isinstance(engine, LocalEngine)
-    wrote: dict[Key, np.ndarray] = {}
-    differ = 0
 
-    def ids(rollout: Rollout) -> np.ndarray:
-        assert rollout.trace is not None
-        return rollout.trace.ids
+    def measure(show: Seen) -> tuple[dict[str, float], dict[str, float], float, dict[Key, np.ndarray]]:
+        """(what was evaluated, what the engine counted meanwhile, tokens per second, what was written)."""
+        wrote: dict[Key, np.ndarray] = {}
 
-    def remember(judged: Sequence[Rollout]) -> None:
-        seen(judged)
-        wrote.update((rollout.key, ids(rollout)) for rollout in judged)
+        def watch(judged: Sequence[Rollout]) -> None:
+            show(judged)
+            wrote.update((rollout.key, rollout.trace.ids) for rollout in judged if rollout.trace is not None)
 
-    def compare(judged: Sequence[Rollout]) -> None:
-        nonlocal differ
-        differ += sum(not np.array_equal(wrote[rollout.key], ids(rollout)) for rollout in judged)
-
-    def measure(watch: Callable[[Sequence[Rollout]], None]) -> tuple[dict[str, float], dict[str, float], float]:
-        """(what was evaluated, what the engine counted meanwhile, tokens per second)."""
         engine.stats()  # resets the counts
         metrics = evaluate(eval_set, engine, actor.judge, watch, on_progress=on_progress, full=True)
         stats = engine.stats()
-        return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9)
+        return metrics, stats, stats["rollout/tokens"] / max(stats["rollout/seconds"], 1e-9), wrote
 
     # The same engine without speculation. It still keeps the hidden states that eagle needs: one write per token.
     held, engine.speculation = engine.speculation, None
@@ -285,15 +259,15 @@ def evaluate_twice(
         # One rollout first, so that the plain pass does not pay for what both passes use: kernels and graphs.
         prompt = eval_set.prompts[0].id
         engine.generate([Request(prompt_id=prompt, group_id=0, n=1, sampling=eval_set.sampling, phase="eval")])
-        metrics, _, plain_rate = measure(remember)
+        metrics, _, plain_rate, plain = measure(seen)
     finally:
         engine.speculation = held
-    again, stats, drafted_rate = measure(compare)
+    again, stats, drafted_rate, drafted = measure(lambda judged: None)
     found = {
         "plain_tokens_per_s": plain_rate,
         "tokens_per_s": drafted_rate,
-        "rollouts": float(len(wrote)),
-        "differ": float(differ),
+        "rollouts": float(len(plain)),
+        "differ": float(sum(not np.array_equal(ids, drafted[key]) for key, ids in plain.items())),
         "drafted_accuracy": again[f"eval/{eval_set.name}/accuracy"],
         **{key.removeprefix("draft/"): value for key, value in stats.items() if key.startswith("draft/")},
     }

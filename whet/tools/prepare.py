@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from whet.errors import WhetError
 from whet.tasks.base import PromptTable, problem_hash, problem_key
 from whet.tasks.build import READS_DATA, TASKS, build_task
 from whet.tasks.golds import gold_score
-from whet.tasks.matcher import Matcher, right_answers
+from whet.tasks.matcher import right_answers, same_answer
 from whet.tasks.reading import read_file
 from whet.tasks.text import TextTask
 from whet.types import Prompt
@@ -34,7 +35,7 @@ BINS = 5  # bins of pass rates, where the data has no levels
 
 
 def prepare_file(
-    entry: config.Problems,
+    entry: config.ProblemSettings,
     out: Path,
     *,
     folder: str = "",
@@ -67,7 +68,6 @@ def prepare_file(
         return not judged or gold_score(task, prompt) == 1.0
 
     rows, report = prepare(table, usable=usable, against=sets, rates=rates, size=size, seed=seed)
-    files.make_folder(out.parent)
     files.write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _records(task, rows, rates)))
     return [("from", task.origin), *report, ("written to", str(out))]
 
@@ -92,26 +92,21 @@ def prepare(
     left_out: Counter[str] = Counter()
     kept = []
     for row, key in enumerate(keys):
-        rate = rates.get(table.ids[row])
-        if not fit[row]:
-            why = "answer that no response could match"
-        elif key in contradicted:
-            why = "same problem with another answer"
-        elif key in seen:
-            why = "repeat"
-        elif name := next((name for name, held in against.items() if key in held), ""):
-            why = f"in {name}"
-        elif rate == 1.0:
-            why = "always solved"
-        elif rate == 0.0:
-            why = "never solved"
+        rate, held_in = rates.get(table.ids[row]), next((name for name, held in against.items() if key in held), "")
+        rules = {
+            "answer that no response could match": not fit[row],
+            "same problem with another answer": key in contradicted,
+            "repeat": key in seen,
+            f"in {held_in}": bool(held_in),
+            "always solved": rate == 1.0,
+            "never solved": rate == 0.0,
+        }
+        if why := next((rule for rule, broken in rules.items() if broken), ""):
+            left_out[why] += 1
         else:
             kept.append(row)
-            why = ""
-        left_out[why] += 1
         if fit[row]:
             seen.add(key)
-    del left_out[""]
     report = [("problems", f"{len(table):,}"), *((f"left out: {why}", f"{n:,}") for why, n in left_out.most_common())]
     if not kept:
         raise WhetError(
@@ -169,7 +164,7 @@ def read_pass_rates(path: Path) -> dict[str, float]:
     return {prompt_id: right / judged for prompt_id, (right, judged) in counts.items() if judged}
 
 
-def _read(entry: config.Problems, folder: str) -> TextTask:
+def _read(entry: config.ProblemSettings, folder: str) -> TextTask:
     """Build the task without math-verify: no formula is compared here."""
     if entry.kind in TASKS.keys() - READS_DATA:
         raise WhetError(f"Task {entry.kind} makes its own problems, so there is nothing to prepare; name data.")
@@ -180,34 +175,27 @@ def _read(entry: config.Problems, folder: str) -> TextTask:
 
 def _contradicted(pairs: Iterable[tuple[int, str]]) -> set[int]:
     """Problems that occur with different answers: at least one is wrong, and it is unknown which."""
+
+    def agree(answer: str, other: str) -> bool:
+        both = product(right_answers(answer), right_answers(other))
+        return answer == other or any(
+            same_answer(a, b, formulas=False) or same_answer(b, a, formulas=False) for a, b in both
+        )
+
     first: dict[int, str] = {}
-    return {key for key, answer in pairs if not _agree(answer, first.setdefault(key, answer))}
-
-
-def _agree(answer: str, other: str) -> bool:
-    return answer == other or any(
-        Matcher.same(a, b, formulas=False) or Matcher.same(b, a, formulas=False)
-        for a in right_answers(answer)
-        for b in right_answers(other)
-    )
+    return {key for key, answer in pairs if not agree(answer, first.setdefault(key, answer))}
 
 
 def _strata(table: PromptTable, rows: Sequence[int], rates: Mapping[str, float]) -> list[str]:
     """Levels where the data has them, else bins of pass rates, else one stratum."""
     if levels := table.meta.get("level"):
         return [f"level {levels[row]}" if levels[row] is not None else "no level" for row in rows]
-    if not rates:
-        return [""] * len(rows)
-    return [_bin(rates[table.ids[row]]) if table.ids[row] in rates else "no pass rate" for row in rows]
-
-
-def _bin(rate: float) -> str:
-    """
-    >>> _bin(0.19), _bin(0.2), _bin(1.0)
-    ('pass rate 0.0-0.2', 'pass rate 0.2-0.4', 'pass rate 0.8-1.0')
-    """
-    low = min(int(rate * BINS), BINS - 1)
-    return f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
+    strata = []
+    for rate in (rates.get(table.ids[row]) for row in rows):
+        low = min(int((rate or 0.0) * BINS), BINS - 1)
+        name = "no pass rate" if rate is None else f"pass rate {low / BINS:.1f}-{(low + 1) / BINS:.1f}"
+        strata.append(name if rates else "")
+    return strata
 
 
 def _records(task: TextTask, rows: Sequence[int], rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:

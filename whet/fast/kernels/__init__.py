@@ -36,3 +36,9 @@ def has_triton() -> bool:
 def _interpreted() -> bool:
     """Read once, as Triton itself does when a kernel is defined."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def require(task: str, broken: dict[str, bool]) -> None:
+    """Raises an error that names the broken rules, each true where its condition does not hold."""
+    if found := [rule for rule, is_broken in broken.items() if is_broken]:
+        raise ValueError(f"{task} needs {'; '.join(found)}")

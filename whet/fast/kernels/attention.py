@@ -1,13 +1,9 @@
 """Attention of packed, ragged queries over KV pages: one call for decoding, verification and prompt chunks.
 
-The network (`whet.fast.fused`) and the EAGLE drafter call `paged_attention`; `whet.model.ops` says what it computes and
-has the plain form, which is the path without Triton. It is one operator to torch.compile. Launches follow from shapes
-and from numbers on the host alone, never from lengths, so a captured graph serves rows of any length. Nothing is
-written to the cache: `kernels.layer` does that.
-
-Shapes, for B rows of Hkv heads and T new tokens of Hq heads (Hq a multiple of Hkv, any ratio):
-    query [T, Hq, d]             keys, values [pages, Hkv, page, d] and [pages, Hkv, page, dv], new tokens written
-    table int32 [B, width]       length int32 [B]             starts int32 [B + 1]
+The network (`whet.fast.fused`) and the EAGLE drafter call `paged_attention`; `whet.model.ops` says what it computes,
+gives the shapes and has the plain form, which is the path without Triton. Launches follow from shapes and from numbers
+on the host alone, never from lengths, so a captured graph serves rows of any length. Nothing is written to the cache:
+`kernels.layer` does that. Here B rows have Hkv key heads, and T new tokens Hq query heads, a multiple of Hkv.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.fast.kernels import DTYPES, has_triton, takes_triton
+from whet.fast.kernels import DTYPES, has_triton, require, takes_triton
 from whet.model import ops
 
 PROCESSORS = 128  # programs that keep the memory bus busy: about one per multiprocessor of an H100 or H200 (132)
@@ -34,40 +30,26 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     """[T, Hq, dv]. `most` bounds the queries of any row; `splits` parts of a row's keys are read at once (0: planned).
 
-    The output of queries beyond the first `most` of a row is undefined.
+    The output of queries beyond the first `most` of a row is undefined. Shapes and types, all known to the host, are
+    checked: a kernel would read past the end of a tensor that breaks them.
     """
-    # An operator is for the compiler alone: called directly, it costs the host more than the kernel costs the GPU.
-    call = torch.ops.whet.paged_attention if torch.compiler.is_compiling() else _attend
-    out: Tensor = call(query, keys, values, table, length, starts, most, scaling, window or 0, softcap or 0.0, splits)
-    return out
-
-
-def _attend(
-    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor,
-    most: int, scaling: float, window: int, softcap: float, splits: int,
-) -> Tensor:  # fmt: skip
-    """A window or soft-cap of 0 stands for none: an operator's schema has neither."""
-    _check(query, keys, values, table, length, starts)
+    batch = table.shape[0]
+    rules = {
+        "a multiple of the kv heads as query heads": query.shape[1] % keys.shape[1] != 0,
+        "keys as wide as queries": keys.shape[3] != query.shape[2],
+        "keys and values with the same pages": keys.shape[:3] != values.shape[:3],
+        "one type for queries, keys and values": not query.dtype == keys.dtype == values.dtype,
+        "keys and values whose last dimension is dense": keys.stride(3) != 1 or values.stride(3) != 1,
+        "int32 tables, lengths and starts": {table.dtype, length.dtype, starts.dtype} != {torch.int32},
+        "a length for each row and one start more": length.shape != (batch,) or starts.shape != (batch + 1,),
+    }
+    require("paged attention", rules)
     given: dict[str, Any] = {"most": most, "scaling": scaling, "window": window or None, "softcap": softcap or None}
     if takes_triton(query) and kernel_lacks(query.dtype, query.shape[2], values.shape[3]) is None:
         from whet.fast.kernels.attention_triton import launch
 
         return launch(query, keys, values, table, length, starts, **given, splits=splits)
     return ops.paged_attention(query, keys, values, table, length, starts, **given)
-
-
-_operator = torch.library.custom_op(
-    "whet::paged_attention",
-    _attend,
-    mutates_args=(),
-    schema="(Tensor query, Tensor keys, Tensor values, Tensor table, Tensor length, Tensor starts, SymInt most,"
-    " float scaling, SymInt window, float softcap, SymInt splits) -> Tensor",
-)
-
-
-@_operator.register_fake
-def _shape(query: Tensor, keys: Tensor, values: Tensor, *rest: object) -> Tensor:
-    return query.new_empty(query.shape[0], query.shape[1], values.shape[3])
 
 
 @cache
@@ -78,22 +60,6 @@ def kernel_lacks(dtype: torch.dtype, dim: int, value_dim: int) -> str | None:
     if max(dim, value_dim) > LARGEST_HEAD:
         return f"the attention kernel takes heads of at most {LARGEST_HEAD} numbers, not {max(dim, value_dim)}"
     return None if has_triton() else "Triton is not installed"
-
-
-def _check(query: Tensor, keys: Tensor, values: Tensor, table: Tensor, length: Tensor, starts: Tensor) -> None:
-    """Checks shapes and types, all known to the host: a kernel would read past the end of a tensor that breaks them."""
-    batch = table.shape[0]
-    wrong = {
-        "a multiple of the kv heads as query heads": query.shape[1] % keys.shape[1] != 0,
-        "keys as wide as queries": keys.shape[3] != query.shape[2],
-        "keys and values with the same pages": keys.shape[:3] != values.shape[:3],
-        "one type for queries, keys and values": not query.dtype == keys.dtype == values.dtype,
-        "keys and values whose last dimension is dense": keys.stride(3) != 1 or values.stride(3) != 1,
-        "int32 tables, lengths and starts": {table.dtype, length.dtype, starts.dtype} != {torch.int32},
-        "a length for each row and one start more": length.shape != (batch,) or starts.shape != (batch + 1,),
-    }
-    if broken := [rule for rule, is_broken in wrong.items() if is_broken]:
-        raise ValueError(f"paged attention needs {'; '.join(broken)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,9 +60,8 @@ def attend_kernel(  # type: ignore[no-untyped-def]
     CAP: tl.constexpr, SPLIT: tl.constexpr, AHEAD: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
-    tile = (
-        tiles - 1 - program % tiles
-    )  # the last queries see most keys: they go first, so that no long program is left at the end
+    # The last queries see most keys: they go first, so that no long program is left at the end.
+    tile = tiles - 1 - program % tiles
     head = program // tiles % HEADS
     split = program // (tiles * HEADS) % splits
     line = program // (tiles * HEADS * splits)
@@ -111,7 +110,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if CAP:  # scale is scaling / c here and cap c * log2(e); tanh(x) = 1 - 2 / (1 + e^2x) holds at infinity too
             scores = cap * (1.0 - 2.0 / (1.0 + tl.exp(2.0 * scores)))
-        latest = total - count + place[:, None]  # of the keys that each row of the tile sees
+        latest = total - count + place[:, None]  # the last key that each row of the tile sees
         seen = (key[None, :] <= latest) & real[None, :]
         if WINDOW:
             seen = seen & (key[None, :] > latest - window)

@@ -117,24 +117,17 @@ def accept_reference(
     first = torch.where(ends, place, new).amin(1)
     counted = torch.minimum(first, agreed) + 1
     going = (state.length >= 0) & (first == new)
-    if texts is not None:
-        _write(texts, state.length, drawn, counted)
+    if texts is not None:  # draws that count go behind the newest token, which is at `length`
+        alive = state.length >= 0
+        row, i = torch.nonzero((place < counted[:, None]) & alive[:, None], as_tuple=True)
+        texts.history[texts.lane[row].long(), (state.length[row] + 1 + i).long()] = drawn[row, i]
+        texts.written[texts.lane[alive].long()] = (state.length + 1 + counted)[alive]
     state.token.copy_(drawn.gather(1, (counted - 1)[:, None].long())[:, 0])
     state.length.copy_(torch.where(going, state.length + counted, -1))
     state.count.add_(counted)
     bits = log_prob.view(torch.int32).view(batch, new)
     proposed = (drafts >= 0).sum(1, keepdim=True, dtype=torch.int32)
     read.copy_(torch.cat((counted[:, None], proposed, drawn, bits), 1).T)
-
-
-def _write(texts: Texts, length: Tensor, drawn: Tensor, counted: Tensor) -> None:
-    """Draws that count go behind the newest token, which is at `length`."""
-    row, i = torch.nonzero(
-        (torch.arange(drawn.shape[1], device=drawn.device) < counted[:, None]) & (length >= 0)[:, None], as_tuple=True
-    )
-    texts.history[texts.lane[row].long(), (length[row] + 1 + i).long()] = drawn[row, i]
-    some = torch.nonzero(length >= 0)[:, 0]
-    texts.written[texts.lane[some].long()] = (length + 1 + counted)[some]
 
 
 # ---- lookup: drafts are what followed when a row's last tokens were seen before
@@ -192,7 +185,14 @@ def lookup_reference(
         counts = lane >= 0
         if nth > 0:
             counts = counts & (other >= 0) & (other != own) & (of[there] == of[own]) & (of[own] >= 0)
-        match = _agreeing(history[there], newest)
+            if not counts.any():
+                continue
+        # In front of each place of this text, how many tokens agree with `newest` without a gap.
+        text = history[there]
+        match, agree = torch.zeros_like(text, dtype=torch.int64), torch.ones_like(text, dtype=torch.bool)
+        for back in range(min(LONGEST, context - 1)):
+            agree = agree[:, 1:] & (text[:, : context - 1 - back] == newest[:, back : back + 1])
+            match[:, back + 1 :] += agree
         match = match * (counts[:, None] & (match >= SHORTEST) & (place < written[there][:, None]))
         found = (match * context + place).amax(1)
         better = found // context > best // context
@@ -204,14 +204,3 @@ def lookup_reference(
     meant = (step < size[:, None]) & ((step < after) | (source == own)[:, None])
     guess = history[source[:, None], first[:, None] + step % after]
     drafts.copy_(torch.where(meant, guess, -1))
-
-
-def _agreeing(text: Tensor, newest: Tensor) -> Tensor:
-    """In front of each place of text [B, context], how many tokens agree with `newest` without a gap."""
-    context = text.shape[1]
-    match = torch.zeros_like(text, dtype=torch.int64)
-    agree = torch.ones_like(text, dtype=torch.bool)
-    for back in range(min(LONGEST, context - 1)):
-        agree = agree[:, 1:] & (text[:, : context - 1 - back] == newest[:, back : back + 1])
-        match[:, back + 1 :] += agree
-    return match

@@ -6,17 +6,12 @@ computes. Launches follow from shapes alone, so that a captured graph serves any
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.fast.kernels.decode import LONGEST, SHORTEST
-
-if TYPE_CHECKING:
-    from whet.fast.kernels.decode import State, Texts
+from whet.fast.kernels.decode import LONGEST, SHORTEST, State, Texts
 
 CHUNK, WARPS = 2048, 4  # tokens per program, 16 per thread: within 1% of the best of seven on an H200 from 64 rows on
 BLOCK = 1024  # places that a program of the lookup compares at once, 8 per thread

@@ -1,13 +1,8 @@
 """Operators of a decoder layer: rotation with the KV write, and the gated product of few tokens.
 
 The fused stack and the EAGLE drafter call `rope_write`, models that rotate by themselves call `write_kv`;
-`whet.model.ops` says what both compute and has the plain forms. They are one operator each to torch.compile, and a
-captured graph serves any positions. The pages are chosen by the caller: the table is given.
-
-Shapes, for T new tokens and a cache of P pages:
-    qkv [T, (heads + 2 kv_heads) d]       cos, sin [T, r]                   r = d, or less where a part is not rotated
-    keys, values [P, kv_heads, page, d]   dense; the last page is spare, for padding
-    table int32 [rows, width]             row, position int32 [T]
+`whet.model.ops` says what both compute, gives the shapes and has the plain forms. A captured graph serves any
+positions. The pages, which must be dense, are chosen by the caller: the table is given.
 """
 
 from __future__ import annotations
@@ -19,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.fast.kernels import takes_triton
+from whet.fast.kernels import require, takes_triton
 from whet.model import ops
+
+WRITING = "writing to KV pages"
 
 
 def rope_write(
@@ -28,41 +25,19 @@ def rope_write(
     *, heads: int, kv_heads: int, q_norm: Tensor | None = None, k_norm: Tensor | None = None, eps: float = 1e-6,
 ) -> Tensor:  # fmt: skip
     """Rotated queries [T, heads, d]; keys and values are written in place."""
-    # An operator is for the compiler alone: called directly, it costs the host more than the kernel costs the GPU.
-    call = torch.ops.whet.rope_write if torch.compiler.is_compiling() else _rope_write
-    query: Tensor = call(qkv, cos, sin, keys, values, table, row, position, heads, kv_heads, q_norm, k_norm, eps)
-    return query
-
-
-def write_kv(
-    key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
-) -> None:
-    """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
-    call = torch.ops.whet.write_kv if torch.compiler.is_compiling() else _write_kv
-    call(key, value, keys, values, table, row, position)
-
-
-def _rope_write(
-    qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor,
-    heads: int, kv_heads: int, q_norm: Tensor | None, k_norm: Tensor | None, eps: float,
-) -> Tensor:  # fmt: skip
     dim, rotary = keys.shape[-1], cos.shape[-1]
     _check_pages(keys, values, table, row, position, kv_heads, len(qkv))
-    _require(
-        {
-            "a projection of (heads + 2 kv_heads) d": qkv.shape[1:] != ((heads + 2 * kv_heads) * dim,),
-            "an even number of cosines and sines a token, at most d": cos.shape != (len(qkv), rotary)
-            or sin.shape != cos.shape
-            or rotary % 2 != 0
-            or rotary > dim,
-            "values as wide as keys": values.shape != keys.shape,
-            "one type for projection, cosines, sines, norms and pages": any(
-                part.dtype != qkv.dtype for part in (cos, sin, keys, values, q_norm, k_norm) if part is not None
-            ),
-            "both head norms or none": (q_norm is None) != (k_norm is None),
-            "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
-        }
-    )
+    typed = [part for part in (cos, sin, keys, values, q_norm, k_norm) if part is not None]
+    uneven = cos.shape != (len(qkv), rotary) or sin.shape != cos.shape or rotary % 2 != 0 or rotary > dim
+    rules = {
+        "a projection of (heads + 2 kv_heads) d": qkv.shape[1:] != ((heads + 2 * kv_heads) * dim,),
+        "an even number of cosines and sines per token, at most d": uneven,
+        "values as wide as keys": values.shape != keys.shape,
+        "one type for projection, cosines, sines, norms and pages": any(part.dtype != qkv.dtype for part in typed),
+        "both head norms or none": (q_norm is None) != (k_norm is None),
+        "dense rows": not qkv.stride(-1) == cos.stride(-1) == sin.stride(-1) == 1,
+    }
+    require(WRITING, rules)
     given: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "q_norm": q_norm, "k_norm": k_norm, "eps": eps}
     if takes_triton(qkv):
         from whet.fast.kernels.layer_triton import launch_rope_write
@@ -71,32 +46,17 @@ def _rope_write(
     return ops.rope_write(qkv, cos, sin, keys, values, table, row, position, **given)
 
 
-_rope_operator = torch.library.custom_op(
-    "whet::rope_write",
-    _rope_write,
-    mutates_args=("keys", "values"),
-    schema="(Tensor qkv, Tensor cos, Tensor sin, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row,"
-    " Tensor position, SymInt heads, SymInt kv_heads, Tensor? q_norm, Tensor? k_norm, float eps) -> Tensor",
-)
-
-
-@_rope_operator.register_fake
-def _queries(qkv: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, *rest: Any) -> Tensor:
-    heads = rest[4]  # after values, table, row and position
-    return qkv.new_empty(qkv.shape[0], heads, keys.shape[-1])
-
-
-def _write_kv(
+def write_kv(
     key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor
 ) -> None:
+    """Key [T, kv_heads, d] and value [T, kv_heads, dv], of any strides, into their pages; d and dv may differ."""
     _check_pages(keys, values, table, row, position, key.shape[1], len(key))
-    _require(
-        {
-            "keys and values of every token": key.shape[:2] != value.shape[:2],
-            "heads as wide as the pages'": key.shape[2] != keys.shape[3] or value.shape[2] != values.shape[3],
-            "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
-        }
-    )
+    rules = {
+        "keys and values of every token": key.shape[:2] != value.shape[:2],
+        "heads as wide as the pages'": key.shape[2] != keys.shape[3] or value.shape[2] != values.shape[3],
+        "one type for tokens and pages": key.dtype != keys.dtype or value.dtype != values.dtype,
+    }
+    require(WRITING, rules)
     if takes_triton(key) and takes_triton(value):
         from whet.fast.kernels.layer_triton import launch_write_kv
 
@@ -105,38 +65,18 @@ def _write_kv(
         ops.write_kv(key, value, keys, values, table, row, position)
 
 
-_write_operator = torch.library.custom_op(
-    "whet::write_kv",
-    _write_kv,
-    mutates_args=("keys", "values"),
-    schema="(Tensor key, Tensor value, Tensor(a!) keys, Tensor(b!) values, Tensor table, Tensor row, Tensor position)"
-    " -> ()",
-)
-
-
-@_write_operator.register_fake
-def _nothing(*args: object) -> None:
-    return None
-
-
 def _check_pages(
     keys: Tensor, values: Tensor, table: Tensor, row: Tensor, position: Tensor, kv_heads: int, tokens: int
 ) -> None:
     """Checks shapes and types, all known to the host: a kernel would write past the end of what breaks them."""
-    _require(
-        {
-            "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
-            "dense pages": not (keys.is_contiguous() and values.is_contiguous()),
-            "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype} != {torch.int32},
-            "a row and a position for every token": row.shape != (tokens,) or position.shape != (tokens,),
-            "dense tables, rows and positions": not table.stride(-1) == row.stride(-1) == position.stride(-1) == 1,
-        }
-    )
-
-
-def _require(broken: dict[str, bool]) -> None:
-    if found := [rule for rule, is_broken in broken.items() if is_broken]:
-        raise ValueError(f"writing to KV pages needs {'; '.join(found)}")
+    rules = {
+        "pages of the tokens' heads": keys.shape[1] != kv_heads or keys.shape[:3] != values.shape[:3],
+        "dense pages": not (keys.is_contiguous() and values.is_contiguous()),
+        "int32 tables, rows and positions": {table.dtype, row.dtype, position.dtype} != {torch.int32},
+        "a row and a position for every token": row.shape != (tokens,) or position.shape != (tokens,),
+        "dense tables, rows and positions": not table.stride(-1) == row.stride(-1) == position.stride(-1) == 1,
+    }
+    require(WRITING, rules)
 
 
 # ---- gated product: silu(x G^T) * (x U^T) of few tokens in one kernel, the widest product of a layer

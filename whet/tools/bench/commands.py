@@ -117,8 +117,10 @@ def bench_train(
     from whet.tools.bench.matrix import make_start, read_plan
     from whet.tools.bench.train import CellWork, Places, planned
 
+    if not all(seed.isdecimal() for seed in names(seeds)):
+        raise WhetError(f'Seeds are whole numbers with commas between, got "{seeds}".')
     chosen = [*folder_set(data_folder), *(sets or [])]
-    whole = read_plan(matrix, chosen, names(arms), numbers(seeds))
+    whole = read_plan(matrix, chosen, names(arms), [int(seed) for seed in names(seeds)])
     places = Places(plan=whole, runs=runs, out=out)
     lines = planned(places)
     table = Table("cell", "state", "minutes")
@@ -129,20 +131,9 @@ def bench_train(
     out_console.print(table)
     if plan or all(line.state == "done" for line in lines):
         return
-    from whet.tools.bench.stand import circumstances
+    from whet.tools.experiment import circumstances
 
     start = make_start(whole, runs, tell)
     work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())
     if waiting := work.run(seconds):
         tell(f"{waiting} cells are left for another time; the same command goes on.")
-
-
-def numbers(listed: str) -> list[int]:
-    """
-    >>> numbers("0, 2")
-    [0, 2]
-    """
-    try:
-        return [int(one) for one in names(listed)]
-    except ValueError:
-        raise WhetError(f'Seeds are whole numbers with commas between, got "{listed}".') from None

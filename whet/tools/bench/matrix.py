@@ -11,9 +11,8 @@
     name = "speed"
     set = { "curriculum.name" = "speed" }
 
-Everything that can be wrong with it is one sentence, given before anything runs. `make_start` then makes what every
-cell begins from, the same bytes for all: a pool of problems, and weights (a named model, a warm-started one, or a
-stored LoRA adapter merged into its base). What is missing is made once, in the folder of the runs.
+What is wrong with it is said in one sentence before anything runs. `make_start` then makes, once, what all cells begin
+from: a pool of problems, and weights (a named model, a warm-started one, or a LoRA adapter merged into its base).
 """
 
 from __future__ import annotations
@@ -33,15 +32,17 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from whet import config, files
 from whet.config import Section
 from whet.errors import WhetError
-from whet.recipe import dump_config, override, parse_config, read_toml
+from whet.recipe import override, parse_config, read_toml
 from whet.report.arms import flatten
 from whet.run import CONFIG, best_checkpoint
-from whet.tools.experiment import merge, replace_run, start_arm
+from whet.tools.experiment import last_words, merge, replace_run, start_run
 from whet.tools.prepare import prepare_file
 
+ADAPTER = "adapter_config.json"
 # Settings that say where things are on a machine, or that a run fills in: no part of what a cell is.
 PLACES = ("model.name", "data_folder", "rollout.context", "data.0.path")
 OnLine = Callable[[str], None]
+Tree = Mapping[str, Any]
 
 # ---- the TOML
 
@@ -102,7 +103,7 @@ class Matrix(Section):
         return self
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MatrixCell:
     """One arm with one seed: an ordinary run."""
 
@@ -110,7 +111,7 @@ class MatrixCell:
     seed: int
     seconds: float
     note: str
-    tree: Mapping[str, Any]  # its recipe, before start and pool are put in
+    tree: Tree  # its recipe, before start and pool are put in
     settings: config.Config
 
     @property
@@ -125,7 +126,7 @@ class MatrixPlan:
     name: str
     folder: Path  # of the matrix file
     matrix: Matrix
-    base: Mapping[str, Any]  # the recipe that makes the start
+    base: Tree  # the recipe that makes the start
     cells: tuple[MatrixCell, ...]  # seed by seed, so that an unfinished matrix has all arms before many seeds
 
     @property
@@ -149,43 +150,22 @@ def read_plan(path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), se
     matrix = parse_matrix(read_toml(path), path)
     recipe = read_toml(path.parent / Path(matrix.recipe).expanduser())
     base = settled(recipe, [matrix.start.set], [*sets, "steps=0"], f"{path}, start")
-    plan = MatrixPlan(
-        name=path.stem,
-        folder=path.parent,
-        matrix=matrix,
-        base=base,
-        cells=tuple(cells_of(matrix, recipe, sets, arms, seeds, path)),
-    )
-    check_start(plan, recipe, path)
-    data = plan.cells[0].settings.data
-    if matrix.pool is not None and not (data and data[0].path):
-        raise WhetError(f"{path}: a pool is drawn from data with a path, and the recipe's first [[data]] has none.")
-    return plan
-
-
-def cells_of(
-    matrix: Matrix,
-    recipe: Mapping[str, Any],
-    sets: Sequence[str],
-    arms: Sequence[str],
-    seeds: Sequence[int],
-    path: Path,
-) -> list[MatrixCell]:
     names = [arm.name for arm in matrix.arm]
     if unknown := next((name for name in arms if name not in names), None):
         raise WhetError(f'{path} has no arm "{unknown}"; {hint(unknown, names, "there are")}')
-    numbered = []
-    for place, arm in enumerate(matrix.arm):
-        for turn, seed in enumerate(arm.seeds or matrix.seeds):
-            if (arms and arm.name not in arms) or (seeds and seed not in seeds):
-                continue
+    turns = [(turn, seed, arm) for arm in matrix.arm for turn, seed in enumerate(arm.seeds or matrix.seeds)]
+    cells = []
+    for _, seed, arm in sorted(turns, key=lambda item: item[0]):
+        if (not arms or arm.name in arms) and (not seeds or seed in seeds):
             tree = settled(recipe, [matrix.set, arm.set], [*sets, f"seed={seed}"], f'{path}, arm "{arm.name}"')
             seconds, settings = arm.seconds or matrix.seconds, parse_config(tree)
-            cell = MatrixCell(arm=arm.name, seed=seed, seconds=seconds, note=arm.note, tree=tree, settings=settings)
-            numbered.append((turn, place, cell))
-    if not numbered:
+            cells.append(MatrixCell(arm.name, seed, seconds, arm.note, tree, settings))
+    if not cells:
         raise WhetError(f"No arm of {path} has a seed among {', '.join(map(str, seeds))}.")
-    return [cell for _, _, cell in sorted(numbered, key=lambda item: item[:2])]
+    plan = MatrixPlan(name=path.stem, folder=path.parent, matrix=matrix, base=base, cells=tuple(cells))
+    if wrong := wrong_start(plan, recipe):
+        raise WhetError(f"{path}: {wrong}.")
+    return plan
 
 
 def hint(word: str, known: Iterable[str], there_are: str) -> str:
@@ -193,24 +173,22 @@ def hint(word: str, known: Iterable[str], there_are: str) -> str:
     return f'did you mean "{near[0]}"?' if near else f"{there_are} {', '.join(known)}."
 
 
-def check_start(plan: MatrixPlan, recipe: Mapping[str, Any], path: Path) -> None:
-    """Whether there will be one start for all: a model, an adapter, or a warm start that makes either."""
-    start = plan.matrix.start
-    stored = start.adapter and (plan.path(start.adapter) / "adapter_config.json").is_file()
-    if start.adapter and not stored and not parse_config(plan.base).model.lora.rank:
-        raise WhetError(
-            f"{path}: there is no adapter in {plan.path(start.adapter)}, and start.set does not say how it is made; "
-            'give it "model.lora.rank".'
-        )
-    if start.model or stored or parse_config(plan.base).warm_start:
-        return
-    if recipe.get("model", {}).get("name", "tiny") == "tiny":
-        raise WhetError(f'{path}: the cells would each begin from a tiny model of their own seed; say "start".')
+def wrong_start(plan: MatrixPlan, recipe: Tree) -> str:
+    """The reason why there will not be one start for all cells: one model, one adapter or warm start, one pool."""
+    start, base, data = plan.matrix.start, parse_config(plan.base), plan.cells[0].settings.data
+    adapter = plan.path(start.adapter)
+    stored = start.adapter and (adapter / ADAPTER).is_file()
+    if start.adapter and not stored and not base.model.lora.rank:
+        return f'there is no adapter in {adapter}, and start.set does not say how it is made; give it "model.lora.rank"'
+    tiny = recipe.get("model", {}).get("name", "tiny") == "tiny"
+    if tiny and not (start.model or stored or base.warm_start):
+        return 'the cells would each begin from a tiny model of their own seed; say "start"'
+    if plan.matrix.pool is not None and not (data and data[0].path):
+        return "a pool is drawn from data with a path, and the recipe's first [[data]] has none"
+    return ""
 
 
-def settled(
-    recipe: Mapping[str, Any], own: Iterable[Mapping[str, Any]], sets: Iterable[str], where: str
-) -> dict[str, Any]:
+def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) -> dict[str, Any]:
     """The recipe with the settings of a matrix, then those of the command line; known to be valid."""
     tree: dict[str, Any] = deepcopy(dict(recipe))
     try:
@@ -228,11 +206,7 @@ def settled(
 
 
 def inline(value: Any) -> str:
-    """A value as TOML on one line, as `--set` takes it.
-
-    >>> inline({"low": 0.5, "of": ["a", True]})
-    '{"low" = 0.5, "of" = ["a", true]}'
-    """
+    """A value as TOML on one line, as `--set` takes it."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)} = {inline(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -240,16 +214,16 @@ def inline(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_matrix(tree: Mapping[str, Any], path: Path) -> Matrix:
+def parse_matrix(tree: Tree, path: Path) -> Matrix:
     try:
         return Matrix.model_validate(tree)
     except ValidationError as error:
         first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        sections: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
-        known = (sections.get(str(first["loc"][0]), Matrix) if len(first["loc"]) > 1 else Matrix).model_fields
-        near = hint(str(first["loc"][-1]), known, "known are")
+        inner: dict[str, type[Section]] = {"arm": MatrixArm, "start": StartSettings, "pool": PoolSettings}
+        section = inner[str(first["loc"][0])] if len(first["loc"]) > 1 else Matrix
+        near = hint(str(first["loc"][-1]), section.model_fields, "known are")
         raise WhetError(f'{path}: there is no "{where}" in a matrix; {near}')
     if first["type"] == "missing":
         raise WhetError(f'{path}: a matrix needs "{where}".')
@@ -260,6 +234,7 @@ def parse_matrix(tree: Mapping[str, Any], path: Path) -> Matrix:
 def defining_settings(settings: config.Config) -> dict[str, Any]:
     """The settings that make a cell what it is, flat: "learn.lr" -> 4e-5."""
     flat = flatten(settings.model_dump(mode="json", exclude_none=True))
+    flat["rollout.on_update"] = settings.on_update  # what an unset one stands for
     return {key: value for key, value in flat.items() if key not in PLACES}
 
 
@@ -282,12 +257,11 @@ class Start:
 
 
 def make_start(plan: MatrixPlan, runs: Path, on_progress: OnLine) -> Start:
-    pool = make_pool(plan, runs) if plan.matrix.pool else None
-    folder = start_weights(plan, runs, on_progress, pool if plan.matrix.pool and plan.matrix.pool.unseen else None)
-    hashes = {"weights": hash_weights(folder)}
-    if pool is not None:
-        hashes["pool"] = hashlib.sha256(pool.read_bytes()).hexdigest()
-    return Start(folder=folder, hashes=hashes, pool=pool)
+    wanted = plan.matrix.pool
+    pool = make_pool(plan.cells[0].settings, wanted, runs) if wanted else None
+    folder = start_weights(plan, runs, on_progress, pool if wanted and wanted.unseen else None)
+    hashes = {"pool": hashlib.sha256(pool.read_bytes()).hexdigest()} if pool else {}
+    return Start(folder=folder, hashes={"weights": hash_weights(folder), **hashes}, pool=pool)
 
 
 def hash_weights(folder: Path) -> str:
@@ -303,34 +277,27 @@ def hash_weights(folder: Path) -> str:
     return whole.hexdigest()
 
 
-def make_pool(plan: MatrixPlan, runs: Path) -> Path:
+def make_pool(settings: config.Config, pool: PoolSettings, runs: Path) -> Path:
     """A seeded sample of the first [[data]] entry, without the problems of the evaluation sets."""
-    assert plan.matrix.pool is not None
-    settings, size, path = plan.cells[0].settings, plan.matrix.pool.size, runs / "pool.jsonl"
-    if not path.is_file():
-        tests = [entry.path for entry in settings.eval if entry.path]
-        folder = settings.data_folder
-        prepare_file(settings.data[0], path, folder=folder, against=tests, size=size, seed=plan.matrix.pool.seed)
-    with path.open("rb") as file:
-        if (found := sum(1 for _ in file)) != size:
-            raise WhetError(f"{path} holds {found:,} problems, and pool.size = {size:,} are wanted.")
+    path = runs / "pool.jsonl"
+    write_problems(settings, path, size=pool.size, seed=pool.seed)
+    if (found := len(path.read_bytes().splitlines())) != pool.size:
+        raise WhetError(f"{path} holds {found:,} problems, and pool.size = {pool.size:,} are wanted.")
     return path
 
 
-def without(tree: Mapping[str, Any], pool: Path, path: Path) -> config.Config:
-    """The recipe on the problems outside of the pool, which are written to `path`."""
-    settings = parse_config(tree)
+def write_problems(settings: config.Config, path: Path, pool: Sequence[str] = (), size: int = 0, seed: int = 0) -> None:
+    """Writes the first [[data]] entry's problems outside of evaluation and pool, unless they are there already."""
     if not path.is_file():
-        tests = [entry.path for entry in settings.eval if entry.path]
-        prepare_file(settings.data[0], path, folder=settings.data_folder, against=[*tests, str(pool)])
-    return parse_config(on_problems(tree, settings, path))
+        against = [*(entry.path for entry in settings.eval if entry.path), *pool]
+        prepare_file(settings.data[0], path, folder=settings.data_folder, against=against, size=size, seed=seed)
 
 
-def on_problems(tree: Mapping[str, Any], settings: config.Config, path: Path) -> dict[str, Any]:
-    """The tree of a recipe with the problems of a file in place of its first [[data]] entry's."""
+def on_problems(tree: Tree, settings: config.Config, path: Path) -> config.Config:
+    """The recipe with the problems of a file in place of its first [[data]] entry's."""
     first, *rest = [entry.model_dump(exclude_none=True) for entry in settings.data]
     kept = {key: first[key] for key in ("task", "reward", "options", "weight", "curriculum")}
-    return {**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]}
+    return parse_config({**tree, "data": [{**kept, "path": str(path.resolve())}, *rest]})
 
 
 def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Path | None = None) -> Path:
@@ -343,13 +310,14 @@ def start_weights(plan: MatrixPlan, runs: Path, on_progress: OnLine, unseen: Pat
         named = plan.path(start.model)
         return resolve_model(weights_of(str(named if named.exists() else start.model))[0]).resolve()
     stored = plan.path(start.adapter) if start.adapter else None
-    if stored is None or not (stored / "adapter_config.json").is_file():
+    if stored is None or not (stored / ADAPTER).is_file():
         if not settings.warm_start:
             return resolve_model(settings.model.name).resolve()
         if unseen is not None:
-            settings = without(plan.base, unseen, runs / "rest.jsonl")
+            write_problems(settings, runs / "rest.jsonl", [str(unseen)])
+            settings = on_problems(plan.base, settings, runs / "rest.jsonl")
         made = warm_start(runs / "base", settings, on_progress)
-        if not (made / "adapter_config.json").is_file():
+        if not (made / ADAPTER).is_file():
             return made.resolve()
         stored = store_adapter(made, stored or runs / "adapter", settings.model.name)
     return merged(settings.model, stored, runs, on_progress).resolve()
@@ -360,11 +328,8 @@ def warm_start(folder: Path, settings: config.Config, on_progress: OnLine) -> Pa
     done = best_checkpoint(folder) if (folder / CONFIG).is_file() else None
     if done is None:
         on_progress(f"Warm start in {folder}, from which every cell begins.")
-        files.make_folder(folder.parent)
         replace_run(folder)
-        recipe = folder.with_suffix(".toml")
-        files.write_text(recipe, dump_config(settings))
-        process = start_arm(recipe, folder)
+        process = start_run(folder, settings)
         try:
             code = process.wait()
         finally:
@@ -375,12 +340,11 @@ def warm_start(folder: Path, settings: config.Config, on_progress: OnLine) -> Pa
 
 
 def store_adapter(checkpoint: Path, folder: Path, base: str) -> Path:
-    """Store only the adapter, and no path of this machine: its base is the recipe's model."""
-    files.make_folder(folder)
+    """Stores only the adapter, and no path of this machine: its base is the recipe's model."""
     files.write_bytes(folder / "adapter_model.safetensors", (checkpoint / "adapter_model.safetensors").read_bytes())
-    settings = json.loads((checkpoint / "adapter_config.json").read_bytes())
+    settings = json.loads((checkpoint / ADAPTER).read_bytes())
     settings["base_model_name_or_path"] = Path(base).name if Path(base).expanduser().is_dir() else base
-    files.write_text(folder / "adapter_config.json", json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    files.write_text(folder / ADAPTER, json.dumps(settings, indent=2, sort_keys=True) + "\n")
     return folder
 
 
@@ -391,28 +355,15 @@ def merged(model: config.Model, adapter: Path, runs: Path, on_progress: OnLine) 
         return target
     on_progress(f"Merging {adapter} into {model.name}.")
     import torch
-    from transformers import GenerationConfig
 
-    from whet.model.load import DTYPES, load_weights, locate_model
-    from whet.model.lora import load_lora, merge_lora
+    from whet.model.load import locate_model
+    from whet.tools.export import merge_adapters
 
-    place = locate_model(model.name)
-    network: Any = load_weights(place.folder, torch.float64)
-    load_lora(network, adapter)
-    network = merge_lora(network).to(DTYPES[model.dtype])
-    network.generation_config = GenerationConfig()  # the base's own is copied
-    tmp = files.temporary(target)
-    files.remove_tree(tmp)
-    files.make_folder(tmp)
-    files.write_into(tmp, network.save_pretrained)
-    for path in place.folder.iterdir():
-        if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
-            shutil.copyfile(path, tmp / path.name)
-    files.publish(tmp, target)
+    base = locate_model(model.name).folder
+    network = merge_adapters(base, adapter, torch.float64, getattr(torch, model.dtype))
+    with files.preparing(target) as folder:
+        files.write_into(folder, network.save_pretrained)
+        for path in base.iterdir():
+            if path.is_file() and path.name != "config.json" and "safetensors" not in path.name:
+                shutil.copyfile(path, folder / path.name)
     return target
-
-
-def last_words(folder: Path, code: int) -> str:
-    """The last line that the process of a run printed."""
-    words = folder.with_suffix(".log").read_text(errors="replace").strip().splitlines()[-1:]
-    return " ".join(words).removeprefix("whet: ") or f"code {code}"

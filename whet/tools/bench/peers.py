@@ -1,22 +1,26 @@
-"""The engines that `whet bench rollout` measures on a GPU: ours, vLLM, and transformers' `generate`.
+"""The engines that `whet bench rollout` measures: ours, vLLM and transformers' `generate`, and how each is timed.
 
-Each is a `Peer`: it is made ready for a batch size and a context, then given prompts and lengths. All sample at
-temperature 1 from the whole distribution, never stop early, and count the tokens that were requested. Ours and vLLM
-return the log-prob of each token, which RL needs; `generate` does not. Each peer has a model of its own, because some
-of them change theirs. `stand.py` measures them; nothing is timed here.
-
-The models have the sizes of known ones and random weights, because speed does not depend on the weights. They are
-built on the device; nothing is read from disk or network.
+A `Peer` is made ready for a batch size and a context, then given prompts and lengths. All sample at temperature 1 from
+the whole distribution, never stop early, and count the tokens that were requested. Ours and vLLM return the log-prob of
+each token, which RL needs; `generate` does not. Each has a model of its own, because some change theirs: random weights
+in the sizes of known models, because speed does not depend on the weights.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import importlib
 import importlib.util
+import multiprocessing
 import os
+import signal
 import tempfile
-from collections.abc import Sequence
-from typing import Any, ClassVar
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
@@ -31,18 +35,12 @@ from whet.types import Request, Rollout, Sampling
 Prompts = Sequence[Sequence[int]]
 CONTEXT = 32_768  # longest context of every shape
 VLLM_MEMORY = 0.35  # share of the GPU for vLLM: of 141 GB, room for 256 sequences of 4k of the 1.5B shape
-SLOW_NEW = 32  # new tokens of a slow peer where only the decode rate counts
+ANSWER = 600.0  # seconds that a process of its own may take for one answer
+T = TypeVar("T")
 
 # ---- models with random weights
 
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
+SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
 SHAPES: dict[str, tuple[type[PretrainedConfig], tuple[int, ...]]] = {
     "135m": (LlamaConfig, (49_152, 576, 1536, 30, 9, 3)),  # SmolLM2-135M
     "1.5b": (Qwen2Config, (151_936, 1536, 8960, 28, 12, 2)),  # Qwen2.5-1.5B
@@ -54,14 +52,9 @@ def shape_config(name: str) -> PretrainedConfig:
     if name not in SHAPES:
         raise WhetError(f'There is no shape "{name}"; there are {", ".join(SHAPES)}.')
     family, sizes = SHAPES[name]
-    return family(
-        **dict(zip(SIZES, sizes, strict=True)),
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    named = dict(zip(SIZES.split(), sizes, strict=True))
+    return family(**named, max_position_embeddings=CONTEXT, tie_word_embeddings=True, **tokens)
 
 
 def shape_model(name: str, device: torch.device | str) -> PreTrainedModel:
@@ -81,39 +74,77 @@ def shape_model(name: str, device: torch.device | str) -> PreTrainedModel:
 # ---- peers
 
 
+class PeerFailed(Exception):
+    """A peer could not do a piece of work; the text says why. The others go on."""
+
+
 class Peer:
-    """An engine with a model of its own."""
+    """An engine with a model of its own, and the seconds that it takes in this process."""
 
     note: ClassVar[str] = ""  # what a reader of its figures must know
     # All steps take the same long time, so few new tokens give the decode rate, its warm-up is a whole call, the
     # long-tailed workload is run once and unwarmed, and cells with short prompts are left out.
     slow: ClassVar[bool] = False
+    sizes = (0, 0)  # batch and context that it is ready for
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
+        self.cuda = torch.device(device).type == "cuda"
         self.model = shape_model(shape, device)
 
-    def prepare(self, batch: int, context: int) -> None:
-        """Get ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `close`."""
+    def open(self, batch: int, context: int) -> None:
+        """Gets ready for `batch` sequences of up to `context` tokens, prompt included. Called again after `free`."""
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
-        """Continue all prompts to their lengths; returns the number of tokens once they are known on the host."""
+        """Continues all prompts to their lengths; returns the number of tokens once they are known on the host."""
         raise NotImplementedError
 
+    def free(self) -> None:
+        """Frees what `open` took."""
+
+    def prepare(self, batch: int, context: int) -> float:
+        """Seconds until the peer was ready."""
+        self.sizes = (batch, context)
+        self.close()
+        begun = self._now()
+        _or_failed(lambda: self.open(batch, context))
+        return self._now() - begun
+
+    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
+        """Seconds that the peer took to continue all prompts to their lengths."""
+        begun = self._now()
+        try:
+            tokens = _or_failed(lambda: self.run(prompts, lengths))
+        except PeerFailed:
+            self.prepare(*self.sizes)  # made anew, so that the next run finds nothing of the one that failed
+            raise
+        seconds = self._now() - begun
+        if tokens != sum(lengths):
+            raise PeerFailed(f"{tokens} tokens were made where {sum(lengths)} were asked for")
+        return seconds
+
     def close(self) -> None:
-        """Free what `prepare` took."""
+        self.free()
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def _now(self) -> float:
+        if self.cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 class Whet(Peer):
     note = "LocalEngine, submit and collect, log-probs returned"
+    prompts: Prompts = ()
+    visits = 0
+    engine: LocalEngine | None = None
 
     def __init__(self, shape: str, device: torch.device | str) -> None:
         super().__init__(shape, device)
         share_storage(self.model)
-        self.prompts: Prompts = []
-        self.visits = 0
-        self.engine: LocalEngine | None = None
 
-    def prepare(self, batch: int, context: int) -> None:
+    def open(self, batch: int, context: int) -> None:
         self.engine = LocalEngine(
             self.model,
             encode=lambda i: list(self.prompts[int(i)]),
@@ -136,7 +167,7 @@ class Whet(Peer):
         assert all(r.trace is not None and len(r.trace.log_probs) == r.length for r in done)
         return done
 
-    def close(self) -> None:
+    def free(self) -> None:
         self.engine = None
 
 
@@ -165,31 +196,24 @@ def generate_batch(model: PreTrainedModel, prompts: Prompts, lengths: Sequence[i
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(row)) + list(row) for row in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=model.device)
-    out = model.generate(
-        ids,
-        attention_mask=mask,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=max(lengths),
-        eos_token_id=None,
-        pad_token_id=0,
-    ).cpu()
+    plain = {"do_sample": True, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    ends = {"max_new_tokens": max(lengths), "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=mask, **plain, **ends).cpu()
     return sum(row[width : width + n].numel() for row, n in zip(out, lengths, strict=True))
 
 
 class VLLM(Peer):
-    """vLLM runs in a process of its own (`stand.Apart`), because its memory and its settings are the process's."""
+    """vLLM runs in a process of its own (`Apart`), because its memory and its settings are the process's."""
 
     note = "vLLM in-process, prefix caching off, log-prob of each sampled token returned"
 
-    def __init__(self, shape: str, device: torch.device | str) -> None:
-        self.shape = shape
-        self.vllm: Any = None  # the package
-        self.llm: Any = None
+    vllm: Any = None  # the package
+    llm: Any = None
 
-    def prepare(self, batch: int, context: int) -> None:
+    def __init__(self, shape: str, device: torch.device | str) -> None:
+        self.shape, self.cuda = shape, True
+
+    def open(self, batch: int, context: int) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1"}
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -198,18 +222,10 @@ class VLLM(Peer):
         config = shape_config(self.shape)
         config.architectures = ["Qwen2ForCausalLM" if config.model_type == "qwen2" else "LlamaForCausalLM"]
         config.save_pretrained(self.folder.name)
-        self.llm = self.vllm.LLM(
-            model=self.folder.name,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            seed=0,
-            gpu_memory_utilization=VLLM_MEMORY,
-            max_model_len=context,
-            max_num_seqs=batch,
-            enable_prefix_caching=False,
-            disable_log_stats=True,
-        )
+        weights = {"load_format": "dummy", "dtype": "bfloat16", "seed": 0}
+        room = {"gpu_memory_utilization": VLLM_MEMORY, "max_model_len": context, "max_num_seqs": batch}
+        without = {"skip_tokenizer_init": True, "enable_prefix_caching": False, "disable_log_stats": True}
+        self.llm = self.vllm.LLM(model=self.folder.name, **weights, **room, **without)
 
     def run(self, prompts: Prompts, lengths: Sequence[int]) -> int:
         options = {"temperature": 1.0, "ignore_eos": True, "detokenize": False, "logprobs": 0, "flat_logprobs": True}
@@ -222,7 +238,7 @@ class VLLM(Peer):
         assert all(len(output.logprobs) == len(output.token_ids) for output in outputs)
         return sum(len(output.token_ids) for output in outputs)
 
-    def close(self) -> None:
+    def free(self) -> None:
         if self.llm is not None:
             self.llm = None
             self.folder.cleanup()
@@ -233,8 +249,66 @@ PEERS: dict[str, type[Peer]] = {"whet": Whet, "vllm": VLLM, "generate": Generate
 
 def missing(name: str, device: torch.device | str) -> str | None:
     """The reason why a peer cannot be measured here, or None."""
-    if name == "vllm" and importlib.util.find_spec("vllm") is None:
+    if name != "vllm":
+        return None
+    if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed here."
-    if name == "vllm" and torch.device(device).type != "cuda":
-        return "vLLM is measured on a GPU only."
-    return None
+    return "vLLM is measured on a GPU only." if torch.device(device).type != "cuda" else None
+
+
+class Apart:
+    """A peer in a process of its own, by the same calls; what is sent to the process and back is not counted."""
+
+    def __init__(self, name: str, shape: str, device: torch.device | str) -> None:
+        spawn = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self.worker = ProcessPoolExecutor(1, mp_context=spawn)
+        self.made, self.process = (name, shape, device), 0
+
+    def prepare(self, batch: int, context: int) -> float:
+        self.process = self.process or self._ask(_serve, "make", *self.made)
+        return self._ask(_serve, "prepare", batch, context)
+
+    def timed(self, prompts: Prompts, lengths: Sequence[int]) -> float:
+        return self._ask(_serve, "timed", prompts, lengths)
+
+    def close(self) -> None:
+        """Ends the process, by force where it does not answer."""
+        with contextlib.suppress(PeerFailed):
+            if self.process:
+                self._ask(_serve, "close", seconds=30)
+        self.worker.shutdown()
+
+    def _ask(self, function: Callable[..., Any], *arguments: Any, seconds: float = ANSWER) -> Any:
+        try:
+            return self.worker.submit(function, *arguments).result(seconds)
+        except TimeoutError:
+            if self.process:
+                os.kill(self.process, signal.SIGKILL)
+            raise PeerFailed(f"no answer in {seconds:.0f} s") from None
+        except BrokenProcessPool:
+            raise PeerFailed("its process has died") from None
+
+
+_served: list[Peer] = []  # in the process of `Apart`: its one peer
+
+
+def _serve(what: str, *arguments: Any) -> Any:
+    """Makes the peer of this process and returns the number of the process, or calls a method of the peer."""
+    if what == "make":
+        _served.append(_or_failed(lambda: PEERS[arguments[0]](*arguments[1:])))
+        return os.getpid()
+    return getattr(_served[0], what)(*arguments)
+
+
+def _or_failed(work: Callable[[], T]) -> T:
+    """Foreign code may fail in any way; whatever it is, it is that peer's failure and not the benchmark's."""
+    try:
+        return work()
+    except PeerFailed:
+        raise
+    except torch.OutOfMemoryError:
+        reason = "out of GPU memory"
+    except Exception as error:
+        first = (str(error).strip() or "no reason given").splitlines()[0]
+        reason = f"{type(error).__name__}: {first[:200]}"
+    raise PeerFailed(reason)  # outside of the handler, so that it does not keep the tensors of the failed frames

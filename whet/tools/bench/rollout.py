@@ -1,16 +1,11 @@
 """How fast rollouts are generated: our engine beside its peers, the same work on the same model.
 
-`whet bench rollout` calls `rollout_bench` on a CPU and `decode_bench` on a GPU; both write JSON and print nothing.
-
-CPU: 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside transformers'
-`generate` in batches of 16 and of 64, each of which runs until its longest request is done. Only requested tokens
-count, and all ways must produce the same number of them.
-
-GPU: a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer warms up once
-and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine. Tokens per
-second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of the same
-prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context. The file is
-written after every cell, and a later run adds to it, so that nothing measured is lost.
+CPU (`rollout_bench`): 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside
+transformers' `generate` in batches of 16 and of 64, each of which runs until its longest request is done.
+GPU (`decode_bench`): a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer
+warms up once and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine.
+Tokens per second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of
+the same prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context.
 """
 
 from __future__ import annotations
@@ -20,7 +15,9 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +27,28 @@ from transformers import PreTrainedModel
 
 from whet import files
 from whet.errors import WhetError
-from whet.estimate import CARDS, attainable_rate, dims_of
+from whet.estimate import MEASURED, PAPER, attainable_step, dims_of
 from whet.model.load import tiny_model
+from whet.model.memory import measure
 from whet.rollout.engine import LocalEngine
-from whet.tools.bench.peers import PEERS, Whet, generate_batch, missing, no_stop_strings, requests_of, shape_config
-from whet.tools.bench.stand import Apart, Here, PeerFailed, circumstances
-from whet.tools.experiment import one_thread
+from whet.tools.bench.peers import (
+    PEERS,
+    Apart,
+    Peer,
+    PeerFailed,
+    Prompts,
+    Whet,
+    generate_batch,
+    missing,
+    no_stop_strings,
+    requests_of,
+    shape_config,
+    shape_model,
+)
+from whet.tools.experiment import circumstances, one_thread
 from whet.types import Rollout
 
-Stand = Here | Apart
+Stand = Peer | Apart
 Round = tuple[float, float | None]  # seconds of a cell, and of its prompts with one new token (not for the tail)
 
 
@@ -62,23 +72,27 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
     engine = LocalEngine(
         model, encode=lambda i: prompts[int(i)], decode=no_stop_strings, seed=seed, slots=REQUESTS, context=CONTEXT
     )
-    ways: dict[str, Callable[[], int]] = {
-        "engine": lambda: _engine(engine, lengths),
-        "generate_16": lambda: _generate(model, prompts, lengths, 16),
-        "generate_64": lambda: _generate(model, prompts, lengths, 64),
-    }
+
+    def write(lengths: list[int]) -> int:
+        engine.submit(requests_of(lengths))
+        return sum(rollout.length for rollout in engine.collect())
+
+    def rate(run: Callable[[list[int]], int], lengths: list[int]) -> float:
+        begun = time.perf_counter()
+        made = run(lengths)
+        seconds = time.perf_counter() - begun
+        assert made == sum(lengths), "another number of tokens was made"
+        return made / seconds
+
+    ways: dict[str, Callable[[list[int]], int]] = {"engine": write}
+    ways |= {f"generate_{batch}": partial(_generate, model, prompts, batch) for batch in (16, 64)}
     tokens = sum(lengths)
-    rates: dict[str, list[float]] = {name: [] for name in ways}
     with one_thread(), torch.random.fork_rng():
         torch.manual_seed(seed)
-        for number in range(1 + repeats):  # the first round warms up: it pays for lazy imports and thread pools
-            for name, run in ways.items():
-                begun = time.perf_counter()
-                made = run()
-                if number:
-                    rates[name].append(tokens / (time.perf_counter() - begun))
-                assert made == tokens, f"{name} made another number of tokens"
-        full = [_full_batch(engine) for _ in range(repeats)]
+        rounds = [{name: rate(run, lengths) for name, run in ways.items()} for _ in range(1 + repeats)]
+        full = [rate(write, [FULL] * REQUESTS) for _ in range(repeats)]
+    # The first round warms up: it pays for lazy imports and thread pools.
+    rates = {name: [found[name] for found in rounds[1:]] for name in ways}
     result = {
         "what": "tokens per second, one CPU thread, tiny model (hidden 96, 2 layers), float32, temperature 1",
         "requests": REQUESTS,
@@ -96,7 +110,6 @@ def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
         "seed": seed,
         **circumstances(),
     }
-    files.make_folder(out)
     files.write_text(out / "rollout.json", json.dumps(result, indent=2) + "\n")
     return result
 
@@ -108,19 +121,7 @@ def _work(seed: int) -> tuple[list[list[int]], list[int]]:
     return prompts, lengths.tolist()
 
 
-def _engine(engine: LocalEngine, lengths: Sequence[int]) -> int:
-    engine.submit(requests_of(lengths))
-    return sum(rollout.length for rollout in engine.collect())
-
-
-def _full_batch(engine: LocalEngine) -> float:
-    """Tokens per second with all 64 rows running throughout."""
-    begun = time.perf_counter()
-    made = _engine(engine, [FULL] * REQUESTS)
-    return made / (time.perf_counter() - begun)
-
-
-def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[int], batch: int) -> int:
+def _generate(model: PreTrainedModel, prompts: list[list[int]], batch: int, lengths: list[int]) -> int:
     parts = [slice(first, first + batch) for first in range(0, len(prompts), batch)]
     return sum(generate_batch(model, prompts[part], lengths[part]) for part in parts)
 
@@ -130,6 +131,7 @@ def _generate(model: PreTrainedModel, prompts: list[list[int]], lengths: list[in
 NEW = 128
 SLOW_NEW = 32  # new tokens of a slow peer where only the decode rate counts
 WARM = 8  # new tokens of a warm-up: graphs are captured and kernels built by then
+WHAT = "tokens per second of random weights at temperature 1; decode_ leaves out the prefill; ratios: ours / theirs"
 TAIL = {"requests": 256, "median": 256, "sigma": 1.0, "cap": 2048, "prompt": 128}
 
 
@@ -145,11 +147,7 @@ class DecodeCell:
 
     @property
     def context(self) -> int:
-        """The mean context while decoding.
-
-        >>> CELLS["b64_c512"].context, CELLS["b64_p128"].context
-        (512, 192)
-        """
+        """The mean context while decoding."""
         return self.prompt + self.new // 2
 
     def work(self, vocab: int, seed: int, round_: int) -> tuple[list[list[int]], list[int]]:
@@ -162,11 +160,10 @@ class DecodeCell:
         lengths = np.exp(np.log(self.new / 8) + TAIL["sigma"] * draws).clip(1, self.new)
         return prompts, lengths.astype(int).tolist()
 
-    def takes(self, peer: str) -> bool:
-        return not (PEERS[peer].slow and self.name.endswith("_p128"))
-
     def new_of(self, peer: str) -> int:
-        """New tokens per row, at most, that a peer makes in this cell."""
+        """New tokens per row, at most, that a peer makes in this cell; 0 if it takes no part."""
+        if PEERS[peer].slow and self.name.endswith("_p128"):
+            return 0
         return min(self.new, SLOW_NEW) if PEERS[peer].slow and self.decode_only else self.new
 
 
@@ -203,46 +200,37 @@ def decode_bench(
     """
     until = time.monotonic() + seconds
     path = out / ("rollout_gpu.json" if device == "cuda" else "rollout_grid_cpu.json")
-    chosen = {shape: _chosen(shape, cells) for shape in shapes}
-    if unknown := [name for name in peers if name not in PEERS]:
-        raise WhetError(f'There is no peer "{unknown[0]}"; there are {", ".join(PEERS)}.')
-    for name in peers:
-        if why := missing(name, device):
-            on_progress(why)
-    here = [name for name in PEERS if name in peers and missing(name, device) is None]
-    what = "tokens per second of random weights at temperature 1; decode_ leaves out the prefill; ratios: ours / theirs"
+    for shape in shapes:
+        shape_config(shape)  # refuses an unknown shape
+    for what, given, known in (("cell", cells, CELLS), ("peer", peers, PEERS)):
+        if unknown := [name for name in given if name not in known]:
+            raise WhetError(f'There is no {what} "{unknown[0]}"; there are {", ".join(known)}.')
+    chosen = [cell for cell in CELLS.values() if not cells or cell.name in cells]
+    why_not = {name: missing(name, device) for name in peers}
+    for why in filter(None, why_not.values()):
+        on_progress(why)
+    here = [name for name in PEERS if name in peers and not why_not[name]]
     # An earlier run's cells are kept; one that is measured again replaces the old one.
-    result: dict[str, Any] = {"what": what, "runs": [], "shapes": {}}
-    if path.is_file():
-        result = json.loads(path.read_text())
+    new = {"what": WHAT, "runs": [], "shapes": {}}
+    result: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else new
     result["runs"].append({"repeats": repeats, "seed": seed, "device": device, "peers": here, **circumstances()})
-    files.make_folder(out)
     for shape in shapes:
         found = result["shapes"].setdefault(shape, {"cells": {}, "startup_seconds": {}})
-        found["skipped"] = [cell.name for cell in chosen[shape]]
-        bench = ShapeBench(shape, torch.device(device), chosen[shape], repeats, seed, until, on_progress)
-        try:
+        found["skipped"] = [cell.name for cell in chosen]
+        bench = ShapeBench(shape, torch.device(device), chosen, repeats, seed, until, on_progress)
+        with closing(bench):
             bench.start(here)
             for cell, measured in bench.measured():
                 found["cells"][cell.name] = {"run": len(result["runs"]) - 1, **measured}
                 found["skipped"].remove(cell.name)
                 found["startup_seconds"] |= bench.startup
-                if "whet" in bench.stands and cell is chosen[shape][0]:
+                if "whet" in bench.stands and cell is chosen[0]:
                     found["log_probs"] = bench.log_probs(cell)
                 files.write_text(path, json.dumps(result, indent=1) + "\n")
-        finally:
-            bench.close()
         if found["skipped"]:
             on_progress(f"{shape}: no time was left for {', '.join(found['skipped'])}.")
         files.write_text(path, json.dumps(result, indent=1) + "\n")
     return result
-
-
-def _chosen(shape: str, names: Sequence[str]) -> list[DecodeCell]:
-    shape_config(shape)  # refuses an unknown shape
-    if unknown := [name for name in names if name not in CELLS]:
-        raise WhetError(f'There is no cell "{unknown[0]}"; there are {", ".join(CELLS)}.')
-    return [cell for cell in CELLS.values() if not names or cell.name in names]
 
 
 @dataclass
@@ -260,18 +248,13 @@ class ShapeBench:
     startup: dict[str, list[float]] = field(default_factory=dict)  # seconds until ready, once per group it is made for
 
     def __post_init__(self) -> None:
-        self.dims = dims_of(shape_config(self.shape))
+        self.dims = dims_of(measure(shape_model(self.shape, "meta")))
 
     def start(self, peers: Sequence[str]) -> None:
         """vLLM first: it reads how much of the GPU is free, and nothing else may take any memory meanwhile."""
         for name in sorted(peers, key=lambda name: name != "vllm"):
-            try:
-                apart = name == "vllm"
-                made = Apart(stand_of, name, self.shape, "cuda") if apart else stand_of(name, self.shape, self.device)
-            except PeerFailed as error:
-                self.on_progress(f"{self.shape}, {name}: {error}")
-                continue
-            self.stands[name] = made
+            apart = name == "vllm"
+            self.stands[name] = Apart(name, self.shape, "cuda") if apart else PEERS[name](self.shape, self.device)
             if name != "whet":  # ours is made for each group of cells, the others once, for the longest
                 self._prepare(name, self.cells)
         self.stands = {name: self.stands[name] for name in PEERS if name in self.stands}
@@ -297,29 +280,27 @@ class ShapeBench:
 
     def measure(self, cell: DecodeCell) -> dict[str, Any]:
         """All peers that take part in a cell, in turn: a warm-up, then the rounds."""
-        takes_part = [name for name in self.stands if cell.takes(name)]
-        rounds: dict[str, list[Round]] = {name: [] for name in takes_part}
+        rounds: dict[str, list[Round]] = {name: [] for name in self.stands if cell.new_of(name)}
         warm: dict[str, float] = {}
-        failed: dict[str, str] = {}
+        peers: dict[str, Any] = {}  # first those that failed
         for number in range(self.repeats + 1):  # the first is the warm-up
             if number > 1 and time.monotonic() >= self.until:
                 break
-            for name in takes_part:
-                once = cell.tail and PEERS[name].slow
-                if name in failed or (once and number != 1):
+            for name, taken in rounds.items():
+                slow, new = PEERS[name].slow, cell.new_of(name)
+                if name in peers or (cell.tail and slow and number != 1):
                     continue
                 try:
                     if number == 0:
-                        warm[name] = self._timed(name, cell, 0, cell.new_of(name) if PEERS[name].slow else WARM)
+                        warm[name] = self._timed(name, cell, 0, new if slow else WARM)
                     else:
-                        whole = self._timed(name, cell, number, cell.new_of(name))
-                        rounds[name].append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
+                        whole = self._timed(name, cell, number, new)
+                        taken.append((whole, None if cell.tail else self._timed(name, cell, number, 1)))
                 except PeerFailed as error:
-                    failed[name] = str(error)
+                    peers[name] = {"failed": str(error)}
                     self.on_progress(f"{self.shape} {cell.name}, {name}: {error}")
-        peers: dict[str, Any] = {name: {"failed": reason} for name, reason in failed.items()}
         for name, taken in rounds.items():
-            if taken and name not in failed:
+            if taken and name not in peers:
                 known = {"warmup_seconds": warm.get(name), "note": PEERS[name].note}
                 peers[name] = self._figures(cell, taken, cell.new_of(name)) | known
         rates = {name: main_rate(found, cell.decode_only) for name, found in peers.items() if "failed" not in found}
@@ -353,19 +334,18 @@ class ShapeBench:
             figures["ms_a_step"] = spread([1000 * step for step in steps])
             figures["decode_tokens_per_second"] = spread([cell.batch / step for step in steps])
             figures["share_of_attainable"] = {
-                name: cell.batch / statistics.median(steps) / attainable_rate(self.dims, cell.batch, cell.context, card)
-                for name, card in CARDS.items()
+                name: attainable_step(self.dims, cell.batch, cell.context, gpu) / statistics.median(steps)
+                for name, gpu in {"paper": PAPER, "measured": MEASURED}.items()
             }
         return figures
 
     def log_probs(self, cell: DecodeCell) -> dict[str, float]:
         """The gap between our engine, as it stands, and the plain model."""
-        stand = self.stands["whet"]
-        assert isinstance(stand, Here) and isinstance(stand.peer, Whet)
+        ours = self.stands["whet"]
+        assert isinstance(ours, Whet)
         few = DecodeCell(name="", batch=8, prompt=cell.prompt, new=min(cell.new, 64), group=cell.group)
         prompts, lengths = few.work(self.dims.vocab, self.seed, self.repeats + 1)
-        rollouts = stand.peer.rollouts(prompts, lengths)
-        return log_prob_gap(stand.peer.model, {str(i): prompt for i, prompt in enumerate(prompts)}, rollouts)
+        return log_prob_gap(ours.model, prompts, ours.rollouts(prompts, lengths))
 
     def close(self) -> None:
         while self.stands:
@@ -374,11 +354,6 @@ class ShapeBench:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def stand_of(name: str, shape: str, device: torch.device | str) -> Here:
-    """A peer with the model of a shape; called in this process or in one of its own."""
-    return Here(PEERS[name](shape, device), device)
 
 
 def ratios(peers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -401,9 +376,7 @@ def main_rate(figures: Mapping[str, Any], decode: bool) -> float:
 
 
 @torch.inference_mode()
-def log_prob_gap(
-    model: PreTrainedModel, prompts: Mapping[str, Sequence[int]], rollouts: Sequence[Rollout]
-) -> dict[str, float]:
+def log_prob_gap(model: PreTrainedModel, prompts: Prompts, rollouts: Sequence[Rollout]) -> dict[str, float]:
     """How far recorded log-probs are from those of a teacher-forced forward of the plain model.
 
     Over all tokens of rollouts at temperature 1, with d = plain - recorded: max |d|, mean |d|, and the mean of
@@ -412,15 +385,11 @@ def log_prob_gap(
     gaps = []
     for rollout in rollouts:
         assert rollout.trace is not None
-        prompt = list(prompts[rollout.prompt_id])
+        prompt = list(prompts[int(rollout.prompt_id)])  # prompts are named by their place
         ids = torch.tensor([prompt + rollout.trace.ids.tolist()], device=model.device)
         logits = model(ids[:, :-1], use_cache=False, logits_to_keep=rollout.length).logits[0].float()
         plain = torch.log_softmax(logits, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
         gaps.append(plain.double().cpu().numpy() - rollout.trace.log_probs)
     d = np.concatenate(gaps)
-    return {
-        "tokens": float(d.size),
-        "max": float(np.abs(d).max()),
-        "mean": float(np.abs(d).mean()),
-        "kl": float(np.mean(np.exp(d) - 1 - d)),
-    }
+    found = {"tokens": d.size, "max": np.abs(d).max(), "mean": np.abs(d).mean(), "kl": np.mean(np.exp(d) - 1 - d)}
+    return {name: float(value) for name, value in found.items()}

@@ -5,45 +5,32 @@
     OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell
 
 A finished cell is never run again, an interrupted one goes on from its checkpoint, so a matrix may be completed over
-several calls, or by machines that share OUT. `results.py` and `document.py` make tables from the JSON alone.
+several calls, or by machines that share OUT. benchmarks/matrix_document.py makes tables from the JSON alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
-from whet.recipe import dump_config, load_config, parse_config, read_toml
-from whet.report.arms import flatten
-from whet.report.curves import number
+from whet.recipe import load_config, parse_config
+from whet.report.arms import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
-from whet.tools.bench.matrix import (
-    MatrixCell,
-    MatrixPlan,
-    OnLine,
-    Start,
-    defining_settings,
-    differing,
-    last_words,
-    on_problems,
-)
-from whet.tools.experiment import cores
+from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
+from whet.tools.experiment import cores, last_words, start_run
 
-WHET = (sys.executable, "-m", "whet", "train")
-POLL = 0.2  # seconds between two looks at the processes
 GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
 
 
@@ -68,78 +55,61 @@ class Places:
     def read_goes(self, cell: MatrixCell) -> list[list[Any]]:
         return json.loads(self.goes(cell).read_bytes()) if self.goes(cell).is_file() else []
 
+    def metrics(self, cell: MatrixCell) -> list[dict[str, Any]]:
+        return read_metrics(self.run(cell)) if (self.run(cell) / CONFIG).is_file() else []
+
     def spent(self, cell: MatrixCell) -> float:
         """Seconds of its processes so far; for one that was killed, those in the metrics."""
         known = sum(seconds or 0.0 for _, seconds in self.read_goes(cell))
-        begun = (self.run(cell) / CONFIG).is_file()
-        recorded = sum(row.get("time/total") or 0.0 for row in read_metrics(self.run(cell))) if begun else 0.0
-        return max(known, recorded)
+        return max(known, sum(row.get("time/total") or 0.0 for row in self.metrics(cell)))
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A line of the table that is shown first."""
-
+class Planned(NamedTuple):
     cell: MatrixCell
     state: str  # done, begun or to do
     seconds: float  # that it took, or will take
 
 
 def planned(places: Places) -> list[Planned]:
-    """The state of every cell and the seconds it will take; refuses cells that were run with other settings."""
+    """The state of every cell and the seconds it will take; refuses cells that were run with other settings.
+
+    A cell will take as long as its arm's finished ones did, else as much of its cap as any did of theirs.
+    """
     done = {}
     for cell in places.plan.cells:
-        if places.result(cell).is_file():
-            done[cell.name] = read_outcome(places.result(cell))
-            refuse_other(cell, done[cell.name]["settings"], places.result(cell))
+        stored, path = {}, places.result(cell)
+        if path.is_file():
+            done[cell.name] = read_outcome(path)
+            stored = done[cell.name]["settings"]
         elif (places.run(cell) / CONFIG).is_file():
-            stored = flatten(read_toml(places.run(cell) / CONFIG))
+            path = places.run(cell)
+            stored = defining_settings(load_config(path / CONFIG))
             if places.plan.matrix.pool is not None:  # whose file stands in for the recipe's entry
                 stored = {key: value for key, value in stored.items() if not key.startswith("data.0.")}
-            refuse_other(cell, stored, places.run(cell))
-    lines = []
-    for cell in places.plan.cells:
+        if wrong := differing(cell, stored):
+            raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
+    share = min(1.0, max((found["wall_s"] / found["cap_s"] for found in done.values() if found["cap_s"]), default=1.0))
+
+    def line(cell: MatrixCell) -> Planned:
         if cell.name in done:
-            lines.append(Planned(cell, "done", done[cell.name]["wall_s"]))
-            continue
-        spent = places.spent(cell)
-        lines.append(Planned(cell, "begun" if spent else "to do", max(0.0, expected(cell, done.values()) - spent)))
-    return lines
+            return Planned(cell, "done", done[cell.name]["wall_s"])
+        mine = [found["wall_s"] for found in done.values() if found["arm"] == cell.arm]
+        spent, whole = places.spent(cell), median(mine) if mine else cell.seconds * share
+        return Planned(cell, "begun" if spent else "to do", max(0.0, whole - spent))
+
+    return [line(cell) for cell in places.plan.cells]
 
 
-def expected(cell: MatrixCell, done: Collection[Mapping[str, Any]]) -> float:
-    """Seconds that a cell will take: as its arm's finished ones did, else as much of its cap as any did of theirs."""
-    mine = [found["wall_s"] for found in done if found["arm"] == cell.arm]
-    shares = [found["wall_s"] / found["cap_s"] for found in done if found["cap_s"]]
-    return median(mine) if mine else cell.seconds * min(1.0, max(shares, default=1.0))
-
-
-def refuse_other(cell: MatrixCell, stored: Mapping[str, Any], path: Path) -> None:
-    if wrong := differing(cell, stored):
-        raise WhetError(f"{path} was run with other settings ({wrong}); move it away, or change the matrix back.")
-
-
-@dataclass
-class Going:
-    """A cell whose process runs."""
-
-    cell: MatrixCell
-    process: subprocess.Popen[bytes]
-    left: float  # seconds until it is asked to stop
-    began: float = field(default_factory=time.monotonic)
-    asked: float | None = None  # when it was asked to stop
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self.began
-
-    def hurry(self) -> None:
-        """Ask it to stop when its time is up; kill it where it does not."""
-        if self.asked is None and self.seconds >= self.left:
-            self.asked = time.monotonic()
-            self.process.send_signal(signal.SIGINT)
-        elif self.asked is not None and time.monotonic() - self.asked > GRACE:
-            self.process.kill()
+def wait_for(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Waits, asks the process to stop when its time is up, and kills it where it does not; says whether it asked."""
+    for limit, stop in ((seconds, signal.SIGINT), (GRACE, signal.SIGKILL)):
+        try:
+            process.wait(limit)
+            return stop == signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            process.send_signal(stop)
+    process.wait()
+    return True
 
 
 @dataclass(kw_only=True)
@@ -151,91 +121,81 @@ class CellWork:
     beside: int
     on_progress: OnLine
     about: Mapping[str, Any]  # the circumstances, for every JSON
-    going: dict[str, Going] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    stopped: bool = False  # from outside: what has not ended is no result
 
     def run(self, seconds: float) -> int:
-        """Begin no cell that would end later than `seconds` from now; returns how many were left for that reason.
+        """Begins no cell that would end later than `seconds` from now; returns how many were left for that reason.
 
         A cell that fails does not stop the others; an error at the end names it and says why.
         """
-        refuse_other_start(self.places, self.start)
-        begun, left = time.monotonic(), 0
-        queue = [line.cell.name for line in planned(self.places) if line.state != "done"]
-        try:
-            while queue or self.going:
-                while queue and len(self.going) < self.beside:
-                    name = queue.pop(0)
-                    line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
-                    if time.monotonic() - begun + line.seconds > seconds:
-                        left += 1
-                    else:
-                        self.begin(line)
-                for one in list(self.going.values()):
-                    self.look_at(one)
-                time.sleep(POLL if self.going else 0)
-        finally:
-            for one in self.going.values():
-                one.process.terminate()
-            for one in self.going.values():
-                one.process.wait()
-                self.note_go(one)
-        if self.failed:
-            raise WhetError(" ".join(self.failed))
-        return left
+        for path in map(self.places.result, self.places.plan.cells):
+            if path.is_file() and (before := read_outcome(path)["start"]) != self.start.hashes:
+                other = next(name for name in ("weights", "pool") if before.get(name) != self.start.hashes.get(name))
+                raise WhetError(f"{path} began from other {other} than {self.start.folder}; choose another --out.")
+        begun, left, failed = time.monotonic(), list[str](), list[str]()
 
-    def begin(self, line: Planned) -> None:
+        def work(name: str) -> None:
+            line = next(line for line in planned(self.places) if line.cell.name == name)  # others ended since
+            if time.monotonic() - begun + line.seconds > seconds:
+                left.append(name)
+                return
+            try:
+                self.train(line)
+            except WhetError as error:
+                self.on_progress(str(error))
+                failed.append(str(error))
+
+        with ThreadPoolExecutor(self.beside) as workers:
+            try:
+                list(workers.map(work, [line.cell.name for line in planned(self.places) if line.state != "done"]))
+            except BaseException:
+                self.stopped = True
+                workers.shutdown(wait=False, cancel_futures=True)
+                for process in list(self.running.values()):
+                    process.terminate()
+                raise
+        if failed:
+            raise WhetError(" ".join(failed))
+        return len(left)
+
+    def train(self, line: Planned) -> None:
         cell, places = line.cell, self.places
-        left = cell.seconds - places.spent(cell)
-        if left <= 0 or has_collapsed(places.run(cell)):  # it ended after the command that began it
+        folder, goes, left = places.run(cell), places.read_goes(cell), cell.seconds - places.spent(cell)
+        if left <= 0 or has_collapsed(folder):  # it ended after the command that began it
             self.end(cell, asked=True)
             return
-        files.make_folder(places.runs)
-        recipe = places.run(cell).with_suffix(".toml")
-        files.write_text(recipe, dump_config(cell_settings(cell, self.start)))
-        files.write_text(places.goes(cell), json.dumps([*places.read_goes(cell), [self.beside == 1, None]]))
-        self.going[cell.name] = Going(cell, start_run(recipe, places.run(cell), self.beside), left)
+        files.write_text(places.goes(cell), json.dumps([*goes, [self.beside == 1, None]]))
+        threads = max(1, cores() // self.beside) if self.beside > 1 else None  # cells side by side share the cores
+        began, process = time.monotonic(), start_run(folder, cell_settings(cell, self.start), threads)
+        self.running[cell.name] = process
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")
-
-    def look_at(self, one: Going) -> None:
-        if one.process.poll() is None:
-            one.hurry()
+        asked = wait_for(process, left)
+        del self.running[cell.name]
+        took = [self.beside == 1, round(time.monotonic() - began, 2)]
+        files.write_text(places.goes(cell), json.dumps([*goes, took]))
+        if self.stopped:
             return
-        del self.going[one.cell.name]
-        self.note_go(one)
-        cell, code = one.cell, one.process.returncode
-        # Asked while it was still loading, or when all was done and the process about to go.
-        over = code == 0 or (one.asked is not None and code in (130, -signal.SIGINT))
-        if over or has_collapsed(self.places.run(cell)):
-            self.end(cell, asked=one.asked is not None)
-        else:
-            self.fail(f"The cell {cell.name} failed: {last_words(self.places.run(cell), code)}")
+        # A cell may be asked while it still loads, or when all is done and its process is about to go.
+        over = process.returncode == 0 or (asked and process.returncode in (130, -signal.SIGINT))
+        if not over and not has_collapsed(folder):
+            raise WhetError(f"The cell {cell.name} failed: {last_words(folder, process.returncode)}")
+        self.end(cell, asked=asked)
 
     def end(self, cell: MatrixCell, *, asked: bool) -> None:
-        """Decide what an ended process means. asked: it was stopped when its time was up."""
-        folder = self.places.run(cell)
-        rows = read_metrics(folder) if (folder / CONFIG).is_file() else []
+        """Writes the JSON of a cell, which is what makes it done. asked: it was stopped when its time was up."""
+        places, rows, settings = self.places, self.places.metrics(cell), cell.settings
         if not rows:
-            self.fail(f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds.")
-        elif rows[-1].get("collapsed"):
-            self.finish(cell, "collapse")
-        elif not asked and not at_its_end(cell.settings, rows):
-            self.fail(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
-        else:
-            self.finish(cell, "recipe" if at_its_end(cell.settings, rows) else "time")
-
-    def fail(self, sentence: str) -> None:
-        self.on_progress(sentence)
-        self.failed.append(sentence)
-
-    def note_go(self, one: Going) -> None:
-        *before, _ = self.places.read_goes(one.cell)
-        goes = [*before, [self.beside == 1, round(one.seconds, 2)]]
-        files.write_text(self.places.goes(one.cell), json.dumps(goes))
-
-    def finish(self, cell: MatrixCell, ended_by: str) -> None:
-        """Write its JSON, which is what makes it done."""
-        places = self.places
+            raise WhetError(
+                f"The cell {cell.name} had {cell.seconds:.0f} s, and began nothing in them; raise its seconds."
+            )
+        budgets = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
+        spent = any(budget and (rows[-1].get(name) or 0.0) >= budget for name, budget in budgets.items())
+        ended_by = "recipe" if spent or rows[-1]["step"] >= settings.steps else "time"
+        if rows[-1].get("collapsed"):
+            ended_by = "collapse"
+        if ended_by == "time" and not asked:
+            raise WhetError(f"The cell {cell.name} was stopped from outside; the same command goes on with it.")
         goes = places.read_goes(cell)
         found = {
             **self.about,
@@ -254,60 +214,22 @@ class CellWork:
         self.on_progress(f"{cell.name}: {found['rows'][-1][0]} updates, {reached}, {found['wall_s']:.0f} s.")
 
 
-def refuse_other_start(places: Places, start: Start) -> None:
-    """Refuse to add to cells that began from other bytes."""
-    for cell in places.plan.cells:
-        if places.result(cell).is_file():
-            before = read_outcome(places.result(cell))["start"]
-            if before != start.hashes:
-                other = next(key for key in {**start.hashes, **before} if before.get(key) != start.hashes.get(key))
-                path = places.result(cell)
-                raise WhetError(f"{path} began from other {other} than {start.folder}; choose another --out.")
-
-
 def cell_settings(cell: MatrixCell, start: Start) -> config.Config:
     """The cell's recipe on the common weights and problems, without a warm start of its own."""
     tree = {**cell.tree, "warm_start": [], "model": {**cell.tree.get("model", {}), "name": str(start.folder)}}
-    return parse_config(tree if start.pool is None else on_problems(tree, cell.settings, start.pool))
-
-
-def start_run(recipe: Path, folder: Path, beside: int) -> subprocess.Popen[bytes]:
-    """Start the process of a run, or resume it; the cores are divided among the cells that run side by side."""
-    words = ["--resume"] if (folder / CONFIG).is_file() else [str(recipe)]
-    environment = dict(os.environ)
-    if beside > 1:
-        environment["OMP_NUM_THREADS"] = str(max(1, cores() // beside))
-    with folder.with_suffix(".log").open("ab") as log:  # the process has its own handle
-        return subprocess.Popen(
-            [*WHET, *words, "--out", str(folder)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-
-
-def at_its_end(settings: config.Config, rows: Sequence[Mapping[str, Any]]) -> bool:
-    last = rows[-1]
-    spent = {"tokens_generated": settings.token_budget, "time_s": settings.time_budget}
-    return last["step"] >= settings.steps or any(
-        budget and (last.get(name) or 0.0) >= budget for name, budget in spent.items()
-    )
+    return parse_config(tree) if start.pool is None else on_problems(tree, cell.settings, start.pool)
 
 
 # ---- what a finished cell leaves
 
-# Column -> metric: totals since the start, of training alone.
-COUNTS = {
+# Column -> metric: first totals since the start, of training alone, then those of the update.
+METRICS = {
     "step": "step",
     "tokens": "tokens_generated",
     "tokens_trained": "tokens_trained",
     "rollouts": "rollouts",
     "visits": "prompts_seen",
     "seconds": "time_s",
-}
-# Column -> metric of the update.
-GAUGES = {
     "signal": "curriculum/signal_share",
     "trained_signal": "learn/signal_share",
     "groups": "batch/groups",
@@ -323,9 +245,8 @@ GAUGES = {
     "gpu_idle": "time/gpu_idle",
     "stage": "curriculum/stage",
 }
-# Tokens and seconds of all evaluations so far; accuracy and mean length where this update was evaluated.
-EVALUATED = ("eval_tokens", "eval_seconds", "accuracy", "eval_length")
-COLUMNS = (*COUNTS, *GAUGES, *EVALUATED)
+# Last: tokens and seconds of all evaluations so far; accuracy and mean length where this update was evaluated.
+COLUMNS = (*METRICS, "eval_tokens", "eval_seconds", "accuracy", "eval_length")
 
 
 def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
@@ -336,16 +257,22 @@ def outcome(cell: MatrixCell, folder: Path, evaluation: str) -> dict[str, Any]:
     if evaluation not in sizes:
         raise WhetError(f'The run {folder} has no evaluation "{evaluation}" (it has: {", ".join(sizes) or "none"}).')
     metrics = read_metrics(folder)
-    prompts, complete = distinct_prompts(folder, cell.settings.save.rollouts)
+    scores = {
+        name: [[row["step"], _short(x)] for row in metrics if (x := number(row, f"eval/{name}/accuracy")) is not None]
+        for name in sizes
+    }
+    made = [(row["step"], row["prompt_id"]) for row in read_rollouts(folder) if row["phase"] != "eval"]
+    # A run keeps the first `save.rollouts` of a step; where a step made more, the prompts are not all counted.
+    most = max(Counter(step for step, _ in made).values(), default=0)
     return {
         "arm": cell.arm,
         "seed": cell.seed,
         "note": cell.note,
         "evaluation": {"name": evaluation, "prompts": len(problems.evals[evaluation]), "n": tries.get(evaluation, 1)},
         "pool": len(problems.train),
-        "distinct_prompts": prompts,
-        "distinct_is_least": not complete,
-        "also": {name: scores_of(metrics, name) for name in sizes if name != evaluation},
+        "distinct_prompts": len({prompt for _, prompt in made}),
+        "distinct_is_least": most >= cell.settings.save.rollouts,
+        "also": {name: scores[name] for name in sizes if name != evaluation},  # by set: [step, accuracy], ...
         "settings": defining_settings(cell.settings),
         "columns": list(COLUMNS),
         "rows": rows_of(metrics, evaluation, sizes),
@@ -364,35 +291,10 @@ def rows_of(metrics: Sequence[Mapping[str, Any]], evaluation: str, sizes: Mappin
     for row in metrics:
         tokens += sum((number(row, f"eval/{name}/length") or 0.0) * size for name, size in sizes.items())
         seconds += number(row, "time/eval") or 0.0
-        counts = [_short(number(row, key)) for key in COUNTS.values()]
-        gauges = [_short(number(row, key)) for key in GAUGES.values()]
-        found = [number(row, f"eval/{evaluation}/{what}") for what in ("accuracy", "length")]
-        rows.append([*counts, *gauges, round(tokens), round(seconds, 2), *map(_short, found)])
+        found = [_short(number(row, key)) for key in METRICS.values()]
+        scores = [_short(number(row, f"eval/{evaluation}/{what}")) for what in ("accuracy", "length")]
+        rows.append([*found, round(tokens), round(seconds, 2), *scores])
     return rows
-
-
-def scores_of(metrics: Sequence[Mapping[str, Any]], evaluation: str) -> list[list[Any]]:
-    """[step, accuracy] of every evaluation on a set.
-
-    >>> scores_of([{"step": 0, "eval/greedy/accuracy": 0.07}, {"step": 1}], "greedy")
-    [[0, 0.07]]
-    """
-    found = [(row, number(row, f"eval/{evaluation}/accuracy")) for row in metrics]
-    return [[row["step"], _short(accuracy)] for row, accuracy in found if accuracy is not None]
-
-
-def distinct_prompts(folder: Path, kept: int) -> tuple[int, bool]:
-    """Distinct prompts of training, and whether all are counted: False where a step made more than `kept` rollouts.
-
-    A run keeps the first `save.rollouts` of a step, so the count is then the least that it can be.
-    """
-    prompts: set[str] = set()
-    made: Counter[int] = Counter()
-    for row in read_rollouts(folder):
-        if row["phase"] != "eval":
-            prompts.add(row["prompt_id"])
-            made[row["step"]] += 1
-    return len(prompts), max(made.values(), default=0) < kept
 
 
 def write_outcome(path: Path, found: Mapping[str, Any]) -> None:
