@@ -71,7 +71,8 @@ def test_levels_are_scored_by_their_own_settings() -> None:
     """decimal_arithmetic allows an error of the last digit its settings ask for: 2 places at level 0, 6 at level 2."""
     task = GymTask(dataset="decimal_arithmetic", train_count=8, levels={"decimal_places": [0, 1]}, precision=30)
     for prompt in task.prompts("train", 0):
-        places = task._parts[prompt.meta["part"]].settings["max_num_decimal_places"]
+        settings, _ = task._parts[prompt.meta["part"]]
+        places = settings["max_num_decimal_places"]
         near = float(prompt.answer) + 0.9 * 10**-places
         assert task.judge(prompt, f"{near:.12f}") == 1.0
     assert len({part.settings["max_num_decimal_places"] for part in task._parts}) == 2
