@@ -75,7 +75,7 @@ def test_levels_are_scored_by_their_own_settings() -> None:
         places = settings["max_num_decimal_places"]
         near = float(prompt.answer) + 0.9 * 10**-places
         assert task.judge(prompt, f"{near:.12f}") == 1.0
-    assert len({part.settings["max_num_decimal_places"] for part in task._parts}) == 2
+    assert len({settings["max_num_decimal_places"] for settings, _ in task._parts}) == 2
 
 
 @pytest.mark.parametrize(
