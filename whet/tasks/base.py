@@ -1,9 +1,9 @@
 """What a task is: a table of prompts, a judge, and (for a warm start) worked solutions. numpy only, never torch.
 
-The tasks (chain, gym, maze, text) build on this file, and `problems.py` joins their tables into one; the curriculum, the
-engine and the judge name a prompt by its id. A table is kept in columns and makes a Prompt on demand, so that a
-million problems cost a handful of lists and one dictionary from id to row. Nothing here reads files, draws problems
-or splits train from eval.
+The tasks (chain, gym, maze, text) build on this file, and `problems.py` joins their tables into one; the curriculum,
+the engine and the judge name a prompt by its id. A table is kept in columns and makes a Prompt on demand, so that a
+million problems cost a handful of lists and one dictionary from id to row. Nothing here reads files, draws problems or
+splits train from eval.
 """
 
 from __future__ import annotations
