@@ -98,7 +98,7 @@ class MazeTask:
         count = self.options.eval_count if held_out else self.options.train_count
         sides = rng.permutation(spread_sides(mix, count))
         texts, answers = self._draw(rng, sides, held_out)
-        return PromptTable(texts, answers, self.name, meta={"level": sides})
+        return PromptTable(texts, answers, self.name, meta={"level": sides.tolist()})
 
     def judge(self, prompt: Prompt, response: str) -> float:
         """Whether the cells lead from the start by legal steps to the goal, end there, and are not too many."""
