@@ -1,10 +1,13 @@
 """From a batch to samples: which rollouts count, with which advantage and weight."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from whet.learn.losses import ESTIMATORS
 from whet.learn.samples import make_samples
+from whet.rollout.base import PARTS
 
 
 def test_samples_by_hand(batch_of, encoder):
@@ -17,6 +20,16 @@ def test_samples_by_hand(batch_of, encoder):
     assert [s.weight for s in samples] == pytest.approx([1 / 2 / 2 / r.length for r in kept])
     assert [list(s.prompt) for s in samples] == [encoder("p0")] * 2 + [encoder("p1")] * 2
     assert all(np.array_equal(s.response, r.trace.ids) for s, r in zip(samples, kept, strict=True))
+
+
+def test_a_judged_rollout_without_tokens_is_left_out(batch_of, encoder):
+    """An empty response has no token to train, and a sequence weight of 1 / 0 tokens."""
+    batch = batch_of([[1.0, 0.0, 0.0]])
+    first, *rest = batch.groups[0].rollouts
+    empty = replace(first, length=0, trace=replace(first.trace, **{n: getattr(first.trace, n)[:0] for n in PARTS}))
+    batch = replace(batch, groups=(replace(batch.groups[0], rollouts=(empty, *rest)),))
+    samples, signal = make_samples(batch, encoder, ESTIMATORS["dr_grpo"], "sequence")
+    assert [s.key for s in samples] == [r.key for r in rest] and signal == 0
 
 
 def test_constant_divides_by_the_limit(batch_of, encoder):
