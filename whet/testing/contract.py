@@ -266,7 +266,7 @@ def check_contract(make: Make, *, worlds: Sequence[World] = WORLDS, **expected: 
     require(5, sum(batches) > 0, "not one batch came of all the simulated runs")
 
 
-def check_world(make: Make, world: World, *, save_share: float = 0.1, **expected: Any) -> int:
+def check_world(make: Make, world: World, *, save_share: float = 0.3, **expected: Any) -> int:
     """Check lines 1 to 5 and 7 in one simulated run; return its number of batches."""
     first = play(make, world, **expected)
     again = play(make, world, **expected)
