@@ -187,7 +187,7 @@ class Killer(threading.Thread):
     def run(self) -> None:
         dead: set[int] = set()
         while len(dead) < KILLS and not self._over.wait(0.1):
-            for pid in set(self._judge.pids[:1]) - dead:
+            for pid in {worker.pid for worker in self._judge._workers[:1]} - dead:
                 os.kill(pid, signal.SIGKILL)
                 dead.add(pid)
                 self.kills += 1

@@ -35,6 +35,7 @@ SMALL = (
     "learn.lr=3e-3",
     "learn.warmup=2",
     "save.every=2",
+    "judge.timeout_s=120",
 )
 """The model is untrained: rewards come from the fixture's judge, not from skill."""
 

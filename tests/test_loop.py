@@ -160,8 +160,8 @@ def test_stream_is_on_policy_when_asked(tmp_path: Path) -> None:
     run(tmp_path / "a", "rollout.mode=stream", "curriculum.name=dapo", "rollout.slots=18", "curriculum.max_age=1",
         "rollout.on_update=cut")  # fmt: skip
     rows = read_metrics(tmp_path / "a")
-    assert all(row["curriculum/age_max"] == 0 for row in rows[1:])
-    assert rows[-1]["curriculum/reasked"] > 0  # asked in reserve, and let go
+    # How many groups are asked in reserve and let go depends on when verdicts come, so on the machine.
+    assert len(rows) == 6 and all(row["curriculum/age_max"] == 0 for row in rows[1:])
 
 
 def test_dapo_trains_on_groups_with_signal_alone(tmp_path: Path) -> None:

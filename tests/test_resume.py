@@ -90,7 +90,7 @@ def said(folder: Path) -> str:
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 1200
     while time.monotonic() < deadline:
         rows = read_metrics(folder) if (folder / "metrics.jsonl").is_file() else []
         if rows and rows[-1]["step"] >= step:
@@ -111,13 +111,13 @@ def process_recipe(tmp_path: Path, steps: int) -> Path:
 def test_three_real_kills(tmp_path: Path) -> None:
     recipe = process_recipe(tmp_path, 40)
     whole = start_process(tmp_path / "whole", recipe, resume=False)
-    assert whole.wait(180) == 0, said(tmp_path / "whole")
+    assert whole.wait(1200) == 0, said(tmp_path / "whole")
     folder = tmp_path / "killed"
     for attempt, step in enumerate((4, 15, 27)):
         process = start_process(folder, recipe, resume=attempt > 0)
         wait_for_step(folder, step, process)
         process.send_signal(signal.SIGKILL)
-        assert process.wait(60) == -signal.SIGKILL
+        assert process.wait(600) == -signal.SIGKILL
     last = start_process(folder, recipe, resume=True)
     assert last.wait(180) == 0, said(folder)
     assert_same_run(tmp_path / "whole", folder)
@@ -131,7 +131,7 @@ def test_sigterm_saves_and_leaves_and_a_second_process_is_refused(tmp_path: Path
     with pytest.raises(WhetError, match=str(process.pid)):
         train(folder, resume=True)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    assert process.wait(600) == 143
     last = read_metrics(folder)[-1]["step"]
     assert f"It stopped at step {last} of 4000; whet train --out {folder} --resume" in said(folder)
     assert f"stopped at step {last} of 4000" in (folder / "report.html").read_text()

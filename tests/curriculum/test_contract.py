@@ -313,6 +313,23 @@ class Hasty(Uniform):
         return super().emit(replace(clock, cut=False))
 
 
+class Mute(Screening):
+    """9: does not say that a group waits for more."""
+
+    def __init__(self, *args: Any, **given: Any):
+        super().__init__(*args, more=4, **given)
+
+    def waits(self) -> set[int]:
+        return set()
+
+
+class Clinging(Uniform):
+    """9: a group that is ready is said to wait for more."""
+
+    def waits(self) -> set[int]:
+        return {visit.group_id for visit in self.book.in_line() if visit.complete}
+
+
 BROKEN: list[tuple[int, Any]] = [
     (1, Forgetful),
     (1, Losing),
@@ -337,6 +354,8 @@ BROKEN: list[tuple[int, Any]] = [
     (6, Scanning),
     (7, Curious),
     (8, Hasty),
+    (9, Mute),
+    (9, Clinging),
 ]
 
 
@@ -378,4 +397,4 @@ def test_the_suite_catches_a_reset_in_updated() -> None:
 
 
 def test_every_line_has_its_breaker() -> None:
-    assert {line for line, _ in BROKEN} == set(range(1, 9))
+    assert {line for line, _ in BROKEN} == set(range(1, 10))

@@ -29,9 +29,9 @@ class Own:
     def __init__(self, *, facts, settings, sampling, seed):
         source = UniformSource(facts.ids, seed)
         self.inner = Uniform(source, sampling=sampling, rollouts=settings.rollouts, max_age=settings.max_age)
-        for name in ("plan", "observe", "emit", "updated", "holds", "metrics", "state_dict", "load_state_dict"):
+        for name in "plan observe emit updated holds waits metrics state_dict load_state_dict".split():
             setattr(self, name, getattr(self.inner, name))
-    plan = observe = emit = updated = holds = metrics = state_dict = load_state_dict = lambda self: None
+    plan = observe = emit = updated = holds = waits = metrics = state_dict = load_state_dict = lambda self: None
 
 class Half:
     def plan(self, clock): ...
@@ -93,7 +93,7 @@ def test_in_a_mixture_its_metrics_have_the_name_of_the_class() -> None:
         ("broken_curricula:Band", "importing broken_curricula failed with ZeroDivisionError: division by zero"),
         ("my_curricula:Bund", 'my_curricula has no class "Bund"'),
         ("my_curricula:number", 'my_curricula has no class "number"'),
-        ("my_curricula:Half", "Half lacks emit, updated, holds, metrics, state_dict, load_state_dict"),
+        ("my_curricula:Half", "Half lacks emit, updated, holds, waits, metrics, state_dict, load_state_dict"),
         ("my_curricula:NoAdmit", "NoAdmit lacks admit"),
         ("my_curricula:Other", r"is built with \(source, sampling, rollouts, .*\), which does not fit"),
     ],

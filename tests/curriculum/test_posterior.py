@@ -30,6 +30,45 @@ def test_the_posterior_mean() -> None:
     assert means == pytest.approx([1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6])
 
 
+def test_a_prior_is_fitted_to_the_pass_rates_seen() -> None:
+    """2 right of 4 and 0 of 4, and one more prompt of Beta(1/2, 1/2): E[p] = 1/3 and E[p^2] = (3/8 + 1/6) / 3."""
+    posterior = Posterior(["a", "b", "c"])
+    assert posterior.betas(np.array([2])) == [(0.5, 0.5)]
+    counted(posterior, "a", "rrww")
+    counted(posterior, "b", "wwww")
+    assert posterior.fit_priors()[0] == pytest.approx([2.2 / 3, 2 * 2.2 / 3])  # 0.1528 / 0.0694 = 2.2 in all
+    posterior.fits = True
+    posterior.settle()
+    prior = np.array([2.2 / 3, 4.4 / 3])
+    assert np.array(posterior.betas(np.arange(3))) == pytest.approx(np.array([[2, 2], [0, 4], [0, 0]]) + prior)
+
+
+def test_prompts_that_do_not_differ_have_a_narrow_prior() -> None:
+    posterior = Posterior([f"p{i}" for i in range(1000)])
+    posterior.add(np.arange(1000), np.full(1000, 8.0), np.full(1000, 8.0))
+    assert posterior.fit_priors().sum() == pytest.approx(100)
+
+
+def test_a_level_has_a_prior_of_its_own() -> None:
+    """Rates 1/2 and 0 of level 0, nothing of level 1, 3/4 of level 2, an update old, so that it counts 0.9 times."""
+    posterior = Posterior("abcd", pooled=True, levels=np.array([0, 0, 1, 2]))
+    counted(posterior, "d", "rrrw")
+    posterior.now = 1
+    counted(posterior, "a", "rrww")
+    counted(posterior, "b", "wwww")
+    posterior.fits = True
+    posterior.settle()
+    assert posterior.prior == pytest.approx(2.25 / 5)
+    assert posterior.priors == pytest.approx([(0.45 + 0.5) / 3, 0.45, (0.45 + 0.9 * 0.75) / 1.9])
+    assert mean_rates(posterior, "ca") == pytest.approx([0.45, (2 * 0.95 / 3 + 2) / 6])
+    first = (0.5 + 0.5 + 0.675) / 3.9  # of all prompts
+    second = (0.375 + 1 / 6 + 0.9 / 2) / 3.9
+    strength = (first - second) / (second - first**2)
+    assert posterior.fitted[1] == pytest.approx([first * strength, (1 - first) * strength])
+    mine, my_second = (first + 0.5) / 3, (second + 1 / 6) / 3
+    assert posterior.fitted[0].sum() == pytest.approx((mine - my_second) / (my_second - mine**2))
+
+
 def test_no_verdict_is_no_evidence() -> None:
     posterior = Posterior(["a"])
     assert counted(posterior, "a", "uuu") == 0.5

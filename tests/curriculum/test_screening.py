@@ -11,7 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.curriculum.speed import accept_probability, implicit_weight, predicted_acceptance
+from whet.curriculum.speed import (
+    accept_probability,
+    beta_acceptance,
+    implicit_weight,
+    predicted_acceptance,
+    screening_pays,
+)
 from whet.learn.losses import rloo
 
 SIZES = st.tuples(st.integers(2, 8), st.integers(1, 20))
@@ -172,3 +178,32 @@ def test_rloo_advantages() -> None:
     for k in range(6):
         r = np.array([1.0] * k + [0.0] * (5 - k))
         assert float(rloo([r])[0] @ r) == pytest.approx(k * (5 - k) / 4)
+
+
+# Whether to screen at all
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "n", "expected"),
+    [
+        (1.0, 1.0, 4, 1 - 2 / 5),  # K is even on 0..4
+        (1.0, 1.0, 16, 1 - 2 / 17),
+        (0.5, 0.5, 4, 1 - 2 * (0.5 * 1.5 * 2.5 * 3.5) / (1 * 2 * 3 * 4)),
+        (1.0, 3.0, 2, 1 - 3 * 4 / (4 * 5) - 1 * 2 / (4 * 5)),
+    ],
+)
+def test_a_beta_binomial_chance_by_hand(a: float, b: float, n: int, expected: float) -> None:
+    assert beta_acceptance(a, b, n) == near(expected)
+
+
+@given(p=st.floats(0.01, 0.99), n=st.integers(2, 8), more=st.integers(1, 20))
+def test_a_known_prompt_is_never_worth_a_screening(p: float, n: int, more: int) -> None:
+    """A Beta distribution as narrow as this is a pass rate. What a screening drops, the whole group might have kept."""
+    assert not screening_pays(1e7 * p, 1e7 * (1 - p), n, n + more)
+
+
+def test_when_a_screening_pays() -> None:
+    """Beta(1/2, 1/2), 4 of 16: a_4 = 0.4531 and a_16 = 0.7201, so 8.83 + 12 rollouts against 22.22."""
+    assert screening_pays(0.5, 0.5, 4, 16)
+    assert not screening_pays(1.0, 1.0, 4, 16)  # 4 / 0.6 + 12 = 18.67 against 16 / 0.882 = 18.13
+    assert screening_pays(0.1, 4.15, 4, 16) and not screening_pays(3.1, 1.15, 4, 16)

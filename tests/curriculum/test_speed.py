@@ -18,7 +18,7 @@ from whet.curriculum.speed import Speed, accept_probability, implicit_weight
 from whet.errors import Starved, WhetError
 from whet.testing.contract import WORLDS, check_contract, check_cost, check_starvation, check_world, play
 from whet.testing.simulator import World
-from whet.types import Clock, Group, Report, Request
+from whet.types import Clock, Report, Request
 
 ABC = [chr(ord("A") + i) for i in range(26)]
 
@@ -35,8 +35,9 @@ def steps(requests: Sequence[Request]) -> list[tuple[str, str, int, int, int]]:
     return [(r.prompt_id, r.phase, r.group_id, r.first_index, r.n) for r in requests]
 
 
-def by_variance(groups: Sequence[Group], total: int) -> list[int]:
-    return largest_remainder([group.spread for group in groups], total, minimum=2)
+def by_name(prompt_ids: Sequence[str], total: int) -> list[int]:
+    """Uneven shares that depend on the prompts alone: the last letter of the id, from 1 to 3."""
+    return largest_remainder([1.0 + ord(prompt_id[-1]) % 3 for prompt_id in prompt_ids], total, minimum=2)
 
 
 # The contract
@@ -59,7 +60,7 @@ def test_the_contract_where_the_screening_does_not_train(max_age: int) -> None:
 
 
 def test_the_contract_where_the_continuation_is_divided() -> None:
-    check_contract(lambda ids, seed: make(ids, seed, max_age=1, allocate=by_variance), max_age=1)
+    check_contract(lambda ids, seed: make(ids, seed, max_age=1, allocate=by_name), max_age=1)
 
 
 ANY_WORLD = st.builds(
@@ -81,7 +82,7 @@ KNOBS = st.fixed_dictionaries(
         "low": st.sampled_from([0.0, 0.3]),
         "high": st.sampled_from([0.8, 1.0]),
         "use_screening": st.booleans(),
-        "allocate": st.sampled_from([None, by_variance]),
+        "allocate": st.sampled_from([None, by_name]),
         "max_age": st.integers(0, 3),
         "look_ahead": st.sampled_from([0.0, 0.5, 1.0, 2.5]),
         "starvation": st.sampled_from(["raise", "relax", "partial"]),
@@ -316,17 +317,17 @@ def test_gate_only_trains_on_the_continuation() -> None:
 
 
 def test_a_budget_is_divided_among_those_continued_together() -> None:
-    calls: list[tuple[list[float], int]] = []
+    calls: list[tuple[list[str], int]] = []
 
-    def allocate(groups: Sequence[Group], total: int) -> list[int]:
-        calls.append(([group.pass_rate for group in groups], total))
-        return by_variance(groups, total)
+    def allocate(prompt_ids: Sequence[str], total: int) -> list[int]:
+        calls.append((list(prompt_ids), total))
+        return by_name(prompt_ids, total)
 
     gate = speed(n_init=4, n_cont=8, allocate=allocate)
     answer_all(gate, gate.plan(at()), ["rrww", "rwww", "wwww", "wwww"])
     second = [r for r in gate.plan(at()) if r.phase == "continue"]
-    assert calls == [([0.5, 0.25], 16)]
-    assert asks(second) == [("A", 9), ("B", 7)]  # 0.5 to 0.433
+    assert calls == [(["A", "B"], 16)]
+    assert asks(second) == [("A", 12), ("B", 4)]  # shares of 3 and 1
 
 
 @pytest.mark.parametrize("sizes", [[8, 7], [16, 0], [16], [15.0, 0.5]])
@@ -335,6 +336,40 @@ def test_a_wrong_division_is_our_own_mistake(sizes: list[int]) -> None:
     answer_all(gate, gate.plan(at()), ["rw", "rw", "ww", "ww"])
     with pytest.raises(AssertionError, match="16 rollouts for 2 groups"):
         gate.plan(at())
+
+
+# Where prompts are known
+
+
+def test_only_those_are_screened_for_whom_it_pays() -> None:
+    """A and C are known to be middling, B may be hopeless, D was never seen: as in `test_when_a_screening_pays`."""
+    known = dict.fromkeys(ABC, (0.1, 0.15)) | {"A": (1.1, 3.15), "B": (0.1, 4.15), "C": (3.1, 1.15)}
+    gate = speed(n_init=4, n_cont=12, estimates=lambda ids: [known[prompt_id] for prompt_id in ids])
+    first = gate.plan(at())
+    assert [(r.prompt_id, r.phase, r.n) for r in first] == [
+        ("A", "train", 16),
+        ("B", "screen", 4),
+        ("C", "train", 16),
+        ("D", "screen", 4),
+        ("E", "screen", 4),  # chances of 0.86, 0.07, 0.87, 0.18 and 0.18: more than the two that are lacking
+    ]
+    answer_all(gate, first, ["rw" * 8, "wwww", "r" * 16, "rwww", "wwww"])
+    assert metric(gate, "screened") == 3 and metric(gate, "qualified") == 1
+    assert gate.holds() == {0, 3}  # a whole group without signal is dropped, as a screening is
+    (more,) = [r for r in gate.plan(at()) if r.phase == "continue"]
+    assert (more.prompt_id, more.first_index, more.n) == ("D", 4, 12)
+    answer_all(gate, [more], ["w" * 12])
+    assert trained(gate.emit(at())) == ["A", "D"]
+
+
+def test_a_whole_group_is_divided_like_a_continuation() -> None:
+    gate = speed(n_init=4, n_cont=8, allocate=by_name, estimates=lambda ids: [(2.0, 2.0)] * len(ids))
+    assert asks(gate.plan(at())) == [("A", 16), ("B", 8), ("C", 12)]  # 8 on average by 3, 1 and 2; and 4
+
+
+def test_without_the_screening_in_the_batch_every_prompt_is_screened() -> None:
+    gate = speed(n_init=2, n_cont=8, use_screening=False, estimates=lambda ids: [(2.0, 2.0)] * len(ids))
+    assert {r.phase for r in gate.plan(at())} == {"screen"}
 
 
 # Epochs, cuts, starvation

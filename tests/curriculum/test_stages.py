@@ -450,7 +450,7 @@ def test_all_on_few_prompts_has_no_prompt_twice_in_a_batch() -> None:
     for number in range(6):
         while (batch := curriculum.emit(at(step=number, groups=4))) is None:
             for request in curriculum.plan(at(step=number, groups=4)):
-                letters = "ww" if request.prompt_id in ("p0", "p1", "p2") else "rw" + "r" * (request.n - 2)
+                letters = "wwww" if request.prompt_id in ("p0", "p1", "p2") else "rw" + "r" * (request.n - 2)
                 curriculum.observe(answers(request, letters[: request.n], version=number))
         curriculum.updated(at(step=number + 1, groups=4), DONE)
         names = [group.prompt_id for group in batch.groups]

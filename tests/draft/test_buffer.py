@@ -164,6 +164,13 @@ def test_samples_follow_from_their_key_and_fill_their_room() -> None:
     assert DataBuffer(10).sample(5, (0,)) == []
 
 
+def test_a_window_may_begin_anywhere_up_to_the_last_place_that_it_fits() -> None:
+    """Seven states have six pairs, so a window of four begins at 0, 1 or 2."""
+    buffer = DataBuffer(1000)
+    add(buffer, 0, 7)
+    assert {buffer.sample(4, (0, i))[0].start for i in range(60)} == {0, 1, 2}
+
+
 def test_token_counts() -> None:
     buffer = DataBuffer(100)
     assert buffer.counts(4).tolist() == [0, 0, 0, 0]

@@ -1,6 +1,7 @@
 """Training of the drafter: what is paired with what, losses, budgets, preemption, publication, and that it pays."""
 
 import copy
+import math
 from itertools import pairwise
 
 import pytest
@@ -109,6 +110,14 @@ def test_packed_is_unpacked_and_chunks_do_not_matter() -> None:
         alone = [gradients(head, [window], chunk) for window in windows]
         for whole, *parts in zip(packed, *alone, strict=True):
             torch.testing.assert_close(sum(parts), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_a_run_reports_means_over_its_trained_pairs() -> None:
+    """The token loss of one token is at most that of an even guess; sums in place of means would pass it many times."""
+    model = target(torch.float32)
+    found = DrafterTrainer(eagle_head(model), filled(model), lr=0.0, pack=64).run(1000)
+    assert 0.0 < found.feature_loss < 2.0 and 0.0 <= found.agreement <= 1.0
+    assert 0.8 * math.log(VOCABULARY) < found.token_loss < 1.2 * math.log(VOCABULARY)
 
 
 @pytest.mark.slow

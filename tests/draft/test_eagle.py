@@ -163,6 +163,14 @@ def test_only_its_own_weights_are_parameters_and_state() -> None:
     assert not {p.data_ptr() for p in head.parameters()} & {p.data_ptr() for p in model.parameters()}
 
 
+def test_a_copy_has_its_own_weights_in_the_type_that_is_asked() -> None:
+    head = eagle_head(target(torch.float32))
+    same, wide = head.copy(), head.copy(torch.float64)
+    assert (same.dtype, wide.dtype) == (torch.float32, torch.float64)
+    torch.testing.assert_close(wide.fc.float(), head.fc)
+    assert not {p.data_ptr() for p in head.parameters()} & {p.data_ptr() for p in same.parameters()}
+
+
 def test_a_reduced_vocabulary_proposes_its_own_ids_and_follows_the_target() -> None:
     model = target()
     ids = torch.tensor([2, 5, 11, 17])

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from whet.learn.losses import ESTIMATORS
-from whet.learn.samples import make_samples
+from whet.learn.samples import Sums, make_samples
 from whet.rollout.base import PARTS
 
 
@@ -50,3 +51,14 @@ def test_a_prompt_is_encoded_once_per_group(batch_of, encoder):
         batch_of([[1.0, 0.0, 0.0], [None]]), lambda p: asked.append(p) or encoder(p), ESTIMATORS["rloo"], "constant"
     )
     assert asked == ["p0"]
+
+
+def test_metrics_are_means_over_the_tokens_of_all_packs():
+    """Two packs of two tokens and one token: (1 + 2 + 6) / 3 = 3; losses add up; the largest mismatch stays."""
+    sums = Sums()
+    for loss, values, mismatch in ((0.5, [1.0, 2.0], [0.1, 0.3]), (0.25, [6.0], [0.2])):
+        parts = {"importance": torch.tensor(values), "mismatch": torch.tensor(mismatch)}
+        sums.add(torch.tensor(loss), parts)
+    found = sums.metrics()
+    assert found["learn/importance_mean"] == pytest.approx(3.0) and found["learn/mismatch"] == pytest.approx(0.2)
+    assert found["learn/loss"] == 0.75 and found["learn/mismatch_max"] == pytest.approx(0.3)

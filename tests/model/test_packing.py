@@ -102,6 +102,14 @@ def test_a_shared_pack_by_hand():
     assert keys.own.tolist() == [0, 1, 2, 3, 8]
 
 
+def test_prompts_are_fed_once_only_where_that_leaves_fewer_than_nine_tokens_in_ten():
+    """Three prompts of 9 tokens, two of them the same: 18 of 27 are left. Two responses of 18 tokens: 36 of 38."""
+    short = [([5] * 9, [1]), ([5] * 9, [2]), ([6] * 9, [3])]
+    long = [([5, 6], [7] * 18), ([5, 6], [8] * 18)]
+    assert [pack.input_ids.numel() for pack in make_packs(short, budget=64, share=True)] == [18]
+    assert [pack.input_ids.numel() for pack in make_packs(long, budget=64, share=True)] == [38]
+
+
 @given(st.integers(0, 1000), st.integers(1, 60))
 def test_shared_packs_hold_every_pair_and_keep_to_the_budget(seed, budget):
     pairs = family_pairs(seed)

@@ -24,7 +24,7 @@ from transformers import (
 
 from whet.errors import WhetError
 from whet.model.load import tiny_model
-from whet.model.twin import KVShape, Probe, kv_shapes, refuse_unsupported, rollout_twin
+from whet.model.twin import KVShape, Probe, kv_shapes, refuse_unsupported, rollout_twin, sharing_copy
 
 SIZES = {
     "vocab_size": 32,
@@ -87,6 +87,34 @@ def test_trainer_keeps_its_attention_and_mode() -> None:
     assert model.training and model.model.layers[0].training and not model.model.layers[1].training
     assert not any(module.training for module in twin.modules())
     assert all(p.requires_grad for p in twin.parameters())
+
+
+class Uncopyable:
+    """A forward that calls the model it was made for and cannot be copied, as accelerate's autocast is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.inner = model.forward
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inner(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: object) -> str:
+        raise TypeError("cannot be copied")
+
+
+def test_a_forward_that_a_trainer_hung_on_the_model_is_dropped() -> None:
+    model = tiny_model(20)
+    before = logits(model)
+    model.forward = hung = Uncopyable(model)
+    twin = rollout_twin(model)
+    assert model.forward is hung and "forward" not in vars(twin)
+    torch.testing.assert_close(logits(twin, ctx=Probe()), before)
+    assert twin.lm_head.weight is model.lm_head.weight
+    copied = sharing_copy(model, [])
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    torch.testing.assert_close(logits(copied), before)  # the trainer's forward would give the new weights
 
 
 def test_an_update_in_place_is_seen_at_once() -> None:

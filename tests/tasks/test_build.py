@@ -117,7 +117,7 @@ def test_a_second_name_changes_no_id(tmp_path) -> None:
 
 def test_wrong_tasks(tmp_path) -> None:
     assert sentence(Data(task="chian")) == 'There is no task "chian"; did you mean "chain"?'
-    assert sentence(Data(task="zzz")) == 'There is no task "zzz"; there are chain, gym, maze, text.'
+    assert sentence(Data(task="zzz")) == 'There is no task "zzz"; there are chain, gym, maze, operations, text.'
     assert sentence(Data(task="text")).startswith("Task text needs data.path")
     assert 'set task = "text"' in sentence(Data(task="chain", path="x.jsonl"))
     assert "has no use for where" in sentence(Data(task="chain", where={"level": 1}))

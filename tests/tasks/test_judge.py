@@ -158,8 +158,15 @@ def pool() -> Iterator[Judge]:
         yield judge
 
 
+@pytest.fixture
+def hasty() -> Iterator[Judge]:
+    """For judges that hang; a machine that stalls for less costs no other rollout."""
+    with make(timeout_s=3.0) as judge:
+        yield judge
+
+
 def make(judge=hostile, ordered: bool = True, **settings) -> Judge:
-    chosen = config.JudgeSettings(**{"workers": 1, "timeout_s": 0.3, "memory_mb": 512, **settings})
+    chosen = config.JudgeSettings(**{"workers": 1, "timeout_s": 30.0, "memory_mb": 512, **settings})
     return Judge(lookup, {TASK: judge}, chosen, decode=decode, ordered=ordered)
 
 
@@ -177,7 +184,7 @@ def alive(pid: int) -> bool:
 
 
 def soon_dead(pid: int) -> bool:
-    for _ in range(200):
+    for _ in range(3000):
         if not alive(pid):
             return True
         time.sleep(0.02)
@@ -227,7 +234,8 @@ HANGS = ["hang", "spin", "stop", "deaf"]
     ("act", "count"),
     [(a, "errors") for a in ERRORS + NONSENSE] + [(a, "crashes") for a in CRASHES] + [(a, "timeouts") for a in HANGS],
 )
-def test_a_bad_judge_costs_one_rollout(pool: Judge, act: str, count: str) -> None:
+def test_a_bad_judge_costs_one_rollout(request: pytest.FixtureRequest, act: str, count: str) -> None:
+    pool = request.getfixturevalue("hasty" if count == "timeouts" else "pool")
     pool.send(rollouts("right", act, "wrong", "right"))
     got = pool.receive(wait=True)
     assert [r.verdict for r in got] == ["right", "unjudged", "wrong", "right"]
@@ -242,13 +250,13 @@ def test_a_bad_judge_costs_one_rollout(pool: Judge, act: str, count: str) -> Non
     assert 'prompt "p"' in pool.complaint and pool.complaint.isprintable()
 
 
-def test_the_complaint_names_the_error(pool: Judge) -> None:
-    pool.judge(rollouts("raise"))
-    assert pool.complaint == 'the judge of task test failed with ZeroDivisionError: division by zero (prompt "p")'
-    pool.judge(rollouts("two"))
-    assert "a score is from 0 to 1, not 2" in pool.complaint
-    pool.judge(rollouts("hang"))
-    assert "took longer than 0.3 s" in pool.complaint
+def test_the_complaint_names_the_error(hasty: Judge) -> None:
+    hasty.judge(rollouts("raise"))
+    assert hasty.complaint == 'the judge of task test failed with ZeroDivisionError: division by zero (prompt "p")'
+    hasty.judge(rollouts("two"))
+    assert "a score is from 0 to 1, not 2" in hasty.complaint
+    hasty.judge(rollouts("hang"))
+    assert "took longer than 3 s" in hasty.complaint
 
 
 def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
@@ -267,11 +275,11 @@ def test_a_judge_that_raises_is_quoted_at_once_and_once() -> None:
     assert first.note == second.note == "failed with KeyError: 'nums'"
 
 
-def test_a_slow_judge_is_no_news_but_leaves_a_note(pool: Judge) -> None:
+def test_a_slow_judge_is_no_news_but_leaves_a_note(hasty: Judge) -> None:
     said: list[str] = []
-    pool.on_message = said.append
-    slow, fine = pool.judge(rollouts("hang", "right"))
-    assert said == [] and slow.note == "took longer than 0.3 s" and fine.note == ""
+    hasty.on_message = said.append
+    slow, fine = hasty.judge(rollouts("hang", "right"))
+    assert said == [] and slow.note == "took longer than 3 s" and fine.note == ""
 
 
 def test_a_complaint_cannot_drive_the_terminal() -> None:
@@ -304,12 +312,12 @@ def test_half_a_message_does_not_stop_the_parent(monkeypatch) -> None:
     assert [r.verdict for r in got] == ["right", "unjudged", "right"]
 
 
-def test_a_hung_worker_is_killed_and_replaced(pool: Judge) -> None:
-    (before,) = pids(pool)
-    assert pool.judge(rollouts("hang"))[0].verdict == "unjudged"
+def test_a_hung_worker_is_killed_and_replaced(hasty: Judge) -> None:
+    (before,) = pids(hasty)
+    assert hasty.judge(rollouts("hang"))[0].verdict == "unjudged"
     assert not os.path.exists(f"/proc/{before}")
-    assert pool.judge(rollouts("right"))[0].verdict == "right"
-    assert pids(pool) != [before]
+    assert hasty.judge(rollouts("right"))[0].verdict == "right"
+    assert pids(hasty) != [before]
 
 
 def test_what_the_judge_started_dies_with_it(tmp_path) -> None:
@@ -321,7 +329,7 @@ def test_what_the_judge_started_dies_with_it(tmp_path) -> None:
         child.wait()
         return 1.0
 
-    with make(starts_another, timeout_s=0.5) as judge:
+    with make(starts_another, timeout_s=3.0) as judge:
         judge.judge(rollouts("x"))
     assert soon_dead(int(note.read_text()))
 
@@ -331,13 +339,13 @@ def test_a_judge_that_forks_answers_once() -> None:
         os.fork()
         return 1.0
 
-    with make(twice, timeout_s=1.0) as judge:
+    with make(twice, timeout_s=3.0) as judge:
         got = judge.judge(rollouts("a", "b", "c"))
         assert len(got) == 3 and got[0].verdict == "right"
 
 
 def test_a_judge_that_always_kills_its_process_ends() -> None:
-    with make(lambda prompt, response: os._exit(1), workers=2, timeout_s=10.0) as judge:  # forks may be slow
+    with make(lambda prompt, response: os._exit(1), workers=2) as judge:
         judge.send(rollouts(*"abcdefghijklmnop"))
         assert {r.verdict for r in judge.receive(wait=True)} == {"unjudged"}
         assert judge.stats()["judge/crashes"] == 16
@@ -349,7 +357,7 @@ def test_memory_is_limited_beyond_the_parent() -> None:
     def takes(prompt: Prompt, response: str) -> float:
         return float(len(bytearray(int(response) * 2**20)) > 0)
 
-    with make(takes, memory_mb=256, timeout_s=5.0) as judge:
+    with make(takes, memory_mb=256) as judge:
         got = judge.judge(rollouts("100", "400", "100"))
         assert [r.verdict for r in got] == ["right", "unjudged", "right"]
         assert judge.stats()["judge/errors"] == 1
@@ -367,7 +375,7 @@ def test_a_leak_is_forgotten_with_its_worker() -> None:
             raise MemoryError from None
         return 1.0
 
-    with make(leaks, memory_mb=350, timeout_s=5.0) as judge:
+    with make(leaks, memory_mb=350) as judge:
         verdicts = [r.verdict for r in judge.judge(rollouts(*"abcdefgh"))]
     assert verdicts == ["right", "right", "right", "unjudged"] * 2
 
@@ -381,7 +389,7 @@ def test_closures_work() -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_ordered_delivery(workers: int) -> None:
     texts = ["slow 0.1", "right", "_exit", "wrong", "slow 0.05", "raise", "right"]
-    with make(workers=workers, timeout_s=2.0) as judge:
+    with make(workers=workers) as judge:
         judge.send(rollouts(*texts[:4]))
         judge.send([rollout(text, i + 4) for i, text in enumerate(texts[4:])])
         got = judge.receive(wait=False)
@@ -400,7 +408,7 @@ def test_little_work_is_not_divided(pace: float, busy: int) -> None:
 
 
 def test_unordered_delivery() -> None:
-    with make(workers=2, ordered=False, timeout_s=5.0) as judge:
+    with make(workers=2, ordered=False) as judge:
         judge.send(rollouts("slow 1", "right"))
         first = judge.receive(wait=True)
         assert [r.index for r in first] == [1] and not judge.idle
@@ -432,18 +440,18 @@ def test_cut_rollouts_pass_through_in_order(pool: Judge) -> None:
 
 
 def test_cut_rollouts_do_not_wait_for_judges() -> None:
-    with make(ordered=False, timeout_s=5.0) as judge:
+    with make(ordered=False) as judge:
         judge.send([rollout("slow 0.5", 0), rollout("", 1, finish="cut")])
         assert [r.index for r in judge.receive(wait=True)] == [1]
 
 
-def test_judge_leaves_the_others_queued(pool: Judge) -> None:
+def test_judge_leaves_the_others_queued(hasty: Judge) -> None:
     sent = rollouts("slow 0.1", "right", "wrong", "slow 0.1")
-    pool.send(sent)
-    evaluated = pool.judge([rollout("wrong", 10), rollout("hang", 11), rollout("right", 12)])
+    hasty.send(sent)
+    evaluated = hasty.judge([rollout("wrong", 10), rollout("hang", 11), rollout("right", 12)])
     assert [(r.index, r.verdict) for r in evaluated] == [(10, "wrong"), (11, "unjudged"), (12, "right")]
-    assert pool.pending() == sent and not pool.idle
-    assert [r.verdict for r in pool.receive(wait=True)] == ["right", "right", "wrong", "right"]
+    assert hasty.pending() == sent and not hasty.idle
+    assert [r.verdict for r in hasty.receive(wait=True)] == ["right", "right", "wrong", "right"]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -454,7 +462,7 @@ def test_an_interrupted_judge_is_forgotten(ordered: bool) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGALRM, ring)
-    with make(timeout_s=5.0, ordered=ordered) as pool:
+    with make(ordered=ordered) as pool:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
@@ -541,7 +549,7 @@ def test_a_program_may_end_without_closing(tmp_path) -> None:
         "judge = make(workers=2, timeout_s=60)\n"
         "judge.send(rollouts('deaf', 'deaf'))\n"
     )
-    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=600)
 
 
 def test_without_standard_streams(tmp_path) -> None:
@@ -552,12 +560,12 @@ def test_without_standard_streams(tmp_path) -> None:
         f"sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
         "from test_judge import make, rollouts\n"
         "os.closerange(0, 3)\n"
-        "judge = make(timeout_s=5)\n"
+        "judge = make()\n"
         f"open({str(answer)!r}, 'w').write(judge.judge(rollouts('right'))[0].verdict)\n"
         "judge.close()\n"
         "os._exit(0)\n"
     )
-    subprocess.run([sys.executable, str(script)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(script)], check=True, timeout=600)
     assert answer.read_text() == "right"
 
 
@@ -571,7 +579,7 @@ def test_two_thousand_rollouts() -> None:
 
 
 def test_long_responses_pass() -> None:
-    with make(lambda prompt, response: len(response) == 2_000_000, timeout_s=5.0) as judge:
+    with make(lambda prompt, response: len(response) == 2_000_000) as judge:
         assert [r.verdict for r in judge.judge(rollouts("x" * 2_000_000, "y"))] == ["right", "wrong"]
 
 
@@ -657,7 +665,7 @@ def test_a_judge_that_gives_up_is_a_timeout() -> None:
         (before,) = pids(judge)
         assert [r.verdict for r in judge.judge(rollouts("a", "b"))] == ["unjudged"] * 2
         assert judge.stats()["judge/timeouts"] == 2 and "too slow for this" in judge.complaint
-        assert judge.pids == (before,), "the worker lives on"
+        assert pids(judge) == [before], "the worker lives on"
 
 
 def test_replies_say_nothing_but_a_judgement() -> None:
@@ -721,19 +729,19 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     prompt = Prompt(id="p", text="?", answer=answer, task=TASK)
     settings = config.JudgeSettings(workers=1, timeout_s=20.0)
     with Judge(lambda _: prompt, {TASK: matcher.judge}, settings, decode=decode) as judge:
-        before = judge.pids
+        before = pids(judge)
         got = judge.judge(rollouts(*HOSTILE, f"\\boxed{{{answer}}}"))
         assert [r.verdict for r in got] == ["wrong"] * len(HOSTILE) + ["right"]
-        assert judge.pids == before
+        assert pids(judge) == before
     assert list(tmp_path.iterdir()) == []
 
 
 def test_killed_by_the_system_while_judging() -> None:
     """Not by us and not by the judge: as the kernel does when memory runs out."""
-    with make(timeout_s=30.0, workers=1) as judge:
+    with make() as judge:
         judge.send(rollouts("right", "slow 20", "wrong"))
         while not judge.stats()["judge/right"]:
             judge._move(wait=True)
-        os.kill(judge.pids[0], signal.SIGKILL)
+        os.kill(pids(judge)[0], signal.SIGKILL)
         assert [r.verdict for r in judge.receive(wait=True)] == ["right", "unjudged", "wrong"]
         assert judge.stats()["judge/crashes"] == 1

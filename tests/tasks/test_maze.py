@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from whet.errors import WhetError
-from whet.tasks.maze import CELLS, LARGEST, MazeTask, W, draw_mazes, is_held_out, search, write_mazes
+from whet.tasks.base import is_held_out
+from whet.tasks.maze import CELLS, LARGEST, MazeTask, W, draw_mazes, search, write_mazes
 from whet.types import Prompt
 
 #   a b c

@@ -37,6 +37,9 @@ class Curriculum(Protocol):
     def holds(self) -> set[int]:
         """Return the ids of groups that may still train; the traces of all others can be freed."""
 
+    def waits(self) -> set[int]:
+        """Return the ids of groups whose rollouts all came and that may be asked for more; the others never are."""
+
     def metrics(self) -> dict[str, float]:
         """Return counters since the start of the run, and gauges, named "curriculum/..."."""
 
@@ -183,6 +186,9 @@ class Wrapper(Saved):
 
     def holds(self) -> set[int]:
         return self.inner.holds()
+
+    def waits(self) -> set[int]:
+        return self.inner.waits()
 
     def metrics(self) -> dict[str, float]:
         return self.inner.metrics()

@@ -102,7 +102,9 @@ def _speed(settings: config.CurriculumSettings, source: Source, sampling: Sampli
     least = 1 if settings.speed.use_screening else 2  # what is trained alone needs two to share a baseline
     screened = settings.speed.n_init if settings.speed.use_screening else 0
     allocate = neyman_continuations(sigmas, least, screened) if sigmas is not None else None
-    return Speed(source, allocate=allocate, **settings.speed.model_dump(), **common(settings, sampling))
+    estimates = source.estimates() if isinstance(source, CuresSource) else None
+    own = settings.speed.model_dump()
+    return Speed(source, allocate=allocate, estimates=estimates, **own, **common(settings, sampling))
 
 
 def _cures(settings: config.CurriculumSettings, source: Source, sampling: Sampling, sigmas: Sigmas | None) -> Gate:
@@ -120,7 +122,7 @@ def _without_weights(facts: Facts, source: str) -> Facts:
 
 
 def _cures_source(settings: config.CurriculumSettings, facts: Facts, seed: int, pool: Any = None) -> CuresSource:
-    about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool}
+    about = {"rest": settings.max_age, "entries": facts.entries, "pool": pool, "levels": facts.levels}
     return CuresSource(facts.ids, seed, **about, **settings.cures.model_dump())
 
 

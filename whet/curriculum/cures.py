@@ -266,9 +266,9 @@ def neyman_continuations(sigmas: Sigmas, minimum: int = 1, screened: int = 0) ->
     share, at least `minimum`, is its continuation.
     """
 
-    def divide(groups: Sequence[Group], total: int) -> list[int]:
-        every = sigmas([group.prompt_id for group in groups]).tolist()
-        whole = largest_remainder(every, total + screened * len(groups), screened + minimum)
+    def divide(prompt_ids: Sequence[str], total: int) -> list[int]:
+        every = sigmas(prompt_ids).tolist()
+        whole = largest_remainder(every, total + screened * len(prompt_ids), screened + minimum)
         return [n - screened for n in whole]
 
     return divide

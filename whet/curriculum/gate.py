@@ -73,6 +73,10 @@ class Gate(Saved, ABC):
         """The first size of each new group. `_room` counts on `rollouts` on average; Speed overrides both."""
         return [self.rollouts] * len(prompt_ids)
 
+    def phase_of(self, n: int) -> Phase:
+        """The phase of the first request of a group, where it depends on its n rollouts."""
+        return self.phase
+
     def continuations(self, clock: Clock) -> list[Request]:
         """Requests (`book.ask_more`) for groups whose admission was "more"; they come before new groups."""
         return []
@@ -85,7 +89,7 @@ class Gate(Saved, ABC):
         count = self._room(clock, taken=sum(request.n for request in requests))
         ids, places = self._pick(count, clock)
         for prompt_id, n, place in zip(ids, self.sizes(ids), places, strict=True):
-            requests.append(self.book.ask(prompt_id, n, self.sampling, self.phase, place))
+            requests.append(self.book.ask(prompt_id, n, self.sampling, self.phase_of(n), place))
         self.counts.add("asked", len(ids))
         self.counts.add("rollouts", sum(request.n for request in requests))
         self.dry = count > 0 and not ids and self.book.open == 0
@@ -123,6 +127,10 @@ class Gate(Saved, ABC):
 
     def holds(self) -> set[int]:
         return self.book.holds()
+
+    def waits(self) -> set[int]:
+        line = self.book.in_line() if self.decidable is not None else ()  # a complete group there may be undecided
+        return self.book.waiting_ids() | {v.group_id for v in line if v.complete and v.settled < v.asked}
 
     def metrics(self) -> dict[str, float]:
         held = {"ready": self.book.ready, "open": self.book.open, **age_metrics(self.ages)}

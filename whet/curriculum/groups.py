@@ -161,6 +161,11 @@ class GroupBook(Saved):
         """The number of complete groups that will be asked for more."""
         return len(self._waiting)
 
+    @property
+    def certain(self) -> int:
+        """The number of groups that wait, were continued or are ready."""
+        return len(self._waiting) + len(self.continued | self._ready.keys())
+
     def holds(self) -> set[int]:
         return self._visits.keys() | self._spare.keys()
 
@@ -201,6 +206,9 @@ class GroupBook(Saved):
     def wait(self, group_id: int) -> None:
         """Mark a complete group as one that will be asked for more."""
         self._waiting.add(group_id)
+
+    def waiting_ids(self) -> set[int]:
+        return set(self._waiting)
 
     def waiting(self) -> list[Group]:
         """The waiting groups, in line."""

@@ -198,6 +198,9 @@ class Mixture(Saved):
         held = {self._outside(i, g) for i, part in enumerate(self.parts) for g in part.curriculum.holds()}
         return held | {group.group_id for batch in self.early.values() for group in batch.groups}
 
+    def waits(self) -> set[int]:
+        return {self._outside(i, g) for i, part in enumerate(self.parts) for g in part.curriculum.waits()}
+
     def metrics(self) -> dict[str, float]:
         """The metrics of each part under its name, and those of all together under the usual names."""
         each = [

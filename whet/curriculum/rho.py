@@ -19,7 +19,7 @@ from whet import config
 from whet.curriculum.allocation import sigma_of
 from whet.curriculum.base import Saved, expect, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
-from whet.curriculum.scalingrl import ScalingRLSource
+from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
@@ -39,14 +39,19 @@ class Posterior(Saved):
 
     The prior is the paper's, Beta(1, 1): an unseen prompt counts as half solved, the best there is. With `pooled`
     (empirical Bayes, OURS) it is Beta(2 m, 2 (1 - m)), m being the mean rate of the prompts seen so far: where few
-    can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first.
+    can be solved, an unseen prompt is worth less than one that was solved once, and is not drawn first. With `levels`,
+    the level of each row counted from 0, m is the recent mean rate of the prompts of its level (OURS): so prompts that
+    are seen only once are told apart, too.
     """
 
-    state_names = ("ids", "now", "prior")
+    state_names = ("ids", "now", "prior", "priors", "fitted")
 
-    def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False):
+    def __init__(self, ids: Sequence[str], memory: float = 1.0, pooled: bool = False, levels: np.ndarray | None = None):
         self.ids, self.memory, self.pooled = Ids.of(ids), memory, pooled
+        self.levels = np.zeros(len(self.ids), np.int32) if levels is None else levels
+        self.by_level = levels is not None
         self.now = 0  # the present update
+        self.fits = False  # `betas` is used
         self.clear()
 
     def clear(self) -> None:
@@ -54,13 +59,30 @@ class Posterior(Saved):
         self._right, self._wrong = np.zeros(len(self.ids)), np.zeros(len(self.ids))
         self._seen = np.full(len(self.ids), -1, np.int32)  # the update of the last verdict
         self._columns: dict[str, np.ndarray] = {"right": self._right, "wrong": self._wrong, "seen": self._seen}
-        self.prior = 0.5  # its mean, m
+        count = 1 + int(self.levels.max(initial=0))
+        self.prior = 0.5  # its mean, m, over all prompts
+        self.priors = np.full(count, 0.5)  # the same of each level
+        self.fitted = np.full((count, 2), 0.5)  # a and b of a prior for each level by `fit_priors`, if `fits`
 
     def settle(self) -> None:
-        """If `pooled`, set m = (1 + sum of the rates) / (2 + prompts seen). Fading does not change a rate."""
+        """Follow what was seen: if `pooled`, m = (1 + sum of the rates) / (2 + prompts seen). Fading does not change a
+        rate. A level's own m counts one prompt of rate m besides those seen, which fade by `MEMORY` per update."""
         if self.pooled:
             right, wrong = self._right[self.visited], self._wrong[self.visited]
-            self.prior = float((1.0 + (right / (right + wrong)).sum()) / (2.0 + len(right)))
+            rates = right / (right + wrong)
+            self.prior = float((1.0 + rates.sum()) / (2.0 + len(rates)))
+            self.priors = np.full(len(self.priors), self.prior)
+            if self.by_level:
+                sums, seen = self._by_level(self.visited, rates)
+                self.priors = (self.prior + sums) / (1.0 + seen)
+        if self.fits:
+            self.fitted = self.fit_priors()
+
+    def _by_level(self, rows: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """[levels], [levels]: sums of the values of these visited rows and of their weights, which fade."""
+        weights, levels = MEMORY ** (self.now - self._seen[rows]), self.levels[rows]
+        count = len(self.priors)
+        return np.bincount(levels, weights * values, count), np.bincount(levels, weights, count)
 
     @property
     def visited(self) -> np.ndarray:
@@ -93,7 +115,32 @@ class Posterior(Saved):
         """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), at the present update or at update `at`."""
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
-        return (2.0 * self.prior + right) / (2.0 + right + wrong)
+        return (2.0 * self.priors[self.levels[rows]] + right) / (2.0 + right + wrong)
+
+    def betas(self, rows: np.ndarray) -> list[tuple[float, float]]:
+        """a and b of each prompt's posterior, for `speed.screening_pays`: its counts over the prior `fitted`."""
+        fade = self._fade(rows)
+        counts = np.stack([self._right[rows] * fade, self._wrong[rows] * fade], axis=1)
+        return [(a, b) for a, b in (counts + self.fitted[self.levels[rows]]).tolist()]
+
+    def fit_priors(self) -> np.ndarray:
+        """[levels, 2]: a and b of the Beta distribution with the mean and the spread of the rates seen in a level.
+
+        From k right of m verdicts, k / m and k (k - 1) / (m (m - 1)) estimate E[p] and E[p^2]. Each level counts one
+        prompt with the moments of all prompts besides those seen, and they count one of Beta(1/2, 1/2): so a and b are
+        above zero. a + b is at most 100, where prompts do not differ.
+        """
+        rows = self.visited[self._right[self.visited] + self._wrong[self.visited] >= 2]
+        k, m = self._right[rows], self._right[rows] + self._wrong[rows]
+        first, seen = self._by_level(rows, k / m)
+        second, _ = self._by_level(rows, np.maximum(k * (k - 1), 0.0) / (m * (m - 1)))
+        mean, square = (0.5 + first.sum()) / (1 + seen.sum()), (0.375 + second.sum()) / (1 + seen.sum())
+        if self.by_level:
+            first, second = (mean + first) / (1 + seen), (square + second) / (1 + seen)
+        else:
+            first, second = np.array([mean]), np.array([square])
+        strength = (first - second) / np.maximum(second - first**2, 0.01 * (first - second))
+        return np.stack([first, 1.0 - first], axis=1) * strength[:, None]
 
     def inherit(self, older: Posterior) -> None:
         """Take over the counts of shared prompts, at `INHERITED` of their weight."""
@@ -134,7 +181,7 @@ class CuresSource(Returns):
     See `config.CuresSettings`; between subsets, which are split at random, the counts are forgotten.
     rest: further steps for which a drawn prompt is not drawn again, for gates that request ahead. entries: (prompts,
     weight) of each data entry, in the order of `ids`; the weight multiplies rho*. pool: draw only from its moving set
-    of prompts; the counts stay.
+    of prompts; the counts stay. levels: of the prompts, for prior = "level".
     """
 
     state_names = ("posterior", "probed", "pool", "turn", "began", "draws", "returned", "out", "fit", "_reference")
@@ -147,6 +194,7 @@ class CuresSource(Returns):
         rest: int = 0,
         entries: Sequence[tuple[int, float]] = (),
         pool: ScalingRLSource | None = None,
+        levels: Sequence[float | None] | np.ndarray = (),
         **settings: Any,
     ):
         super().__init__()
@@ -158,7 +206,9 @@ class CuresSource(Returns):
             why = "would split what a moving set has chosen; set it to 1"
             raise WhetError(f"curriculum.cures.subsets = {subsets} {why}.")
         self.ids, self.seed, self.subsets, self.rest, self.pool = Ids.of(ids), seed, subsets, rest, pool
-        self.posterior = Posterior(self.ids, self.settings.memory, self.settings.prior == "pool")
+        found = np.unique(numbers(levels), return_inverse=True)[1] if len(levels) else None  # counted from 0
+        prior = self.settings.prior
+        self.posterior = Posterior(self.ids, self.settings.memory, prior != "even", found if prior == "level" else None)
         self.probed: Posterior | None = None  # verdicts of the probe of this subset, for sigma; None without a probe
         self.held: Callable[[], set[str]] = set  # prompts of groups that wait for the coming batch; the gate sets it
         self._entry: np.ndarray | None = None  # the weight of every prompt's data entry, where they differ
@@ -258,6 +308,11 @@ class CuresSource(Returns):
         elif older.pool is not None:
             self.pool.inherit(older.pool)
 
+    def estimates(self) -> Callable[[Sequence[str]], list[tuple[float, float]]]:
+        """Give each prompt's a and b by its id, for `Speed`; from now on the prior is fitted with every update."""
+        self.posterior.fits = True
+        return lambda prompt_ids: self.posterior.betas(self.ids.rows(prompt_ids))
+
     def prepare(self) -> None:
         """Choose the first moving set, so that the first update does not have to wait for it."""
         if self.pool is not None:
@@ -355,7 +410,10 @@ class CuresSource(Returns):
         """Recompute all weights, or those of `count` rows from row `first` on, whose turn it is."""
         part = slice(first, min(first + count, len(self.ids)) if count else None)
         weights = self._tree.weights
-        np.multiply(self._scaled(np.array([self.posterior.prior]), part), self._member[part], out=weights[part])
+        unseen = self.posterior.priors
+        if self.posterior.by_level:
+            unseen = unseen[self.posterior.levels[part]]
+        np.multiply(self._scaled(unseen, part), self._member[part], out=weights[part])
         rows = np.arange(len(self.ids))[part] if count or self.pool is None else self.members
         visited = rows[self.posterior.seen(rows)]
         visited = visited[self._member[visited]]

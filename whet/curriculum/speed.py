@@ -4,7 +4,8 @@ A group is first asked for `n_init` rollouts. If low < pass rate < high among th
 trained on, whatever the continuation brings; else it is dropped. Continuations come before new screenings, and both
 share a plan: this is the authors' pre-fetch, one engine call per update. OURS, where the paper's code requests a fixed
 number of prompts per call and continues all survivors at once: as many prompts are screened as should fill the batch
-and the `look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`).
+and the `look_ahead` (`Speed._ahead`), and a survivor is continued when its batch can be foreseen (`Speed._due`). OURS,
+too: over a source with a posterior, a prompt for which a screening would not pay is asked for its whole group at once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.gate import LEAST, PRIOR, WEIGHT, Admission, Gate
 from whet.curriculum.groups import MEMORY, Share, Visit
 from whet.errors import WhetError
-from whet.types import Batch, Clock, Group, Request, Sampling
+from whet.types import Batch, Clock, Group, Phase, Request, Sampling
 
 # ---- what screening does to the objective
 #
@@ -69,11 +70,31 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     if variance <= 1e-12:
         return accept_probability(first, n, low, high)
     strength = (first - second) / variance
-    if strength <= 1e-12:
-        return 0.0
-    a, b = first * strength, (1 - first) * strength
+    return beta_acceptance(first * strength, (1 - first) * strength, n, low, high) if strength > 1e-12 else 0.0
+
+
+def beta_acceptance(a: float, b: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
+    """The chance to pass a screening of n rollouts if the pass rate follows Beta(a, b), so that K is Beta-binomial.
+
+    >>> round(beta_acceptance(1.0, 1.0, 4), 6)
+    0.6
+    """
     chances = {k: math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)}
     return sum(math.comb(n, k) * chance for k, chance in chances.items())
+
+
+def screening_pays(a: float, b: float, n: int, size: int, low: float = 0.0, high: float = 1.0) -> bool:
+    """Whether a screening of n rollouts makes an accepted group of `size` cheaper. The pass rate follows Beta(a, b).
+
+    OURS. With a_n the chance to be accepted, a group costs n / a_n + size - n rollouts with the screening, and
+    size / a_size without. Where the pass rate is known, a screening never pays: it also drops prompts that the whole
+    group would keep. It pays where a prompt may well be hopeless or solved, as an unseen one of a hard set.
+
+    >>> screening_pays(0.1, 0.15, 4, 16), screening_pays(1.1, 3.15, 4, 16)  # unseen; then 1 right of 4
+    (True, False)
+    """
+    few, whole = beta_acceptance(a, b, n, low, high), beta_acceptance(a, b, size, low, high)
+    return min(few, whole) <= 0.0 or n / few + size - n < size / whole
 
 
 def _between(n: int, low: float, high: float) -> list[int]:
@@ -94,9 +115,10 @@ class Screenings(Saved):
         self.share = Share()
         self.moments = [0.0, 0.0, 0.0]  # sums of k / m and of k (k - 1) / (m (m - 1)), and how many
 
-    def add(self, group: Group, qualified: bool) -> None:
-        self.screened += 1
-        self.qualified += qualified
+    def add(self, group: Group, qualified: bool, screened: bool = True) -> None:
+        """screened: false for a group that was asked for as a whole."""
+        self.screened += screened
+        self.qualified += screened and qualified
         self.share.add(qualified)
         m = len(group.rollouts)
         if m >= 2:
@@ -116,7 +138,8 @@ class Screenings(Saved):
 
 # ---- the gate
 
-Allocate = Callable[[Sequence[Group], int], list[int]]  # divides so many rollouts among groups continued together
+Allocate = Callable[[Sequence[str], int], list[int]]  # prompt ids, rollouts -> what the continuation of each gets
+Estimates = Callable[[Sequence[str]], Sequence[tuple[float, float]]]  # prompt ids -> a, b of their Beta posteriors
 
 
 class Speed(Gate):
@@ -135,13 +158,16 @@ class Speed(Gate):
         high: float = 1.0,
         use_screening: bool = True,
         allocate: Allocate | None = None,
+        estimates: Estimates | None = None,
         **knobs: Any,
     ):
-        """See `config.SpeedSettings`. `allocate` divides rollouts - n_init per group; None divides evenly."""
+        """See `config.SpeedSettings`. `allocate` divides rollouts - n_init per group; None divides evenly. With
+        `estimates` only those prompts are screened for which it pays; None screens all."""
         super().__init__(source, sampling=sampling, rollouts=rollouts, **knobs)
         self.n_init, self.low, self.high = n_init, low, high
         self.n_cont = rollouts - n_init
         self.use_screening, self.allocate = use_screening, allocate
+        self.estimates = estimates if use_screening else None  # else a screening is paid for whatever is known
         self.least = 1 if use_screening else 2  # rollouts of a continuation: two share a baseline
         self.seen = Screenings()
         self.saved = 0.0  # rollouts saved, compared with DAPO
@@ -165,14 +191,25 @@ class Speed(Gate):
     def admit(self, group: Group) -> Admission:
         if group.group_id in self.book.continued:
             return "keep"
-        return "more" if self._qualifies(group) else "drop"
+        if not self._qualifies(group):
+            return "drop"
+        return "more" if group.rollouts[0].phase == "screen" else "keep"
 
     def groups_to_ask(self, clock: Clock) -> int:
+        if self.estimates is not None:
+            return math.ceil(self._lacking(clock) / LEAST)  # at most; `_pick` knows better
         lacking = clock.groups + self._ahead(clock) - self._certain
         return math.ceil(lacking / self.acceptance) - (len(self.book) - self._certain)
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
-        return [self.n_init] * len(prompt_ids)
+        whole = [i for i, (screens, _) in enumerate(self._expect(prompt_ids)) if not screens]
+        sizes = [self.n_init] * len(prompt_ids)
+        for i, more in zip(whole, self._divide([prompt_ids[i] for i in whole]), strict=True):
+            sizes[i] += more
+        return sizes
+
+    def phase_of(self, n: int) -> Phase:
+        return self.phase if n == self.n_init else "train"
 
     def continuations(self, clock: Clock) -> list[Request]:
         due = groups = self._due(clock)
@@ -180,16 +217,22 @@ class Speed(Gate):
             idle = all(visit.complete for visit in self.book.in_line())
             groups = groups[: max(clock.free // self.n_cont, int(idle))]  # one larger than the engine queues
         self._held_up = len(groups) < len(due)
-        total, sizes = self.n_cont * len(groups), [self.n_cont] * len(groups)
-        if self.allocate is not None and groups:
-            sizes = self.allocate(groups, total)
-            exact = len(sizes) == len(groups) and sum(sizes) == total and min(sizes) >= self.least
-            assert exact, f"{total} rollouts for {len(groups)} groups, each {self.least} or more, became {sizes}"
+        sizes = self._divide([group.prompt_id for group in groups])
         fresh = not self.use_screening  # then the continuation trains without the screening's rollouts
         return [
             self.book.ask_more(group.group_id, n, self.sampling, "continue", fresh)
             for group, n in zip(groups, sizes, strict=True)
         ]
+
+    def _divide(self, prompt_ids: Sequence[str]) -> list[int]:
+        """Rollouts beyond the screening for these prompts, `n_cont` on average."""
+        total = self.n_cont * len(prompt_ids)
+        if self.allocate is None or not prompt_ids:
+            return [self.n_cont] * len(prompt_ids)
+        sizes = self.allocate(prompt_ids, total)
+        exact = len(sizes) == len(prompt_ids) and sum(sizes) == total and min(sizes) >= self.least
+        assert exact, f"{total} rollouts for {len(prompt_ids)} groups, each {self.least} or more, became {sizes}"
+        return sizes
 
     # The protocol, where screening changes it
 
@@ -213,6 +256,34 @@ class Speed(Gate):
 
     # Requesting
 
+    def _expect(self, prompt_ids: Sequence[str]) -> list[tuple[bool, float]]:
+        """Whether each prompt is screened, and its chance to be accepted; nothing without `estimates`."""
+        found = []
+        for a, b in self.estimates(prompt_ids) if self.estimates is not None else ():
+            screens = screening_pays(a, b, self.n_init, self.rollouts, self.low, self.high)
+            n = self.n_init if screens else self.rollouts
+            found.append((screens, beta_acceptance(a, b, n, self.low, self.high)))
+        return found
+
+    def _lacking(self, clock: Clock) -> float:
+        """Groups that are wanted beyond those that are certain and those expected of requests that still run."""
+        running = len(self.book) - self._certain
+        return clock.groups + self._ahead(clock) - self._certain - running * self.acceptance
+
+    def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
+        """With `estimates`, pick until as many groups are expected as are lacking. The source gives its best prompts
+        first, so their chances are no guide to those that come after."""
+        if self.estimates is None:
+            return super()._pick(count, clock)
+        ids, places, lacking = list[str](), list[int | None](), self._lacking(clock)
+        while lacking > 0 and len(ids) < count:
+            some, where = super()._pick(min(math.ceil(lacking), count - len(ids)), clock)
+            if not some:
+                break
+            ids, places = ids + some, places + where
+            lacking -= sum(chance for _, chance in self._expect(some))
+        return ids, places
+
     @property
     def acceptance(self) -> float:
         """The recent share of accepted screenings, E[a]. Dropped prompts do not dilute the batch, so the expected
@@ -221,8 +292,8 @@ class Speed(Gate):
 
     @property
     def _certain(self) -> int:
-        """Groups that will train unless something goes wrong: all but those whose screening runs."""
-        return self.book.waits + len(self.book.continued)
+        """Groups that will train unless something goes wrong: all but those whose first request runs."""
+        return self.book.certain
 
     def _ahead(self, clock: Clock) -> int:
         """Survivors wanted beyond the batch. Under barrier only if a continuation runs in the same engine call: else
@@ -232,7 +303,8 @@ class Speed(Gate):
         decides may be older than what trains, and the age bound then applies to the continuation alone.
         """
         barrier = clock.free is None
-        alone = barrier and self._certain == self.book.ready  # no group waits or is being continued
+        # No group waits or is being continued; or whole groups are asked, which cost too much to grow old.
+        alone = barrier and (self._certain == self.book.ready or self.estimates is not None)
         if alone or clock.cut or (self.max_age == 0 and not barrier):
             return 0
         reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
@@ -241,7 +313,7 @@ class Speed(Gate):
     def _room(self, clock: Clock, taken: int) -> int:
         want = min(self.groups_to_ask(clock), self._budget(clock))
         if clock.free is not None:
-            fits = max(0, clock.free - taken) // self.n_init
+            fits = max(0, clock.free - taken) // (self.n_init if self.estimates is None else self.rollouts)
             if self.book.open == 0:
                 fits = max(fits, 1)
             want = min(want, 0 if self._held_up else fits)  # free capacity is kept for groups that wait to go on
@@ -266,7 +338,8 @@ class Speed(Gate):
             group = waiting.pop(visit.group_id, None)
             if group and self._age(group, clock) + updates <= self.max_age:
                 due.append(group)
-            before += 1.0 if group or visit.group_id in self.book.continued else chance
+            sure = group or visit.group_id in self.book.continued or self.book.is_ready(visit.group_id)
+            before += 1.0 if sure else chance
         return due
 
     def _age(self, group: Group, clock: Clock) -> int:
@@ -280,7 +353,7 @@ class Speed(Gate):
 
     def _decide(self, visit: Visit) -> None:
         if visit.group_id not in self.book.continued:
-            self.seen.add(visit.group, self._qualifies(visit.group))
+            self.seen.add(visit.group, self._qualifies(visit.group), visit.asked == self.n_init)
         super()._decide(visit)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:

@@ -167,8 +167,10 @@ def rollout_twin(model: PreTrainedModel) -> PreTrainedModel:
     probe = Probe()
     ours = _logits(twin, ctx=probe)
     _refuse_asked(probe, model)
-    with changed(*((module, "training", False) for module in model.modules())):
-        theirs = _logits(model)
+    # A forward that hangs on the model may round otherwise (autocast), so its class's own is compared.
+    plain = sharing_copy(model, model.parameters()) if _hung(model) else model
+    with changed(*((module, "training", False) for module in plain.modules())):
+        theirs = _logits(plain)
     half = theirs.dtype in (torch.bfloat16, torch.float16)
     allowed = (0.05 if half else 1e-3) * (1.0 + theirs.abs().max().item())
     gap = (ours - theirs).abs().max().item()
@@ -194,7 +196,16 @@ def changed(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 def sharing_copy(model: ModelT, shared: Iterable[Tensor]) -> ModelT:
     """New modules and config around the buffers and the `shared` tensors of `model`; everything else is copied."""
     # The memo of the deep copy already holds the shared tensors, so they take no memory twice and tied ones stay tied.
-    return copy.deepcopy(model, memo={id(tensor): tensor for tensor in (*shared, *model.buffers())})
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*shared, *model.buffers())}
+    copied = copy.deepcopy(model, memo=memo | {id(module.__dict__["forward"]): None for module in _hung(model)})
+    for module in _hung(copied):
+        del module.__dict__["forward"]
+    return copied
+
+
+def _hung(model: nn.Module) -> list[nn.Module]:
+    """Modules on which a trainer hung a `forward` (TRL's, accelerate's). It is bound to them, so no copy can use it."""
+    return [module for module in model.modules() if "forward" in module.__dict__]
 
 
 def kv_shapes(model: PreTrainedModel) -> list[KVShape]:
@@ -224,7 +235,7 @@ def _declared_faults(model: PreTrainedModel) -> Iterator[str]:
         yield "has an encoder and a decoder; whet trains decoder-only models"
     if config.get_text_config() is not config:
         yield "reads more than text; whet trains text-only models, so give its language model alone"
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+    if "logits_to_keep" not in inspect.signature(type(model).forward).parameters:
         yield "has no language-model head that can be run on chosen tokens; give a causal language model"
     if kinds := set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES:
         yield f"has layers of type {', '.join(sorted(kinds))}, which whet's engine does not know"

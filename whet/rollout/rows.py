@@ -55,12 +55,9 @@ class Flight:
     def rollout(self, finish: Finish, version: int) -> Rollout:
         """The finished rollout; `version` is recorded where it was cut before its first token."""
         versions = self.trace.versions
-        return Rollout(
-            prompt_id=self.request.prompt_id,
-            group_id=self.request.group_id,
-            index=self.index,
-            phase=self.request.phase,
-            sampling=self.request.sampling,
+        return Rollout.of(
+            self.request,
+            self.index,
             length=versions.size,
             finish=finish,
             first_version=int(versions[0]) if versions.size else version,

@@ -1,9 +1,9 @@
 """What a task is: a table of prompts, a judge, and (for a warm start) worked solutions. numpy only, never torch.
 
-The tasks (chain, gym, maze, text) build on this file, and `problems.py` joins their tables into one; the curriculum,
-the engine and the judge name a prompt by its id. A table is kept in columns and makes a Prompt on demand, so that a
-million problems cost a handful of lists and one dictionary from id to row. Nothing here reads files, draws problems or
-splits train from eval.
+The tasks (chain, gym, maze, operations, text) build on this file, and `problems.py` joins their tables into one; the
+curriculum, the engine and the judge name a prompt by its id. A table is kept in columns and makes a Prompt on demand,
+so that a million problems cost a handful of lists and one dictionary from id to row. Nothing here reads files or
+draws problems.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
+from zlib import crc32
 
 import numpy as np
 
@@ -216,6 +217,11 @@ def check_options(defaults: Mapping[str, Any], given: Mapping[str, Any], where: 
         accepted = {float: int | float, dict: Mapping}.get(expected, expected)
         if isinstance(value, bool) != (expected is bool) or not isinstance(value, accepted):  # True is no number here
             raise WhetError(f"{where}: {key} = {value!r} is wrong: it should be {_TYPE_NAMES[expected]}.")
+
+
+def is_held_out(text: str) -> bool:
+    """One problem in eight, by a hash of its text, so that no seed mixes training and evaluation."""
+    return crc32(text.encode()) % 8 == 0
 
 
 def check_range(where: str, name: str, value: float, low: float, high: float) -> None:

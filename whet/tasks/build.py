@@ -29,6 +29,7 @@ from whet.tasks.chain import ChainTask
 from whet.tasks.final import after_thinking, boxed, tagged
 from whet.tasks.gym import GymTask
 from whet.tasks.maze import MazeTask
+from whet.tasks.operations import OperationsTask
 from whet.tasks.text import TextTask
 from whet.tasks.worker import as_number, read_judgement
 from whet.types import Prompt, Rollout
@@ -36,7 +37,13 @@ from whet.types import Prompt, Rollout
 JudgeFunction = Callable[[Prompt, str], float]
 Grader = Callable[[Prompt, str], Judgement]
 
-TASKS: dict[str, Callable[..., Task]] = {"chain": ChainTask, "gym": GymTask, "maze": MazeTask, "text": TextTask}
+TASKS: dict[str, Callable[..., Task]] = {
+    "chain": ChainTask,
+    "gym": GymTask,
+    "maze": MazeTask,
+    "operations": OperationsTask,
+    "text": TextTask,
+}
 READS_DATA = {"text"}  # tasks that take the whole entry; the others make their own problems and take its options
 MOST_WORDS = 100_000  # words of a response that are searched for repetition
 

@@ -100,11 +100,6 @@ class Judge(AbstractContextManager):
         """Everything that was sent has been delivered."""
         return not self._open
 
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers that exist now."""
-        return tuple(worker.pid for worker in self._workers)
-
     def pending(self) -> list[Rollout]:
         """Rollouts sent and not delivered, as they were sent: a checkpoint keeps them, to send them again."""
         return list(self._open.values())

@@ -11,7 +11,6 @@ goal by luck. Which neighbour is best to try is a skill that only a reward can t
 needs far fewer cells, and a limit makes that count. The skill is the same on every side: what small grids teach opens
 larger ones.
 
-
 One problem in eight, chosen by a hash of its text, is held out: eval draws only from these, train and the worked
 solutions never do, whatever their seeds.
 """
@@ -22,12 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
 from whet.errors import WhetError
-from whet.tasks.base import PromptTable, check_range, parse_range, read_options, spread_levels
+from whet.tasks.base import PromptTable, check_range, is_held_out, parse_range, read_options, spread_levels
 from whet.types import Prompt
 
 SMALLEST, LARGEST = 3, 26  # side of a grid: a letter per column and row
@@ -61,8 +59,8 @@ class MazeOptions:
         check_range("Task maze", "eval_count", self.eval_count, 1, 100_000)
         check_range("Task maze", "walls", self.walls, 0, MOST_WALLS)
         check_range("Task maze", "slack", self.slack or 1, 1, 1000)
-        read_sides(self.eval_range)
-        spread_sides(self.mix, 1)
+        parse_range("Task maze", self.eval_range, SMALLEST, LARGEST)
+        spread_levels("Task maze", self.mix, 1, SMALLEST, LARGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +70,7 @@ class MazeSolutions:
     max_cells: int = 1000  # longer searches are left out
 
     def __post_init__(self) -> None:
-        read_sides(self.sides)
+        parse_range("Task maze", self.sides, SMALLEST, LARGEST)
         check_range("The worked solutions of task maze", "toward_goal", self.toward_goal, 0, 1)
         check_range("The worked solutions of task maze", "max_cells", self.max_cells, 2, 10_000)
 
@@ -93,10 +91,9 @@ class MazeTask:
 
     def prompts(self, split: str, seed: int) -> PromptTable:
         held_out = split == "eval"
-        rng = np.random.default_rng([seed, int(held_out)])
-        mix = {self.options.eval_range: 1.0} if held_out else self.options.mix
-        count = self.options.eval_count if held_out else self.options.train_count
-        sides = rng.permutation(spread_sides(mix, count))
+        rng, options = np.random.default_rng([seed, int(held_out)]), self.options
+        mix, count = ({options.eval_range: 1.0}, options.eval_count) if held_out else (options.mix, options.train_count)
+        sides = rng.permutation(spread_levels("Task maze", mix, count, SMALLEST, LARGEST))
         texts, answers = self._draw(rng, sides, held_out)
         return PromptTable(texts, answers, self.name, meta={"level": sides.tolist()})
 
@@ -105,9 +102,8 @@ class MazeTask:
         cells, _, ends = prompt.text.partition(">")
         free = {cells[i : i + 2] for i in range(0, len(cells), 2)}
         goal, most = prompt.answer[:2], prompt.answer[2:]  # "bB", or "bB12" with a limit of 12 cells
-        if response[:2] != ends[:2] or response[-2:] != goal or len(response) % 2:
-            return 0.0
-        if most and len(response) > 2 * int(most):
+        too_long = bool(most) and len(response) > 2 * int(most)
+        if too_long or response[:2] != ends[:2] or response[-2:] != goal or len(response) % 2:
             return 0.0
         at = CELLS[ends[:2]]
         for i in range(2, len(response), 2):  # it ends at the first wrong step, however long the rest is
@@ -124,7 +120,7 @@ class MazeTask:
     def solutions(self, rng: np.random.Generator, count: int, **options: Any) -> list[tuple[Prompt, str]]:
         """Searches of new problems that are not held out; the options are `MazeSolutions`."""
         chosen = read_options(MazeSolutions, options, "The worked solutions of task maze")
-        low, high = read_sides(chosen.sides)
+        low, high = parse_range("Task maze", chosen.sides, SMALLEST, LARGEST)
         pairs: list[tuple[Prompt, str]] = []
         barren = 0
         while len(pairs) < count and barren < BARREN:
@@ -159,18 +155,6 @@ class MazeTask:
         if todo.size:
             raise WhetError(f"Task maze: grids of side {sides[todo[0]]} hold too few problems; lower eval_count.")
         return texts, answers
-
-
-def read_sides(text: str) -> tuple[int, int]:
-    return parse_range("Task maze", text, SMALLEST, LARGEST)
-
-
-def spread_sides(mix: Mapping[str, float], count: int) -> np.ndarray:
-    return spread_levels("Task maze", mix, count, SMALLEST, LARGEST)
-
-
-def is_held_out(text: str) -> bool:
-    return crc32(text.encode()) % 8 == 0
 
 
 # ---- mazes

@@ -37,6 +37,7 @@ LINES = {
     6: "the cost of an update does not grow with the number of prompts",
     7: "no traces",
     8: "no response is left out or drawn again because it was long",
+    9: "a complete group waits for more or is over, which is final",
 }
 
 
@@ -54,6 +55,7 @@ class LedgerEntry:
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
     fate: Literal["open", "trained", "dropped", "returned"] = "open"
+    over: bool = False  # it was complete and did not wait
 
     @property
     def complete(self) -> bool:
@@ -114,6 +116,7 @@ class Ledger:
                 require(4, type(n) is int and n > 0, f"group {group_id} is asked for {n!r} rollouts")
                 require(2, entry.fate == "open", f"more is asked for group {group_id}, which was {entry.fate}")
                 require(2, entry.prompt_id == request.prompt_id, f"group {group_id} changed its prompt")
+                require(9, not entry.over, f"more is asked for group {group_id}, which was over")
                 require(4, first == entry.asked, f"group {group_id} goes on at {first}, not {entry.asked}")
                 entry.asked += n
 
@@ -140,8 +143,16 @@ class Ledger:
             if rollout.finish == "cut" and entry.fate == "open":
                 self._return(rollout.group_id)
         self._drop_gone(curriculum)
+        self._check_waits(curriculum.waits())
+
+    def _check_waits(self, waits: set[int]) -> None:
+        for group_id, entry in self.entries.items():
+            may_wait = entry.fate == "open" and entry.complete and not entry.over
+            require(9, may_wait or group_id not in waits, f"group {group_id} waits, but is not complete or was over")
+            entry.over |= entry.complete and group_id not in waits
 
     def before_emit(self, curriculum: Curriculum) -> None:
+        self._check_waits(curriculum.waits())
         self._held, self._reasked = curriculum.holds(), curriculum.metrics().get("curriculum/reasked", 0)
         self._drop_gone(curriculum)
 
@@ -167,6 +178,7 @@ class Ledger:
         entry = self.entries[group_id]
         require(2, entry.fate == "open", f"group {group_id} is trained but was {entry.fate}")
         entry.fate = "trained"
+        require(9, not entry.complete or entry.over, f"group {group_id} is trained while it waits for more")
         require(3, entry.complete, f"group {group_id} is trained with {len(entry.came)} of {entry.asked} rollouts")
         trained = [(r.key, r.verdict, r.length) for r in group.rollouts]
         came = [r for _, r in sorted(entry.came.items())]
@@ -267,7 +279,7 @@ def check_contract(make: Make, *, worlds: Sequence[World] = WORLDS, **expected: 
 
 
 def check_world(make: Make, world: World, *, save_share: float = 0.3, **expected: Any) -> int:
-    """Check lines 1 to 5 and 7 in one simulated run; return its number of batches."""
+    """Check lines 1 to 5, 7 and 9 in one simulated run; return its number of batches."""
     first = play(make, world, **expected)
     again = play(make, world, **expected)
     _same(first, again, "a second run with the same seed and verdicts")

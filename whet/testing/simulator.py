@@ -126,12 +126,9 @@ class Simulator:
     def _finish(self, job: SimulatedJob, cut: bool = False) -> Rollout:
         verdict: Verdict = "unjudged" if cut else job.verdict
         score = None if verdict == "unjudged" else float(verdict == "right")
-        return self.kind(
-            prompt_id=job.request.prompt_id,
-            group_id=job.request.group_id,
-            index=job.index,
-            phase=job.request.phase,
-            sampling=job.request.sampling,
+        return self.kind.of(
+            job.request,
+            job.index,
             length=job.length,
             finish="cut" if cut else "length" if job.length >= job.request.sampling.max_tokens else "stop",
             first_version=job.began,
