@@ -3,11 +3,13 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from whet.config import Data, Eval
 from whet.tasks.golds import FEW, Golds, check_golds, describe_problems
+from whet.tasks.judge import Judge
 from whet.tasks.text import TextTask
 
 
@@ -64,16 +66,32 @@ def test_a_few_bad_rows_are_for_prepare() -> None:
 
 def test_the_check_ends_when_its_time_is_up(tmp_path, monkeypatch) -> None:
     task = task_of(tmp_path, [str(i) for i in range(200)])
-    monkeypatch.setattr(TextTask, "judge", lambda self, prompt, response: time.sleep(0.05) or 1.0)
-    found = golds_of(task, seconds=0.5)
-    assert 0 < found.checked < 200 and found.answers == 200
-    assert found.sentences() == [f"The time was up when {found.checked} of 200 answers were checked."]
+    now, begun, receive = [0.0], [], Judge.receive
+
+    def judge(self, prompt, response):  # in a process of its own: its first answer comes at once, the second never
+        begun.append(prompt)
+        if len(begun) > 1:
+            time.sleep(600)
+        return 1.0
+
+    def receive_and_tick(self, **options):
+        got = receive(self, **options)
+        now[0] += 1.0 if got else 0.0
+        return got
+
+    monkeypatch.setattr(TextTask, "judge", judge)
+    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 600.0)
+    monkeypatch.setattr("whet.tasks.golds.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Judge, "receive", receive_and_tick)
+    found = golds_of(task, seconds=1.0)
+    assert (found.checked, found.answers) == (1, 200)
+    assert found.sentences() == ["The time was up when 1 of 200 answers were checked."]
     assert golds_of(task, seconds=0.0).checked == 0
 
 
 def test_a_judge_that_dies_or_hangs_ends_nothing(tmp_path, monkeypatch) -> None:
     task = task_of(tmp_path, [str(i) for i in range(6)])
-    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 0.3)
+    monkeypatch.setattr("whet.tasks.golds._TIMEOUT_S", 3.0)
 
     def judge(self, prompt, response):
         if prompt.answer == "3":

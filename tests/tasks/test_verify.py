@@ -127,8 +127,8 @@ def test_what_is_slow_ends() -> None:
 
 
 def test_waiting_is_not_computing() -> None:
-    with verify._limited(0.05):
-        time.sleep(0.2)
+    with verify._limited(0.5):
+        time.sleep(0.6)
 
 
 def test_a_signal_with_another_use_stays(monkeypatch) -> None:
