@@ -6,13 +6,14 @@ VENV ?= .venv
 READY := $(if $(filter none,$(VENV)),,.venv/installed)
 RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
 .PHONY: demo test test-all test-gpu test-trl test-verl gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
 test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-test-all: test kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile -m slow
+test-all: kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapters/test_trl*.py tests/adapters/test_course.py $(if $(SHORT),-m "not slow") # SHORT=1: what every change runs
 # verl 0.9.1 on a CPU; SHORT=1 leaves out the slow tests.

@@ -22,6 +22,7 @@ def run(folder: Path, *sets: str, watcher: Silent | None = None, resume: bool = 
     return read_metrics(folder)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
 @pytest.mark.parametrize("name", CURRICULA)
 def test_runs_from_its_name_alone(tmp_path: Path, name: str, mode: str) -> None:
@@ -30,6 +31,7 @@ def test_runs_from_its_name_alone(tmp_path: Path, name: str, mode: str) -> None:
     assert sum(row.get("learn/grad_norm", 0.0) for row in rows) > 0, "something was learnt from"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("estimator", ["rloo", "grpo", "dapo", "reinforce_pp"])
 @pytest.mark.parametrize("name", ["uniform", "speed", "cures", "stages"])
 def test_with_every_estimator(tmp_path: Path, name: str, estimator: str) -> None:
@@ -37,6 +39,7 @@ def test_with_every_estimator(tmp_path: Path, name: str, estimator: str) -> None
     assert rows[-1]["step"] == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["speed", "cures", "scalingrl", "all"])
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, name: str) -> None:
     sets = (f"curriculum.name={name}", "curriculum.max_age=1", "rollout.mode=stream", STAGES, "save.every=1")
@@ -48,6 +51,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, name: str) -> 
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["cures", "all"])
 def test_divided_by_gradients_and_resumed(tmp_path: Path, name: str) -> None:
     """The learner's scores reach the curriculum, change what it asks, and survive a stop."""

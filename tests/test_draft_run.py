@@ -61,6 +61,7 @@ def test_thirty_steps_are_the_same(
         assert all("draft/loss" in row for row in drafted[1:]), "the drafter was trained after every step"
 
 
+@pytest.mark.slow
 def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

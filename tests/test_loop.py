@@ -122,6 +122,7 @@ def test_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) ->
     assert max((mine[k] - theirs[k]).abs().max().item() for k in mine) < 1e-9
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_stream_carries_on_over_updates(tmp_path: Path, on_update: str) -> None:
     run(tmp_path / "a", "rollout.mode=stream", f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8",

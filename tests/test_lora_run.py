@@ -68,6 +68,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert wrote == same
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, base: Path, kind: str) -> None:
     sets = sets_of(base, *KINDS[kind])
@@ -84,6 +85,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, base: Path, ki
     assert not (newest(tmp_path / "whole") / "model.safetensors").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [9, 29])
 def test_a_kill_in_the_midst_of_a_write_is_survived(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -44,6 +44,7 @@ def test_two_entries_train_by_their_shares(tmp_path: Path, mode: str) -> None:
     assert sum(row.get("learn/grad_norm", 0.0) for row in rows) > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, mode: str) -> None:
     sets = (f"rollout.mode={mode}", "save.every=1", "data.0.curriculum={stages=[{max_tokens=8, steps=2}, {}]}")

@@ -22,6 +22,7 @@ def test_a_recipe_reads_and_says_what_it_is(path: Path) -> None:
     assert "/" in config.model.name  # a model somebody else can have
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_dry_runs_with_another_model_and_data(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

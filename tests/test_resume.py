@@ -37,6 +37,7 @@ def train(folder: Path, *sets: str, resume: bool = False) -> Silent:
 
 
 # A filter that requests more groups is also part of "stream cut".
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "dapo")) for kind in KINDS])
 def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, kind: str) -> None:
     train(tmp_path / "whole", *KINDS[kind])

@@ -128,6 +128,7 @@ def check_resumable(folder: Path, done: list[int], where: str) -> None:
         assert list(folder.rglob(".whet-*")) == [], where
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_instant_while_it_writes_over_a_damaged_future(monkeypatch, tmp_path, whole, kind):
     """The newest checkpoint is damaged; the run goes on from the one before and comes by that step again."""
@@ -156,6 +157,7 @@ def damage(checkpoint: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"3", b"7"))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_checkpoint_written_again_is_the_old_or_the_new_one(monkeypatch, tmp_path, kind):
     """The Hugging Face part included; what is replaced is whole, and the best."""

@@ -12,6 +12,7 @@ from whet.text import Codec, byte_table, spell
 MADE = {name: family_tokenizer(name) for name in FAMILIES}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", FAMILIES)
 @given(draws=st.lists(st.integers(0, 10**6), max_size=40))
 def test_ids_of_any_kind_are_spelt_as_by_the_tokenizer(name, draws):

@@ -122,6 +122,7 @@ class Trainer:
             self.desk.load_state_dict(state)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))
 @pytest.mark.parametrize("name", ["uniform", "dapo", "speed", "cures", "scalingrl", "stages", "all"])
 def test_the_desk_gives_the_batches_of_the_plain_protocol(name: str, world: World) -> None:

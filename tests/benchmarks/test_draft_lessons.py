@@ -31,6 +31,7 @@ def bench() -> Bench:
     return Bench(model, small_work(0), head, 0, Lessons(model, small_work(1), head))
 
 
+@pytest.mark.slow
 def test_a_copy_learns_and_what_it_was_copied_from_does_not(bench: Bench) -> None:
     head, lessons = bench.head, bench.lessons
     assert head is not None and lessons is not None

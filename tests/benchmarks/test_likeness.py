@@ -100,6 +100,7 @@ def test_a_policy_that_is_a_toy_is_predicted_and_another_is_not(runs: dict[str, 
     assert any(sentence.startswith("other: tokens to") for sentence in found["where_off"])
 
 
+@pytest.mark.slow
 def test_the_command_prints_and_writes(runs: dict[str, Path], tmp_path: Path) -> None:
     words = ["--out", str(tmp_path), "--mix", "made_up", "--like", str(runs["uniform"])]
     done = CliRunner().invoke(app, words, catch_exceptions=False)

@@ -108,6 +108,7 @@ def test_seconds_come_from_cells_that_ran_alone() -> None:
     assert at_equal_seconds(shared, "uniform") is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
@@ -188,6 +189,7 @@ def test_evaluation_is_counted_apart() -> None:
     assert [row[-4:] for row in rows] == [[2050, 2.0, 0.1, 20], [2050, 2.0, None, None], [3050, 3.5, 0.2, 10]]
 
 
+@pytest.mark.slow
 def test_a_document_says_what_was_measured(tmp_path: Path) -> None:
     for one in (*UNIFORM, *SPEED):
         write_outcome(tmp_path / f"{one['arm']}-seed{one['seed']}.json", one)

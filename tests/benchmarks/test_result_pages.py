@@ -28,6 +28,7 @@ def stored(matrix: str) -> tuple[MatrixPlan, Arms]:
     return plan, read_arms(RESULTS / "train" / matrix, [arm.name for arm in plan.matrix.arm])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("matrix", MATRICES)
 def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Path) -> None:
     """matrix_figures.py and `matrix_document.py MATRIX` on copies of the pages change no byte of them."""

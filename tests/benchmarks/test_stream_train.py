@@ -31,6 +31,7 @@ TREE: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 def test_arms_of_a_seed(tmp_path: Path) -> None:
     recipe = demo_recipe(tmp_path / "runs", "cpu", groups=3, rollouts=4, updates=4, tree=TREE)
     arms = [ARMS[0], Arm("keep", "stream", "keep", 1), Arm("cut", "stream", "cut", 1)]

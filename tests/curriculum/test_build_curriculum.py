@@ -115,6 +115,7 @@ def test_neighbours_wrap_what_is_built() -> None:
         build_curriculum(config.CurriculumSettings(name="cures", solved=0.9), facts=facts, sampling=SAMPLING, seed=0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("name", "max_age"),
     [

@@ -50,6 +50,7 @@ KNOBS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", GATES)
 @settings(max_examples=30, deadline=None)
 @given(world=WORLDS, knobs=KNOBS, share=st.sampled_from([0.1, 0.5, 1.0]))
@@ -77,6 +78,7 @@ def test_the_books_balance(name: str, world: World, knobs: dict[str, Any], save_
     assert m["tokens_kept"] + m["tokens_dropped"] + held == run.simulator.tokens
 
 
+@pytest.mark.slow
 def test_screening_keeps_the_contract() -> None:
     check_contract(
         lambda ids, seed: Screening(UniformSource(ids, seed), sampling=SAMPLING, rollouts=2, more=4, max_age=1),
@@ -359,6 +361,7 @@ BROKEN: list[tuple[int, Any]] = [
 ]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("line", "gate"), BROKEN, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_the_suite_catches(line: int, gate: type[Gate]) -> None:
     with pytest.raises(AssertionError, match=f"^Contract line {line} "):

@@ -46,11 +46,13 @@ def test_the_contract_strictly_on_policy_with_exact_batches() -> None:
     check_contract(make, epochs=False, rollouts=4, max_age=0)
 
 
+@pytest.mark.slow
 def test_the_contract_with_look_ahead_forgetting_and_subsets() -> None:
     source = {"memory": 0.9, "rest": 1, "subsets": 3, "subset_steps": 2}
     check_contract(lambda ids, seed: make(ids, seed, source, max_age=1), epochs=False, max_age=1)
 
 
+@pytest.mark.slow
 def test_the_contract_while_probing() -> None:
     """Probes are extra: they wear out no patience, so the suite allows as many more."""
     for world in ALL_WORLDS:
@@ -65,6 +67,7 @@ def test_the_contract_while_probing() -> None:
         assert batches == world.updates
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     world=WORLDS,
@@ -116,6 +119,7 @@ def test_work_does_not_grow_with_the_number_of_prompts() -> None:
     check_cost(lambda ids, seed: make(ids, seed, {"prior": "pool"}), 1_000, 100_000, epochs=False)
 
 
+@pytest.mark.slow
 def test_it_composes_with_screening_and_a_moving_set() -> None:
     def speed(ids: Sequence[str], seed: int, pool: ScalingRLSource | None = None) -> Gate:
         source = CuresSource(ids, seed, rest=1, pool=pool)

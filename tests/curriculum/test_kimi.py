@@ -27,11 +27,13 @@ def seen(source: KimiSource, prompt_id: str, letters: str) -> None:
     source.observe(answers(request, letters))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", [Uniform, pytest.param(Dapo, marks=pytest.mark.slow)])
 def test_the_contract(gate: Any) -> None:
     check_contract(lambda ids, seed: make(ids, seed, gate=gate), epochs=False, rollouts=4, max_age=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     prompts=st.integers(1, 30),

@@ -68,6 +68,7 @@ def test_a_gate_gets_the_settings_of_the_table_and_every_wrapper() -> None:
     assert isinstance(staged, Stages) and type(staged.inner.inner).__name__ == "Band"  # type: ignore[attr-defined]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["my_curricula:Band", "my_curricula:Own"])
 def test_it_keeps_the_contract(name: str) -> None:
     check_contract(lambda ids, seed: build(name, Facts(ids=ids)), rollouts=4, max_age=1)

@@ -214,6 +214,7 @@ PARTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", [*PARTS, "pool"])
 def test_any_gate_keeps_the_contract_over_it(name: str) -> None:
     def make(ids: Sequence[str], seed: int) -> Dapo:

@@ -75,11 +75,13 @@ def hand_out(source: ScalingRLSource, rows: Iterable[int]) -> None:
     source.used = len(source.active)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("select", get_args(config.ScalingRL.model_fields["select"].annotation))
 def test_the_contract(select: Any) -> None:
     check_contract(lambda ids, seed: make(ids, seed, select=select), epochs=False, rollouts=3, max_age=1)
 
 
+@pytest.mark.slow
 def test_the_contract_with_adaptive_weights_levels_and_a_gate_that_rejects() -> None:
     def build(ids: Sequence[str], seed: int) -> Gate:
         levels = [None if i % 7 == 0 else i % 5 + 1 for i in range(len(ids))]
@@ -357,6 +359,7 @@ def test_an_update_gets_no_prompt_twice_while_there_are_others(gate: type[Gate],
         version, before = source.version, len(asked)
 
 
+@pytest.mark.slow
 def test_a_pool_spends_more_on_prompts_with_signal() -> None:
     """Six of ten prompts are always or never solved; plain epochs give them six of ten groups for ever."""
     world = World(prompts=200, pass_rates=(0.0, 1.0, 0.5, 0.0, 1.0, 0.4, 0.0, 0.6, 1.0, 0.5), groups=10, updates=60)

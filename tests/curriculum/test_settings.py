@@ -100,6 +100,7 @@ def built(ids: Sequence[str], seed: int, **chosen: Any) -> Curriculum:
     return build_curriculum(section, facts=facts, sampling=SAMPLING, seed=seed)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", CURRICULA)
 @settings(max_examples=60, deadline=None)
 @given(chosen=st.fixed_dictionaries(SETTINGS), world=WORLDS, save_share=st.sampled_from([0.0, 0.3]))

@@ -27,11 +27,13 @@ def seen(source: Unsolved, prompt_id: str, letters: str) -> None:
     source.observe(answers(request, letters))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("gate", [Uniform, Dapo])
 def test_the_contract(gate: Any) -> None:
     check_contract(lambda ids, seed: make(ids, seed, gate=gate), epochs=False, rollouts=4, max_age=0)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     rates=st.sampled_from([(1.0,), (1.0, 0.5), (0.0, 1.0, 1.0)]),

@@ -48,6 +48,7 @@ def test_the_contract(max_age: int) -> None:
     check_contract(lambda ids, seed: make(ids, seed, max_age=max_age), rollouts=6, max_age=max_age)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_age", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_contract_where_the_screening_does_not_train(max_age: int) -> None:
     def gate_only(ids: Sequence[str], seed: int) -> Speed:
@@ -59,6 +60,7 @@ def test_the_contract_where_the_screening_does_not_train(max_age: int) -> None:
     assert sum(check_world(gate_only, world, **expected) for world in WORLDS) > 0
 
 
+@pytest.mark.slow
 def test_the_contract_where_the_continuation_is_divided() -> None:
     check_contract(lambda ids, seed: make(ids, seed, max_age=1, allocate=by_name), max_age=1)
 

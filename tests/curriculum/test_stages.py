@@ -281,6 +281,7 @@ def world_stages(list_of: Sequence[Stage], gate: Any, **knobs: Any) -> Any:
     return make
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("max_age", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_contract(name: str, max_age: int) -> None:

@@ -28,6 +28,7 @@ def answer(curriculum: TokenBudget, requests: Sequence[Request], *lengths: int, 
         curriculum.observe([rollout(request, i, "rw"[i], version=version, length=length) for i in range(2)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", [Uniform, pytest.param(Dapo, marks=pytest.mark.slow)])
 def test_the_contract(gate: Any) -> None:
     check_contract(lambda ids, seed: make(ids, seed, gate=gate, max_age=1), max_age=1, patience=200)

@@ -86,6 +86,7 @@ def test_a_checkpoint_has_them(few: None) -> None:
     drafter().load(tensors, made.state_dict())  # an older checkpoint: they are chosen at the next lesson
 
 
+@pytest.mark.slow
 def test_a_run_with_few_words_is_the_run_without(few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
     monkeypatch.setattr(adaptive, "WORDS", 6)

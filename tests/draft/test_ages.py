@@ -57,6 +57,7 @@ def write(chooser: Controller | None, world: Growing, fixed: DraftArm = OFF) -> 
     return total
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("suffix", "eagle"),
     [

@@ -311,6 +311,7 @@ def fits(found: Fit, bound: float) -> bool:
     return found.chi_square > ALPHA and found.g_test > ALPHA and found.distance < bound
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("drafter", "depth"), CELLS, ids=lambda value: getattr(value, "__name__", value))
 def test_the_joint_of_three_tokens(drafter: Draft, depth: int, bound: float) -> None:
     """Every cell has noise of its own."""

@@ -79,6 +79,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 DRAFTERS |= {d.name: (lambda d=d: d) for d in adversaries(VOCAB, EOS, PLAIN)}  # type: ignore[misc]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_same_tokens(name: str, seed: int) -> None:

@@ -139,6 +139,7 @@ def test_one_more_graph_serves_packs_that_share_prompts(flash):
     assert not counters["graph_break"]
 
 
+@pytest.mark.slow
 def test_with_attention_outside_the_number_of_graphs_does_not_grow_with_packs():
     """The reference attention, which loops over buckets, is not compiled."""
     model, graphs = small("qwen2"), {"form": "whole", "backend": "eager"}
@@ -180,6 +181,7 @@ def test_it_ends_with_an_error_as_well_and_spares_a_forward_of_others():
     assert model.model.layers[1].forward is own
 
 
+@pytest.mark.slow
 def test_adapters_are_compiled_like_any_layer(flash):
     """The first layer's input asks for no gradient, so it is a graph of its own."""
     pytest.importorskip("peft")
@@ -266,6 +268,7 @@ def wrong(*given):
     return tuple(1.1 * x for x in score_chunk(*given))
 
 
+@pytest.mark.slow
 def test_the_attention_of_a_split_layer_is_in_no_graph(flash):
     """As many graphs for every pack, and the plain operator between them."""
     model, seen = small("qwen2", torch.float64), []
@@ -318,6 +321,7 @@ def nan_with(operator):
     return compiler
 
 
+@pytest.mark.slow
 def test_the_first_form_with_a_sound_gradient_is_taken(monkeypatch, flash):
     """Forward passes agree in all of these; only the gradient tells."""
     monkeypatch.setattr("whet.fast.compiled._compile_chunk", lambda function: function)

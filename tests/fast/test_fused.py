@@ -293,6 +293,7 @@ def decode_all(model: Any, stack: FusedStack, sizes: Sequence[int]) -> None:
         rows.feed([torch.full((tokens - tokens // 2,), 3), torch.full((tokens // 2,), 5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 def test_one_graph_serves_all_layers_and_sizes(backend: str, fresh: Any) -> None:
     """First with as many tokens as the model is wide, the worst case: the compiler takes equal sizes for the same."""

@@ -143,6 +143,7 @@ def test_small_models_are_host_bound():
 # Equality
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2"])
 def test_log_probs_and_gradients_are_the_plain_ones(family, tied):

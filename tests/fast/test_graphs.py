@@ -54,6 +54,7 @@ REQUESTS = [ask(i, n=1 + i % 3, temperature=(1.0, 0.0, 0.5)[i % 3], max_tokens=6
 MODELS = {"fused": llama, "plain": lambda: llama(fused=False), "gemma": gemma}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("settings", [{}, {"pages": 34}, {"slots": 1}, {"slots": 5, "page": 64}], ids=str)
 @pytest.mark.parametrize("model", ["fused", pytest.param("plain", marks=pytest.mark.slow), "gemma"])
 def test_equals_the_plain_step(model: str, settings: dict[str, int]) -> None:
@@ -85,6 +86,7 @@ def test_evaluations_with_top_p_beside_training_rows() -> None:
     same(b, d)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_weights_that_change_in_place_are_seen(on_update: Any) -> None:
     """The fused weights are views: an optimiser's write reaches them without a word."""

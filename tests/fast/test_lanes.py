@@ -67,6 +67,7 @@ def check_texts(engine: LocalEngine) -> None:
         assert lanes.history[lane, : text.size - 1].tolist() == text[:-1].tolist()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     "form", [{"page": 4}, {"page": 4, "pages": 40, "slots": 6}, {"slots": 1}, {"slots": 8}], ids=str
 )
@@ -104,6 +105,7 @@ def test_stop_strings_and_picky_rows() -> None:
     same(run(plain(), asked), run(drafting(Whim(ARMS["suffix"])), asked), atol=CLOSE)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("on_update", ["keep", "recompute", "cut"])
 def test_weights_that_change_under_way(on_update: str) -> None:
     """Every row is cut or goes on; what was launched ahead under the old weights is not used."""
@@ -119,6 +121,7 @@ def test_weights_that_change_under_way(on_update: str) -> None:
 BROKEN = {"catch_up": (Guesser, "eagle"), "round": (Guesser, "eagle"), "lookup": (Lanes, "suffix")}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("part", "after"), [("catch_up", 0), ("round", 0), ("round", 3), ("lookup", 0), ("lookup", 3)])
 def test_a_drafter_that_fails_on_the_device_is_retired(part: str, after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first call or in mid-rollout: the same tokens, by plain steps and by those of the others."""

@@ -56,6 +56,7 @@ def test_log_probs_are_the_models_own(family: str, dtype: torch.dtype) -> None:
     assert float(theirs.std()) > 0.5, "weights too tame to show an error"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("page", [0, 4])
 def test_greedy_tokens_are_those_of_generate(family: str, page: int) -> None:
@@ -75,6 +76,7 @@ def test_greedy_tokens_are_those_of_generate(family: str, page: int) -> None:
     assert len({token for tokens in got.values() for token in tokens}) > 3, "a constant output would prove nothing"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_embedding_and_head_are_one_parameter_or_two(family: str, tied: bool, tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ def test_adapters_have_the_models_type(dtype: torch.dtype) -> None:
     check_packing(model)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_equal_generate_also_after_a_step(family: str) -> None:
     """Exact twin: every family's layers adapted, and again after the optimiser wrote A and B in place."""

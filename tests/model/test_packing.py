@@ -50,6 +50,7 @@ def packed_log_probs(
     return [out[i] for i in range(len(pairs))]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [1, 24, 1000])
 def test_packed_equals_padded(family, budget):
@@ -75,6 +76,7 @@ def family_pairs(seed: int = 0) -> Any:
     return [pairs[i] for i in rng.permutation(len(pairs))]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [1, 24, 1000])
 def test_a_prompt_that_is_fed_once_is_what_it_is_for_each(family, budget):

@@ -25,6 +25,7 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> i
     return int(request.param)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_chunks_change_no_token(form: dict[str, Any], chunks: int) -> None:
     """Prompts of 1 to 13 tokens, forked; slots that fall free beside a row that is half fed."""
@@ -36,6 +37,7 @@ def test_chunks_change_no_token(form: dict[str, Any], chunks: int) -> None:
     assert engine.stats()["rollout/steps"] > 15
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
 def test_windows_and_soft_caps(name: str, chunks: int) -> None:
     model = windowed_models()[name]
@@ -46,6 +48,7 @@ def test_windows_and_soft_caps(name: str, chunks: int) -> None:
         check_against_slow(model, requests, engine.collect(), tolerance=1e-9 if name == "mistral" else 1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_preempted_and_recomputed_flights_are_fed_in_chunks(form: dict[str, Any], chunks: int) -> None:
     """Known tokens are prompt and response then; updates come while a row is half fed, too."""
@@ -67,6 +70,7 @@ def test_preempted_and_recomputed_flights_are_fed_in_chunks(form: dict[str, Any]
 WANTED: dict[tuple[int, int], list[int]] = {}
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     size=st.integers(1, 9),

@@ -45,6 +45,7 @@ class Race(LogitsProcessor):
         )
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
 def test_equals_generate(form: dict[str, int], temperature: float) -> None:
@@ -71,6 +72,7 @@ def test_equals_generate(form: dict[str, int], temperature: float) -> None:
         assert got[request.group_id, 0] == tokens
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("kv_heads", [6, 3, 2], ids=["gqa1", "gqa2", "gqa3"])
 def test_equals_slow_decoding(form: dict[str, int], kv_heads: int) -> None:
@@ -131,6 +133,7 @@ def windowed_models() -> dict[str, PreTrainedModel]:
     }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
 def test_sliding_window_and_soft_caps(form: dict[str, int], name: str) -> None:
@@ -227,6 +230,7 @@ def test_seeds_and_spaces_differ() -> None:
     assert train == screen == continued
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_float32_within_a_margin(form: dict[str, int]) -> None:
     model = sharp_model(dtype=torch.float32)

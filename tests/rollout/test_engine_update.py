@@ -181,6 +181,7 @@ def round_trip(state: dict[str, Any]) -> dict[str, Any]:
     return {**json.loads(json.dumps({k: v for k, v in state.items() if k not in arrays})), **arrays}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("on_update", ["cut", "recompute"])

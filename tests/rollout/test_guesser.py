@@ -50,6 +50,7 @@ def drafting(
     return make_engine(model, speculation=speculation, eagle=head, buffer=buffer, **form)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_tokens_are_those_of_plain_decoding(form: dict[str, Any]) -> None:
     """A drafter that knows nothing, switched on and off at random."""
@@ -143,6 +144,7 @@ def test_rows_that_end_together_take_no_memory_beyond_the_buffers(capacity: int)
         assert buffer.tokens <= capacity
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_drafts_are_those_of_the_drafter_alone(form: dict[str, Any]) -> None:
     """Whatever came before: what the engine asks to verify is what the drafter says of the whole text at once."""

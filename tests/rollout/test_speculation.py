@@ -91,6 +91,7 @@ FORMS = [{}, {"page": 4}, {"page": 4, "pages": 40, "slots": 6}, {"slots": 1}, {"
 NAMES = ["empty", "random", "oracle", "half_wrong", "always_end", "invalid", "too_long", "bad_shape", "crashing"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("name", [*NAMES, "ngram", "suffix"])
 def test_tokens_are_those_of_plain_decoding(name: str, form: dict[str, Any]) -> None:
@@ -179,6 +180,7 @@ def each_updated_after(
     return [rollout for r, i in every for rollout in updated_after(make(), r, i, written[r.group_id, i])]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("mode", ["barrier", "stream"])
 @pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
 def test_weights_that_change_in_mid_rollout(on_update: Any, mode: Any) -> None:

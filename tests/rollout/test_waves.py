@@ -85,6 +85,7 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("divided")
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("full", [full_before, full_after])

@@ -103,6 +103,7 @@ def test_never_raises(text: str, way: str) -> None:
     assert len(ANSWERS[way](after_thinking(text))) <= LONGEST
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("way", sorted(ANSWERS))
 @pytest.mark.parametrize(
     "response",

@@ -230,6 +230,7 @@ CRASHES = ["_exit", "segfault", "kill", "close", "scribble", "plays"]
 HANGS = ["hang", "spin", "stop", "deaf"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("act", "count"),
     [(a, "errors") for a in ERRORS + NONSENSE] + [(a, "crashes") for a in CRASHES] + [(a, "timeouts") for a in HANGS],
@@ -307,7 +308,7 @@ def test_printing_goes_nowhere(capfd) -> None:
 
 def test_half_a_message_does_not_stop_the_parent(monkeypatch) -> None:
     monkeypatch.setattr(worker, "STALL_S", 1)
-    with make() as judge:
+    with make(timeout_s=3.0) as judge:
         got = judge.judge(rollouts("right", "half message", "right"))
     assert [r.verdict for r in got] == ["right", "unjudged", "right"]
 

@@ -96,6 +96,7 @@ def test_the_parser_of_this_file_by_hand() -> None:
     assert work_out(rules, ("mill", "keys"), {}) == 18
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("level", range(1, 21))
 def test_answer_level_and_work_are_right(level: int) -> None:
     """The answer by an evaluator of its own; the level by the graph that it reads; every line of the work."""

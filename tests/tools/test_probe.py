@@ -201,6 +201,7 @@ RATES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", RATES)
 @pytest.mark.parametrize(("n", "group"), [(8, 16), (16, 16), (4, 32)])
 def test_fits_80_columns_and_nothing_is_cut_off(name: str, n: int, group: int) -> None:

@@ -194,6 +194,7 @@ def assert_plain(path: str, case: dict[str, list], depth: int) -> None:
     assert drafted(path, **case, depth=depth) == [row + [NONE] * (depth - len(row)) for row in rows]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(case=cases(), depth=st.integers(1, 17))
 def test_the_reference_is_the_plain_loop(case: dict[str, list], depth: int) -> None:

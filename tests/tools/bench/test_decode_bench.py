@@ -48,6 +48,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     return out, decode_bench(out, device="cpu", shapes=["tiny"], repeats=2, on_progress=lines.append), lines
 
 
+@pytest.mark.slow
 def test_all_peers_run_the_grid(grid: tuple[Path, dict[str, Any], list[str]]) -> None:
     out, result, lines = grid
     assert json.loads((out / "rollout_grid_cpu.json").read_text()) == result
@@ -81,6 +82,7 @@ def test_a_wrong_log_prob_is_seen() -> None:
     assert gap["kl"] == pytest.approx((np.exp(-0.5) - 1 + 0.5) / 8, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_later_run_adds_cells_and_replaces_those_measured_again(tmp_path: Path) -> None:
     common: dict[str, Any] = {"device": "cpu", "shapes": ["tiny"], "peers": ["whet"], "repeats": 1}
     decode_bench(tmp_path, cells=["b4_p8", "tail"], **common)
@@ -194,6 +196,7 @@ def test_the_grid_is_the_one_asked_for() -> None:
     assert [name for name in PEERS if not CELLS["b64_p128"].new_of(name)] == ["generate"]
 
 
+@pytest.mark.slow
 def test_a_peer_in_a_process_of_its_own_fails_without_the_others() -> None:
     stand = Apart("generate", "tiny", "cpu")
     try:
