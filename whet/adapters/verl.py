@@ -217,7 +217,7 @@ def saved_state(trainer: Any) -> Mapping[str, Any] | None:
     if trainer.resume_mode == "auto" and (folder := find_latest_ckpt_path(trainer.default_local_dir)) is None:
         return None
     path = os.path.join(folder, "data.pt")
-    loader = torch.load(path, weights_only=False) if os.path.exists(path) else {}
+    loader = torch.load(path, weights_only=True) if os.path.exists(path) else {}
     state = (loader.get("dataset_state") or {}).get(NAME)
     if state is None:
         raise WhetError(f"The checkpoint {folder} has no curriculum; resume it without whet, or start a new run.")
