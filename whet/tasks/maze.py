@@ -141,16 +141,16 @@ class MazeTask:
         texts, answers, seen = [""] * len(sides), [""] * len(sides), {""}
         todo = np.arange(len(sides))
         barren = 0  # rounds in a row that brought nothing new
-        while todo.size and barren < BARREN:
-            some = todo[:CHUNK]
+        while todo.size and barren < 2 * BARREN:
+            some = todo[:CHUNK] if barren < BARREN else np.resize(todo, min(CHUNK, 64 * todo.size))  # the last few
             mazes = draw_mazes(rng, sides[some], self.options.walls)
             for place, text, way in zip(some.tolist(), write_mazes(mazes), mazes.way.tolist(), strict=True):
-                if is_held_out(text) == held_out and not (held_out and text in seen):
+                if not texts[place] and is_held_out(text) == held_out and not (held_out and text in seen):
                     seen.add(text)
                     limit = str(int(self.options.slack * way + 1e-9)) if self.options.slack else ""
                     texts[place], answers[place] = text, text[-3:-1] + limit
-            left = some[[not texts[place] for place in some.tolist()]]
-            barren = barren + 1 if left.size == some.size else 0
+            left = todo[:CHUNK][[not texts[place] for place in todo[:CHUNK].tolist()]]
+            barren = barren + 1 if left.size == len(todo[:CHUNK]) else 0
             todo = np.concatenate([todo[CHUNK:], left])
         if todo.size:
             raise WhetError(f"Task maze: grids of side {sides[todo[0]]} hold too few problems; lower eval_count.")
