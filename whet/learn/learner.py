@@ -29,6 +29,7 @@ from whet.errors import Diverged, WhetError
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
+from whet.learn.team import Team
 from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
 from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_packs, packed_attention, upload
 from whet.model.twin import sharing_copy
@@ -93,9 +94,15 @@ class Learner:
     can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
     def __init__(
-        self, model: Any, config: Learn, *, encode: Encode, passes: Callable[[Any, Learn], Passes] = Passes
+        self,
+        model: Any,
+        config: Learn,
+        *,
+        encode: Encode,
+        passes: Callable[[Any, Learn], Passes] = Passes,
+        team: Team | None = None,
     ) -> None:
-        """`passes` makes the object that runs the model."""
+        """`passes` makes the object that runs the model; `team`: the learners that train it together."""
         self.model = model.eval()
         self.config = config
         self.version = self.skipped = self.skipped_in_row = self.ooms = 0
@@ -105,6 +112,7 @@ class Learner:
         self.share = True  # prompts that several responses of a pack have are fed once
         self.device = model.device
         self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
+        self.team = team or Team()
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
         self._aggregate = self._estimator.aggregate if config.aggregate == "published" else config.aggregate
@@ -151,6 +159,8 @@ class Learner:
         if scores:  # not those of an update that diverges: a curriculum would remember them
             rows = torch.stack(list(scores.values())).float().cpu().numpy()
             signals = {key: {"score": row} for key, row in zip(scores, rows, strict=True) if np.isfinite(row).all()}
+        if scores is not None:
+            signals = {key: signal for share in self.team.gather(signals) for key, signal in share.items()}
         return Report(metrics=finite, signals=signals)
 
     def rehearse(self) -> None:
@@ -213,6 +223,8 @@ class Learner:
         scores to the weights before the first update."""
         begun = time.perf_counter()
         several = self.config.updates * count > 1
+        parts = [self.team.divide(part) for part in minibatches(samples, count)]
+        samples = [sample for part in parts for sample in part]
         if several:
             old = self._within_memory(samples, partial(self._score, self.model, samples, terms.scores))
             samples = [replace(s, old=lp) for s, lp in zip(samples, old, strict=True)]
@@ -220,6 +232,8 @@ class Learner:
         if terms.kl:
             reference = self._within_memory(samples, partial(self._score, self._reference, samples))
             samples = [replace(s, reference=lp) for s, lp in zip(samples, reference, strict=True)]
+        mine = iter(samples)
+        parts = [list(itertools.islice(mine, len(part))) for part in parts]
         if several or terms.kl:
             if self.device.type == "cuda":  # work that is still queued counts too
                 torch.cuda.synchronize(self.device)
@@ -227,8 +241,8 @@ class Learner:
         metrics: dict[str, float] = {}
         for _ in range(self.config.updates):
             sums = Sums()
-            for part in minibatches(samples, count):
-                found = self._within_memory(part, partial(self._gradient, part, terms))
+            for part in parts:
+                found = self._together(self._within_memory(part, partial(self._gradient, part, terms)))
                 norm = self.optimizer.grad_norm()
                 sums.join(found, 1 / count)
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
@@ -256,6 +270,19 @@ class Learner:
                 self.optimizer.accumulate()  # half-precision gradients are summed in fp32
                 sums.add(loss, metrics)
         return sums
+
+    def _together(self, found: Sums) -> Sums:
+        """Add up the gradient and the sums of the team, which then has packs of one size."""
+        if self.team.size == 1:
+            return found
+        own = (found.as_numbers(), self.optimizer.reached(), self.pack_tokens, self.ooms)
+        sums, reached, tokens, ooms = zip(*self.team.gather(own), strict=True)
+        self.team.add(self.optimizer.gradients(set().union(*reached)))
+        self.pack_tokens, self.ooms = min(tokens), max(ooms)
+        whole = Sums()
+        for share in sums:
+            whole.join(share)
+        return whole
 
     def _loss(self, pack: Pack, members: list[Sample], terms: _Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """(the loss of a pack, metrics with one number per token); see `losses.py` for the formula."""

@@ -10,7 +10,7 @@ backward and `accumulate` for each micro-batch, `grad_norm`, then `step`, or `ze
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,17 @@ class AdamW:
         for pairs, write in ((first, torch._foreach_copy_), (more, torch._foreach_add_)):
             if pairs:  # one launch for all tensors, not one for each
                 write([to for to, _ in pairs], [what for _, what in pairs])
+
+    def reached(self) -> set[str]:
+        """The parameters that have a gradient: experts of a mixture that no token chose have none."""
+        return {name for name, master in self.masters.items() if master.grad is not None}
+
+    def gradients(self, names: Set[str]) -> list[Tensor]:
+        """The accumulated gradients of these parameters in the model's order, zeros where no pass here reached one."""
+        chosen = [master for name, master in self.masters.items() if name in names]
+        for master in chosen:
+            master.grad = torch.zeros_like(master) if master.grad is None else master.grad
+        return [master.grad for master in chosen if master.grad is not None]
 
     def grad_norm(self) -> float:
         """Norm of the whole accumulated gradient."""

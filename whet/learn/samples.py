@@ -101,7 +101,12 @@ class Sums:
         self.loss = self.loss + share * other.loss
         self.tokens += other.tokens
         self.mismatch_max = torch.clamp(torch.as_tensor(other.mismatch_max), min=self.mismatch_max)
-        self.totals = {name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()}
+        self.totals |= {name: total + self.totals.get(name, 0.0) for name, total in other.totals.items()}
+
+    def as_numbers(self) -> Sums:
+        """The same off the device, so that it can be sent."""
+        totals = {name: total.double().cpu() for name, total in self.totals.items()}
+        return Sums(float(self.loss), torch.as_tensor(self.mismatch_max).double().cpu(), totals, self.tokens)
 
     def metrics(self) -> dict[str, float]:
         means = {f"learn/{name}": float(total) / self.tokens for name, total in self.totals.items()}

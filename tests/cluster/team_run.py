@@ -1,0 +1,68 @@
+"""Three updates of a tiny learner by each of `CASES`, alone or as one rank of several: RANK SIZE FILE, or `trained`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from learner_batches import encode, exact_model, make_batch
+
+from whet.cluster.ranks import Ranks
+from whet.config import Learn, Lora
+from whet.learn.learner import Learner
+from whet.learn.team import Team
+from whet.model.lora import add_lora
+
+MIXED = [[1.0, 0.0, 0.0], [1.0, 1.0], [0.0, 1.0, None, 0.3, 1.0], [0.1, 0.1, 0.1], [0.0, 1.0], [1.0, 0.0, 0.0, 0.0]]
+ESTIMATORS = ("reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo")
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {"estimator": name} for name in ESTIMATORS},
+    "kl and entropy": {"kl_coef": 0.1, "entropy_coef": 0.01},
+    "two updates": {"updates": 2},
+    "minibatches": {"minibatches": 3, "kl_coef": 0.1},
+    "small packs": {"pack_tokens": 16},
+    "adapters": {"kl_coef": 0.1},
+    "half precision": {},
+    "one group": {},  # a rank has nothing to do
+    "not finite": {},
+}
+
+
+def trained(case: str, team: Team | None = None) -> dict[str, Any]:
+    """Metrics of each update, what its signals add up to, and the weights at the end."""
+    model = exact_model(torch.bfloat16 if case == "half precision" else torch.float64)
+    if case == "adapters":
+        add_lora(model, Lora(rank=3, alpha=6.0), "base", 0)
+    learner = Learner(model, Learn(lr=0.01, warmup=0, **CASES[case]), encode=encode, team=team)
+    metrics, signals = [], []
+    for seed in range(3):
+        batch = make_batch([[1.0, 0.0, 0.0]] if case == "one group" else MIXED, seed=seed)
+        if case == "not finite" and seed == 1:
+            bad = batch.groups[-1]  # whose rank alone sees it
+            traces = [dataclasses.replace(r.trace, log_probs=r.trace.log_probs * math.nan) for r in bad.rollouts]
+            rollouts = tuple(dataclasses.replace(r, trace=t) for r, t in zip(bad.rollouts, traces, strict=True))
+            batch = dataclasses.replace(batch, groups=(*batch.groups[:-1], dataclasses.replace(bad, rollouts=rollouts)))
+        report = learner.step(batch, seed / 3, frozenset({"score"}))
+        metrics.append(report.metrics)
+        signals.append(sorted((key, float(one["score"].sum())) for key, one in report.signals.items()))
+    weights = {name: p.detach().double().flatten().tolist() for name, p in model.named_parameters() if p.requires_grad}
+    return {"metrics": metrics, "signals": signals, "weights": weights, "state": learner.state_dict()}
+
+
+if __name__ == "__main__":
+    rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20))
+    found = {case: trained(case, Ranks()) for case in CASES}
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()

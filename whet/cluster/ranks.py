@@ -1,0 +1,52 @@
+"""A team of processes: gradients and sums are added by torch.distributed, over gloo on a CPU and NCCL between GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from whet.learn.team import T, Team
+
+BUCKET = 64 * 2**20  # bytes that are sent at once
+
+
+class Ranks(Team):
+    """This process among those of `group`, which is formed before; by default all of them."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        for bucket in buckets(tensors):
+            flat = _flatten_dense_tensors(bucket)
+            dist.all_reduce(flat, group=self.group)
+            for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                tensor.copy_(total)
+
+    def gather(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+
+def buckets(tensors: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]:
+    """The tensors in their order, in runs of one dtype and at most `size` bytes; a larger one is alone.
+
+    >>> import torch
+    >>> [len(bucket) for bucket in buckets([torch.zeros(2), torch.zeros(1), torch.zeros(3), torch.zeros(9)], 12)]
+    [2, 1, 1]
+    """
+    out: list[list[Tensor]] = []
+    held = 0
+    for tensor in tensors:
+        if not out or out[-1][0].dtype != tensor.dtype or held + tensor.nbytes > size:
+            out.append([])
+            held = 0
+        out[-1].append(tensor)
+        held += tensor.nbytes
+    return out
