@@ -1,4 +1,4 @@
-"""Three updates of a tiny learner by each of `CASES`, alone or as one rank of several: RANK SIZE FILE, or `trained`."""
+"""Three updates of a tiny learner by each of `CASES`, and a warm start, alone or as one rank: RANK SIZE FOLDER."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from learner_batches import encode, exact_model, make_batch
 
 from whet.cluster.ranks import Ranks
 from whet.config import Learn, Lora
-from whet.learn.learner import Learner
+from whet.learn.learner import Learner, warm_start
 from whet.learn.team import Team
 from whet.model.lora import add_lora
 
@@ -35,6 +35,15 @@ CASES: dict[str, dict[str, Any]] = {
     "one group": {},  # a rank has nothing to do
     "not finite": {},
 }
+
+
+def taught(team: Team | None = None) -> dict[str, Any]:
+    """Losses of a warm start, and the weights at its end. The last batch is smaller than the team."""
+    model, losses = exact_model(), list[float]()
+    pairs = [(encode(f"p{i}"), [(3 * i + j) % 17 + 2 for j in range(3 + i % 4)]) for i in range(13)]
+    given: dict[str, Any] = {"on_step": lambda step, loss: losses.append(loss), "team": team}
+    warm_start(model, [pairs[:6], pairs[6:12], pairs[12:]], steps=3, lr=0.01, pack_tokens=40, **given)
+    return {"losses": losses, "weights": {name: p.flatten().tolist() for name, p in model.named_parameters()}}
 
 
 def trained(case: str, team: Team | None = None) -> dict[str, Any]:
@@ -63,6 +72,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20))
-    found = {case: trained(case, Ranks()) for case in CASES}
+    found = {"warm start": taught(Ranks()), **{case: trained(case, Ranks()) for case in CASES}}
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from team_run import CASES, MIXED, encode, make_batch, trained
+from team_run import CASES, MIXED, encode, make_batch, taught, trained
 
 from whet.learn.losses import ESTIMATORS
 from whet.learn.samples import make_samples
@@ -50,6 +50,15 @@ def test_a_team_takes_the_steps_of_one_learner(case: str, teams: list[dict[str, 
     assert all(found[case]["weights"] == teams[0][case]["weights"] for found in teams), "one model, bit for bit"
     if case == "not finite":
         assert alone["state"]["skipped"] == 1
+
+
+def test_a_team_is_taught_as_one_learner(teams: list[dict[str, Any]]) -> None:
+    alone = taught()
+    for member in (found["warm start"] for found in teams):
+        np.testing.assert_allclose(member["losses"], alone["losses"], rtol=1e-10)
+        for name, weights in alone["weights"].items():
+            np.testing.assert_allclose(member["weights"][name], weights, rtol=1e-8, atol=1e-10)
+        assert member["weights"] == teams[0]["warm start"]["weights"]
 
 
 def test_groups_stay_whole_and_shares_are_even() -> None:

@@ -367,26 +367,32 @@ def warm_start(
     lr: float,
     pack_tokens: int = 4096,
     on_step: Callable[[int, float], None] | None = None,
+    team: Team | None = None,
 ) -> float:
     """Supervised fine-tuning on worked solutions, so that the base is sometimes right; returns the last loss.
 
     `steps` updates, one per batch of (prompt ids, response ids with the end token), by `warm_start_rate`. The loss is
     the mean cross-entropy over the response tokens, at temperature 1. Nothing is drawn at random, so the same batches
-    give the same weights. `on_step(step, loss)` is called after each update.
+    give the same weights. `on_step(step, loss)` is called after each update. The learners of a team get the same
+    batches, and each runs its share of them.
     """
     model.eval()
     check_packing(model)
-    optimizer = AdamW(model)
+    optimizer, team = AdamW(model), team or Team()
     loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss, tokens = 0.0, sum(len(response) for _, response in pairs)
         with packed_attention(model):
-            for pack in make_packs(pairs, pack_tokens, model.device):
+            for pack in make_packs(pairs[team.rank :: team.size], pack_tokens, model.device):
                 lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
                 part = -lp.sum() / tokens
                 part.backward()
                 optimizer.accumulate()
                 loss += float(part.detach())
+        if team.size > 1:
+            losses, reached = zip(*team.gather((loss, optimizer.reached())), strict=True)
+            team.add(optimizer.gradients(set().union(*reached)))
+            loss = sum(losses)
         norm = optimizer.grad_norm()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
