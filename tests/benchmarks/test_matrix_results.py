@@ -141,6 +141,7 @@ def test_a_baseline_of_two_places_tells_seconds_of_one() -> None:
     assert elsewhere({"uniform": mixed}, "uniform") == {"commit decade": ["uniform"]}
 
 
+@pytest.mark.slow
 def test_a_level_is_shown_with_one_right_answer_fewer() -> None:
     """0.13 of 400 are 52; uniform's seed 0 has 52, so 51 of them reach it where 52 do."""
     text = document(ARMS, "uniform", {})

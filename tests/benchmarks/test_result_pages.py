@@ -55,6 +55,7 @@ def cells_of(table: str, arm: str) -> list[str]:
     return [text.strip() for text in line.strip("|").split(" | ")][1:]
 
 
+@pytest.mark.slow
 def test_the_headline_is_that_of_the_cells() -> None:
     """The sentences that a reader takes away: shares at the level, one answer lower, and by the hundredth."""
     plan, arms = stored("stack_matrix")

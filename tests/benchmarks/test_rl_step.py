@@ -22,6 +22,7 @@ def run(part: str, out: Path, *words: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rl_step, "COUNTED", 2)
     found = run("idle", tmp_path)
@@ -63,6 +64,7 @@ def test_the_run_on_a_gpu_is_the_recipe_but_for_what_is_said() -> None:
     assert entry == recipe.warm_start[0].model_copy(update={"steps": 40})
 
 
+@pytest.mark.slow
 def test_update(tmp_path: Path) -> None:
     found = run("update", tmp_path)
     for way in ("keep", "fresh", "recompute"):

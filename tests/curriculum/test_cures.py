@@ -92,6 +92,7 @@ def test_the_contract_in_any_world(
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(world=WORLDS, knobs=KNOBS, probe=st.sampled_from([0, 2]))
 def test_the_books_balance(world: World, knobs: dict[str, Any], probe: int) -> None:

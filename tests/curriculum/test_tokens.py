@@ -103,6 +103,7 @@ def test_a_budget_that_cannot_be_met_starves() -> None:
         curriculum.emit(at())
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     tokens=st.sampled_from([1, 60, 300]),

@@ -317,6 +317,7 @@ def test_compiled_is_the_same(fresh: Any) -> None:
     assert fresh["stats"]["unique_graphs"] == 5
 
 
+@pytest.mark.slow
 def test_many_models_in_one_process(fresh: Any) -> None:
     """The compiler gives up on a function it has compiled eight times; each stack has functions of its own."""
     with torch._dynamo.config.patch(recompile_limit=2):

@@ -1,5 +1,6 @@
 import io
 import json
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from whet.curriculum.build import CURRICULA
 from whet.errors import WhetError
 from whet.eval import judged_slices
 from whet.recipe import parse_config
+from whet.tools.forecast import cheapest
 from whet.tools.probe import ProbeReport, histogram, probe_report, probe_requests, probe_view
 from whet.types import Prompt, Request, Rollout, Sampling
 
@@ -207,6 +209,14 @@ RATES = {
 def test_fits_80_columns_and_nothing_is_cut_off(name: str, n: int, group: int) -> None:
     text = shown(drawn_report(RATES[name], n, group))
     assert max(map(len, text.splitlines())) <= 80 and "…" not in text
+
+
+def test_only_some_screens_and_the_cheapest_get_a_line() -> None:
+    report = drawn_report(RATES["hard"], 16, 32)
+    best = cheapest(report.spendings)
+    assert best is not None and len(report.spendings) == 2 + 15, "uniform, dapo, and a screen of 2 to 16"
+    lines = [int(found) for found in re.findall(r"^\s*speed (\d+)\s", shown(report), re.M)]
+    assert sorted(lines) == sorted({2, 3, 4, 6, 8, 12, 16, best.screen})
 
 
 def test_says_what_the_report_says() -> None:

@@ -65,6 +65,7 @@ def test_all_peers_run_the_grid(grid: tuple[Path, dict[str, Any], list[str]]) ->
     assert run["hardware"]["cores"] >= 1 and run["commit"] and run["peers"] == [n for n in PEERS if n != "vllm"]
 
 
+@pytest.mark.slow
 def test_recorded_log_probs_are_those_of_the_plain_model(grid: tuple[Path, dict[str, Any], list[str]]) -> None:
     gap = grid[1]["shapes"]["tiny"]["log_probs"]
     assert gap["tokens"] == 8 * 6 and gap["max"] < 1e-5 and gap["mean"] <= gap["max"] and gap["kl"] < 1e-9
