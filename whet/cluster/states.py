@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from whet.learn.team import spread
 from whet.rollout.base import join_traces, split_traces
 from whet.types import Trace
 
@@ -45,10 +46,7 @@ def divide_state(state: State, count: int) -> list[dict[str, Any]]:
     sizes: dict[int, int] = {}
     for data, _ in flights:
         sizes[data["group_id"]] = sizes.get(data["group_id"], 0) + 1
-    load, where = [0] * count, dict[int, int]()
-    for group, size in sizes.items():
-        where[group] = load.index(min(load))
-        load[where[group]] += size
+    where = spread(sizes, count)
     return [
         _state(
             [row for row in flights if where[row[0]["group_id"]] == number],

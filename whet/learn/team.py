@@ -7,7 +7,7 @@ is the plain case of one learner; `whet.cluster.ranks.Ranks` is a team of proces
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -49,8 +49,14 @@ def share_of(samples: Sequence[Sample], size: int) -> list[int]:
     tokens: dict[int, int] = {}
     for sample in samples:
         tokens[sample.key[0]] = tokens.get(sample.key[0], sample.prompt.size) + sample.response.size
-    load, ranks = [0] * size, dict[int, int]()
-    for group, cost in tokens.items():
-        ranks[group] = load.index(min(load))
-        load[ranks[group]] += cost
+    ranks = spread(tokens, size)
     return [ranks[sample.key[0]] for sample in samples]
+
+
+def spread(costs: Mapping[int, int], count: int) -> dict[int, int]:
+    """The place of each group: the next goes where the least lies so far, to the first of equals."""
+    load, places = [0] * count, dict[int, int]()
+    for group, cost in costs.items():
+        places[group] = load.index(min(load))
+        load[places[group]] += cost
+    return places
