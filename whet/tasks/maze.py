@@ -192,16 +192,22 @@ def draw_mazes(rng: np.random.Generator, sides: np.ndarray, walls: float) -> Maz
 
 def shortest_way(free: np.ndarray, start: np.ndarray, goal: np.ndarray) -> np.ndarray:
     """[M]: cells of the shortest way from start to goal, 0 for none. All cells k steps away are found in round k."""
-    rows, found = np.arange(len(free)), np.zeros_like(free)
-    found[rows, start] = True
-    way, before = np.where(start == goal, 1, 0), -1
-    for cells in range(2, W * W):
-        # The frame is never free, so that nothing comes round from the other end of the array.
-        found = found | (free & np.logical_or.reduce([np.roll(found, step, axis=1) for step in STEPS]))
-        way[(way == 0) & found[rows, goal]] = cells
-        if (now := int(found.sum())) == before:
-            break
-        before = now
+    way = np.where(start == goal, 1, 0)
+    rows = np.flatnonzero(way == 0)  # the mazes in which the goal may still be found
+    free, goal, found = free[rows], goal[rows], np.zeros((rows.size, W * W), bool)
+    found[np.arange(rows.size), start[rows]] = True
+    cells = 1
+    while rows.size:
+        cells += 1
+        near = np.zeros_like(found)
+        for step in (1, W):  # the frame is never free, so that no step leads round the end of a row
+            near[:, step:] |= found[:, :-step]
+            near[:, :-step] |= found[:, step:]
+        new = near & free & ~found
+        there = new[np.arange(rows.size), goal]
+        way[rows[there]] = cells
+        on = ~there & new.any(1)
+        rows, free, goal, found = rows[on], free[on], goal[on], (found | new)[on]
     return way
 
 
