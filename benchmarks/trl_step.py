@@ -1,11 +1,13 @@
-"""Seconds of an update of TRL's GRPOTrainer, by what generates: whet's engine, transformers' generate, vLLM colocated.
+"""Seconds of an update of TRL's GRPOTrainer, by what generates: whet's engine, transformers' generate, vLLM colocated;
+and of `whet train` itself ("own").
 
-    python benchmarks/trl_step.py --model DIR --data gsm8k.jsonl --engine whet --engine generate --engine vllm
+    python benchmarks/trl_step.py --model DIR --data FILE --engine own --engine whet --engine generate --engine vllm
 
 Each engine trains the same model by the same config on the same problems, in a process of its own, one after the other:
 64 prompts x 8 completions per update, 2 updates to warm up and 8 that count. An update is what lies between TRL's
 on_step_begin and on_step_end. Generation is the time within the calls that make completions, sync of weights included.
-The rewards of the counted updates should agree within two standard errors. It writes trl_step.json.
+The rewards of the counted updates should agree within two standard errors. `whet train` leaves groups without a signal
+out of its update, whose gradient is zero; TRL's trainer feeds them. It writes trl_step.json.
 """
 
 from __future__ import annotations
@@ -28,11 +30,13 @@ import typer
 from command_line import RESULTS, Out, run_script, tell
 
 from whet import files
+from whet.api import train
 from whet.errors import WhetError
 from whet.tools.experiment import circumstances
+from whet.types import Prompt
 
 app = typer.Typer(add_completion=False)
-ENGINES = ("whet", "generate", "vllm")
+ENGINES = ("own", "whet", "generate", "vllm")
 ASK = "\nThink step by step, and write the answer as a number after ####."
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 WARM, COUNTED = 2, 8  # updates
@@ -51,6 +55,11 @@ def right(completions: Sequence[Any], answer: Sequence[str], **columns: Any) -> 
     """The reward: 1 where the last number is the answer."""
     texts = [text if isinstance(text, str) else text[-1]["content"] for text in completions]
     return [float(last_number(t) == last_number(a)) for t, a in zip(texts, answer, strict=True)]
+
+
+def judge(prompt: Prompt, response: str) -> float:
+    """The same reward for `whet train`."""
+    return right([response], [prompt.answer])[0]
 
 
 class Stopwatch:
@@ -117,6 +126,34 @@ def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: in
     return GRPOTrainer(**given, reward_funcs=right, curriculum="uniform")
 
 
+def measure_own(model: Path, data: Path, folder: Path, **sizes: int) -> dict[str, Any]:
+    """The same updates by `whet train`: uniform sampling, GRPO, every group asked once."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    on_gpu = torch.cuda.is_available()
+    settings = {
+        "steps": sizes["warm"] + sizes["counted"],
+        "model.device": "cuda" if on_gpu else "cpu",
+        "model.dtype": "bfloat16" if on_gpu else "float32",
+        "held_out.size": 0,
+        "rollout.slots": sizes["prompts"] * sizes["completions"],
+        "rollout.max_tokens": sizes["tokens"],
+        "curriculum.groups": sizes["prompts"],
+        "curriculum.rollouts": sizes["completions"],
+        "curriculum.starvation": "partial",
+        "learn.estimator": "grpo",
+        "learn.lr": 1e-6,
+        "learn.pack_tokens": 32_768,
+        "save.every": 100_000,
+    }
+    prompts = [(row["problem"] + ASK, str(row["answer"])) for row in rows]
+    found = train(str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True)
+    counted = [row for row in found.metrics if row["step"] > sizes["warm"]]
+    apart = ("time/save", "time/eval")
+    steps = [(row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"]) for row in counted]
+    rewards, lengths = ([row[name] for row in counted] for name in ("reward/mean", "length/mean"))
+    return summary(steps, rewards, lengths)
+
+
 def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
     """Train, and say what the updates after the first `warm` took."""
     from transformers import TrainerCallback
@@ -134,9 +171,12 @@ def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
     trainer.train()
     steps = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in zip(marks[::2], marks[1::2], strict=True)][warm:]
     rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row][warm:]
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row][
-        warm:
-    ]
+    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
+    return summary(steps, rewards, lengths[warm:])
+
+
+def summary(steps: Sequence[tuple[float, float]], rewards: list[float], lengths: list[float]) -> dict[str, Any]:
+    """steps: seconds of an update, and those in which it generated."""
     return {
         "step_s": [round(step, 4) for step, _ in steps],
         "generation_s": [round(generated, 4) for _, generated in steps],
@@ -155,7 +195,7 @@ Number = Annotated[int, typer.Option(min=1)]
 def main(
     model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
     data: Annotated[Path, typer.Option(help="JSON lines with problem and answer.")],
-    engine: Annotated[list[str], typer.Option(help="whet, generate or vllm; each --engine adds one.")],
+    engine: Annotated[list[str], typer.Option(help="own, whet, generate or vllm; each --engine adds one.")],
     prompts: Number = 64,
     completions: Number = 8,
     tokens: Number = 256,
@@ -170,10 +210,13 @@ def main(
     sizes = {"prompts": prompts, "completions": completions, "tokens": tokens, "warm": warm, "counted": counted}
     if one is not None:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = make_trainer(engine[0], model, data, Path(folder), **sizes)
-            files.write_text(one, json.dumps(measure(trainer, engine[0], warm)))
+            if engine[0] == "own":
+                found = measure_own(model, data, Path(folder), **sizes)
+            else:
+                found = measure(make_trainer(engine[0], model, data, Path(folder), **sizes), engine[0], warm)
+            files.write_text(one, json.dumps(found))
         return
-    found: dict[str, Any] = {}
+    found = {}
     for name in engine:
         with tempfile.TemporaryDirectory() as folder:
             told = [f"--{key}={value}" for key, value in {"model": model, "data": data, **sizes}.items()]

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 from dose import (
     ARMS,
@@ -11,7 +10,6 @@ from dose import (
     TUNING,
     cells_in_order,
     counts,
-    forecast_cures,
     groups_of,
     mix_of,
     saving,
@@ -77,22 +75,6 @@ def test_a_share_counts_if_speed_and_cures_were_foreseen() -> None:
     assert not counts(forecast, {"speed": 2.6, "cures": 1.1})
     assert not counts(forecast, {"speed": 2.4, "cures": 0.7})
     assert not counts(forecast, {"speed": 2.4}), "without a measurement nothing was foreseen"
-
-
-def test_cures_pays_the_full_price_where_all_prompts_are_alike() -> None:
-    """Prompts of rate 1/2 are mixed but for 2 of 2^16 groups: 16 rollouts of 10 tokens are one informative group."""
-    rates, lengths = np.full(50, 0.5), np.full(50, 10.0)
-    assert forecast_cures(rates, lengths, groups=10, seed=0, updates=1) == pytest.approx(160, rel=0.01)
-    assert forecast_cures(np.zeros(50), lengths, groups=10, seed=0) == math.inf
-
-
-def test_cures_comes_back_to_what_it_found() -> None:
-    """One prompt in ten is informative: at first it costs 1600 tokens; drawn by what was seen, far less."""
-    rates, lengths = np.repeat([0.5, 0.0], [10, 90]), np.full(100, 10.0)
-    early, late = (
-        np.mean([forecast_cures(rates, lengths, 20, seed, updates) for seed in range(50)]) for updates in (1, 40)
-    )
-    assert early > 1400 and late < 700
 
 
 def test_the_order_of_the_cells() -> None:

@@ -214,7 +214,7 @@ def test_fits_80_columns_and_nothing_is_cut_off(name: str, n: int, group: int) -
 def test_only_some_screens_and_the_cheapest_get_a_line() -> None:
     report = drawn_report(RATES["hard"], 16, 32)
     best = cheapest(report.spendings)
-    assert best is not None and len(report.spendings) == 2 + 15, "uniform, dapo, and a screen of 2 to 16"
+    assert best is not None and len(report.spendings) == 3 + 15, "uniform, dapo, cures, and a screen of 2 to 16"
     lines = [int(found) for found in re.findall(r"^\s*speed (\d+)\s", shown(report), re.M)]
     assert sorted(lines) == sorted({2, 3, 4, 6, 8, 12, 16, best.screen})
 

@@ -11,12 +11,14 @@ from whet.tools.forecast import (
     SignalCurve,
     Spending,
     cheapest,
+    cures_spending,
     enough,
     fit_beta,
     length_rows,
     limit_row,
     limit_rows,
     mixed,
+    play_cures,
     resamples,
     spendings,
 )
@@ -230,3 +232,34 @@ def test_a_range_may_reach_to_never() -> None:
     """One useful prompt of eight: a third of the resamples miss it."""
     found = by_name(spendings(SignalCurve(np.array([2] + [0] * 7), np.full(8, 4), resamples(8)), np.full(8, 1.0), 4))
     assert math.isfinite(found["dapo", 0].tokens.value) and math.isinf(found["dapo", 0].tokens.high)
+
+
+def test_cures_pays_the_full_price_where_all_prompts_are_alike() -> None:
+    """Prompts of rate 1/2 are mixed but for 2 of 2^16 groups: 16 rollouts of 10 tokens are one useful group."""
+    rates, lengths = np.full(50, 0.5), np.full(50, 10.0)
+    play = play_cures(rates, lengths, groups=10, rollouts=16, updates=1, tau=0.05, seed=0)
+    assert (play.groups, play.rollouts, play.tokens) == (10, 160, 1600) and play.useful >= 9
+    assert play_cures(np.zeros(50), lengths, groups=10, rollouts=16, updates=8, tau=0.05, seed=0).useful == 0
+
+
+def test_cures_comes_back_to_what_it_found() -> None:
+    """One prompt in ten is informative: at first it costs 1600 tokens; drawn by what was seen, far less."""
+    rates, lengths = np.repeat([0.5, 0.0], [10, 90]), np.full(100, 10.0)
+
+    def cost(updates: int) -> float:
+        plays = [play_cures(rates, lengths, 20, 16, updates, 0.05, seed) for seed in range(50)]
+        return sum(play.tokens for play in plays) / sum(play.useful for play in plays)
+
+    assert cost(1) > 1400 and cost(40) < 700
+
+
+def test_cures_has_a_price_in_the_probe() -> None:
+    """Where a tenth of the prompts teaches, two passes of cures cost less than uniform; where all do, about as much."""
+    few, all_alike = (np.repeat([8, 0], [count, 100 - count]) for count in (10, 100))
+    judged, lengths = np.full(100, 16), np.full(100, 10.0)
+    found = {}
+    for name, right in (("few", few), ("alike", all_alike)):
+        uniform = spendings(SignalCurve(right, judged, resamples(100)), lengths, 16)[0]
+        found[name] = cures_spending(right, judged, lengths, uniform, 16)
+    assert found["few"].saving.low > 1.1 and found["few"].trained == found["few"].rollouts
+    assert found["alike"].saving.value == pytest.approx(1.0, abs=0.05)

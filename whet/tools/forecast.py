@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from whet.curriculum.allocation import largest_remainder, sigma_of
 from whet.types import Rollout
 
 # Shapes: P prompts, W rows of weights (the sample itself, then its resamples).
@@ -28,6 +29,8 @@ LOST = 0.02  # share of the right responses that a suggested limit may lose
 CUT = 0.1  # share of all responses that it may cut: a response that is cut shows only that it was long
 ENOUGH = 20  # right responses that are needed to suggest a limit
 RESAMPLES = 1000
+PARTS, PLAYS = 10, 20  # cures is played with a tenth of the prompts per update; plays of the sample itself
+TAU = 0.1  # the default of curriculum.cures.tau
 SEED = 20_000
 
 # ---- signal
@@ -213,6 +216,8 @@ def enough(rollouts: Sequence[Rollout], limit: int) -> int | None:
 #   s / a_s + N - s rollouts (SPEED-RL, arXiv 2506.09016; the paper was withdrawn, the count is plain arithmetic). It
 #   takes 1 / a_s prompts per useful group, more than dapo: a group that is mixed over N may not be over its first s.
 #
+# - cures comes back to prompts by what it saw of them, so it is played (`play_cures`): two passes over the prompts.
+#
 # In tokens, screening costs what the average prompt costs and continuing what the accepted prompts cost, whose
 # responses may be longer or shorter: l_s = sum a_s(i) l_i / sum a_s(i).
 
@@ -243,7 +248,7 @@ class Estimate:
 class Spending:
     """The price of one useful group."""
 
-    curriculum: str  # uniform, dapo or speed
+    curriculum: str  # uniform, dapo, speed or cures
     screen: int  # N_init of speed, else 0
     prompts: Estimate  # taken from the data
     rollouts: Estimate  # generated
@@ -280,6 +285,56 @@ def spendings(curve: SignalCurve, lengths: np.ndarray, group: int) -> list[Spend
         saving = np.divide(base, tokens, out=np.ones_like(base), where=both)
         found.append(Spending(curriculum, screen, *map(Estimate.of, (prompts, rollouts, tokens, trained, saving))))
     return found
+
+
+class CuresPlay(NamedTuple):
+    groups: float
+    rollouts: float
+    tokens: float
+    useful: float  # groups with both right and wrong rollouts
+
+
+def play_cures(
+    rates: np.ndarray, lengths: np.ndarray, groups: int, rollouts: int, updates: int, tau: float, seed: int
+) -> CuresPlay:
+    """What cures would generate where prompts have these pass rates and mean lengths, and none of them moves.
+
+    Prompts are drawn without replacement by exp(sqrt(m (1 - m)) / tau), m = (1 + right) / (2 + judged), and get
+    rollouts in proportion to sqrt(m (1 - m)), at least 2 (arXiv 2510.01037, eqs. 14, 20, 22; the rule of `cures.py`).
+    """
+    rng = np.random.default_rng(seed)
+    right, judged, tokens, useful = np.zeros(len(rates)), np.zeros(len(rates)), 0.0, 0
+    for _ in range(updates):
+        means = (1 + right) / (2 + judged)
+        chances = np.exp((sigma_of(means) - 0.5) / tau)
+        drawn = rng.choice(len(rates), groups, replace=False, p=chances / chances.sum())
+        sizes = np.array(largest_remainder(sigma_of(means[drawn]).tolist(), rollouts * groups, 2))
+        hits = rng.binomial(sizes, rates[drawn])
+        right[drawn] += hits
+        judged[drawn] += sizes
+        tokens += float(sizes @ lengths[drawn])
+        useful += int(((hits > 0) & (hits < sizes)).sum())
+    return CuresPlay(groups * updates, rollouts * groups * updates, tokens, useful)
+
+
+def cures_spending(
+    right: np.ndarray, judged: np.ndarray, lengths: np.ndarray, uniform: Spending, group: int
+) -> Spending:
+    """The price of a useful group under cures: the mean of plays on the prompts, its range by plays on resamples."""
+    groups = max(1, right.size // PARTS)
+
+    def play(weights: np.ndarray, seed: int) -> CuresPlay:
+        places = np.repeat(np.arange(right.size), weights.astype(int))
+        rates = (right / judged)[places]
+        return play_cures(rates, lengths[places], groups, group, 2 * right.size // groups, TAU, seed)
+
+    drawn = resamples(right.size)
+    mean = np.mean([play(drawn[0], seed) for seed in range(PLAYS)], axis=0)
+    costs = np.array([mean, *(play(row, seed) for seed, row in enumerate(drawn[1 : PLAYS * PARTS], PLAYS))])
+    prompts, rollouts, tokens = (costs[:, i] * _inverse(costs[:, 3]) for i in range(3))
+    known = np.isfinite(tokens) & math.isfinite(uniform.tokens.value)
+    saving = np.divide(uniform.tokens.value, tokens, out=np.ones_like(tokens), where=known)
+    return Spending("cures", 0, *map(Estimate.of, (prompts, rollouts, tokens, rollouts, saving)))
 
 
 def cheapest(found: Sequence[Spending]) -> Spending | None:

@@ -114,6 +114,8 @@ def probe_report(
     curve = forecast.SignalCurve(right, judged, forecast.resamples(right.size))
     # Beyond twice what was counted no fit can be trusted, except that the wanted group is always shown.
     sizes = sorted({size for size in SIZES if size <= max(2 * curve.n, group)} | {curve.n, group})
+    prices = forecast.spendings(curve, lengths, group)
+    prices.append(forecast.cures_spending(right, judged, lengths, prices[0], group))
     report = ProbeReport(
         prompts=right.size,
         left_out=int((~known).sum()),
@@ -131,7 +133,7 @@ def probe_report(
         lengths=tuple(forecast.length_rows(rollouts)),
         limits=tuple(forecast.limit_rows(rollouts, limit)),
         enough=forecast.enough(rollouts, limit),
-        spendings=tuple(forecast.spendings(curve, lengths, group)),
+        spendings=tuple(prices),
     )
     sentences, recipe = advise(report)
     return dataclasses.replace(report, suggestions=tuple(sentences), recipe=recipe)
@@ -346,10 +348,10 @@ def _tables(report: ProbeReport) -> Iterator[tuple[str, Table]]:
             # Tokens and saving have ranges; the other columns follow from the same shares.
             cells = [number(x.value) for x in (price.prompts, price.rollouts, price.trained)]
             cells.append(_range(price.tokens, number))
-            if price.screen and math.isfinite(price.tokens.value):
+            if (price.screen or price.curriculum == "cures") and math.isfinite(price.tokens.value):
                 cells.append(f"{price.saving.value:.2f}× ({price.saving.low:.2f}–{price.saving.high:.2f})")
             prices.add_row(name, *cells, style="bold" if price is best else "")
-    yield f"What a group of {report.group} with both right and wrong takes (speed: by N_init)", prices
+    yield f"What a mixed group of {report.group} takes (speed by N_init, cures in two passes)", prices
 
 
 def _table(*heads: str) -> Table:
