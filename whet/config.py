@@ -183,7 +183,7 @@ class RolloutSettings(Section):
     on_update: Literal["", "cut", "recompute", "keep"] = ""
     """A weight update cuts, recomputes or keeps running rollouts (stream); empty keeps them if max_age allows it."""
     ordered: bool = True
-    """Verdicts are taken in engine order, so that a stream run repeats exactly; false never waits for a judge."""
+    """Verdicts are taken in the order of the requests, so that a run repeats exactly; false never waits for a judge."""
 
 
 class Draft(Section):

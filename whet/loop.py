@@ -153,7 +153,7 @@ class Log:
         if parts.drafter is None:
             return {}
         # On a GPU, where steps are short and the drafter's updates wait for the host, it may not train in every step.
-        granted = DRAFTER_SHARE * self.watch.without("save") if parts.model.device.type == "cuda" else math.inf
+        granted = DRAFTER_SHARE * self.watch.without("save") if parts.meter.on else math.inf
         with self.watch.timing("draft"), parts.meter.span():
             try:
                 return parts.drafter.train(sum(r.length for r in self.seen), granted)
@@ -224,8 +224,6 @@ class Log:
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
     """Train on worked solutions, entry by entry; on_progress(name, step, steps, loss) is called after each update."""
-    from whet.learn.learner import warm_start
-
     begun = time.perf_counter()
     parts.engine.release()
     for number, entry in enumerate(parts.plan.settings.warm_start):
@@ -234,15 +232,10 @@ def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float],
         def on_step(step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps) -> None:
             on_progress(name, step + 1, steps, loss)
 
-        warm_start(
-            parts.model,
-            solution_batches(parts, entry, rng),
-            steps=entry.steps,
-            lr=entry.lr,
-            pack_tokens=parts.plan.settings.learn.pack_tokens,
-            on_step=on_step,
-        )
+        batches = solution_batches(parts, entry, rng)
+        parts.learner.warm_start(batches, steps=entry.steps, lr=entry.lr, on_step=on_step)
     parts.engine.take_back()
+    parts.engine.update(parts.learner.version)
     parts.warm_start_s = time.perf_counter() - begun
 
 

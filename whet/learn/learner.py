@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
+from whet.learn.checkpoint import Checkpoint, load_weights_into, write_weights
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
@@ -172,7 +174,23 @@ class Learner:
                 self.optimizer.zero_grad()
             self._within_memory(samples, partial(self._score, self.model, samples))
 
+    def warm_start(
+        self, batches: Iterable[Sequence[Pair]], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+    ) -> None:
+        """Train on worked solutions before the first step, see the function of this name."""
+        given: dict[str, Any] = {"pack_tokens": self.config.pack_tokens, "on_step": on_step, "team": self.team}
+        warm_start(self.model, batches, steps=steps, lr=lr, **given)
+
     # ---- checkpoints
+
+    def write(self, folder: Path) -> None:
+        """Write the model and `tensors` into a checkpoint that is being prepared."""
+        write_weights(folder, self.model, self.tensors())
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over weights and state of a checkpoint."""
+        load_weights_into(self.model, checkpoint.folder)
+        self.load(checkpoint.tensors, checkpoint.states["learner"])
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
