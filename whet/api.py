@@ -54,12 +54,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    gpus: int = 1,
 ) -> Result:
     """Train, and return when done.
 
     model: a Hugging Face folder, a hub name or "tiny". prompts: a file, a short name (gsm8k) or a name for `datasets`;
     or the problems themselves, as (text, answer) pairs, dicts or Prompts. reward: called with (prompt, response) in
     worker processes, returns a score in 0..1; or "module:function".
+    gpus: processes that share the work, with a GPU each.
     settings: dotted keys as for `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
     """
     from whet.report.live import RunProgress
@@ -72,7 +74,7 @@ def train(
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     with closing(RunProgress(quiet=quiet)) as watcher:
-        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher)
+        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher, gpus=gpus)
     return Result(folder=folder, metrics=read_metrics(folder))
 
 
@@ -84,12 +86,14 @@ def run_recipe(
     resume: bool = False,
     reward: JudgeFunction | None = None,
     prompts: list[Any] | None = None,
+    gpus: int = 1,
 ) -> int:
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    from whet.assembly import build_parts, check_run
+    from whet.assembly import build_parts, check_gpus, check_run
 
+    check_gpus(settings, gpus)
     plan = check_run(settings, reward)
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
     recipe = dump_config(plan.settings)
@@ -101,7 +105,7 @@ def run_recipe(
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
         newest = run.newest_checkpoint(watcher.message)
-        parts = build_parts(plan, weights=newest)
+        parts = build_parts(plan, weights=newest, gpus=gpus)
         stack.callback(parts.close)
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train

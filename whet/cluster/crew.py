@@ -1,0 +1,366 @@
+"""The processes of a fleet, as their driver sees them: started, asked, heard, and started again when one dies.
+
+`fleet.py` (the engine) and `chorus.py` (the learner) ask through a `Crew`; `member.py` is the other side. There are no
+threads: messages move whenever one of these functions is called. A process that dies, or does not answer in time, is
+started again; all of them form a new group, and it takes over weights and moments from one that lives. So a run loses a
+process without a trace, and the tokens that it had written are written again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet import errors
+from whet.cluster.line import Line, attend, pack
+from whet.errors import WhetError
+
+START_S = 900.0  # seconds for loading a model and capturing what it runs by
+ANSWER_S = 1800.0  # seconds for any other answer
+SILENT_S = 300.0  # seconds without a word from a process that decodes: it speaks every few seconds
+FORM_S = 60.0  # seconds for forming a group
+EXCHANGE_S = 1800.0  # seconds that a process waits for the others in an exchange of gradients
+GRACE_S = 20.0  # seconds after a failure in which the death of another process would explain it
+LEAVE_S = 5.0  # seconds for leaving in order
+MOST_RESTARTS = 3  # in a row, without an update in between
+CODE = "import sys; from whet.assembly import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
+COMMAND = (sys.executable, "-c", CODE)
+
+
+class Seat:
+    """One place in the crew, and the process that has it."""
+
+    def __init__(self, number: int, name: str, environment: Mapping[str, str], log: Path) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs, log.open("ab") as errors_to:
+            self.process = subprocess.Popen(
+                [*COMMAND, str(theirs.fileno()), str(os.getpid())],
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=errors_to,
+                stderr=errors_to,
+                start_new_session=True,  # Ctrl-C is the driver's affair, and what it starts ends with it
+            )
+        self.number, self.name, self.log, self.line = number, name, log, Line(ours)
+        self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
+        self.version: int | None = None  # of the weights that it decodes with
+        self.since = time.monotonic()  # the last word from it, or to it
+        self.lost = ""  # why it is of no use any more
+
+    def lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = f"{self.name} {why}"
+
+    def ended(self) -> str:
+        """How the process ended, in words."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LEAVE_S)
+        code = self.process.returncode
+        how = "closed its line" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
+        lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
+        return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
+
+    def stop(self) -> None:
+        """End the process, with all that it started."""
+        self.line.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(LEAVE_S)
+
+
+class Crew:
+    """deliver: called with the number of a member, and rollouts with their tickets, as they come. mended: called with
+    the numbers of the members that were started again; what they were asked must be asked again."""
+
+    def __init__(self, order: Mapping[str, Any], environments: Sequence[Mapping[str, str]], backend: str) -> None:
+        self.order, self.environments, self.backend = order, environments, backend
+        self.size = len(environments)
+        self.version = 0  # of the weights that all decode with
+        self.deliver: Callable[[int, list[Any]], None] = lambda number, found: None
+        self.mended: Callable[[set[int]], None] = lambda numbers: None
+        self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
+        self.restarts = 0  # in a row
+        self.said: list[str] = []  # sentences for the user about processes that were started again
+        self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
+        self._serial = self._generation = 0
+        self.seats: list[Seat] = []
+        self._closing = weakref.finalize(self, _stop_all, self.seats, self.folder, os.getpid())
+        try:
+            self.seats.extend(self._start(number) for number in range(self.size))
+            self._begin(range(self.size))
+            if lost := [seat.lost for seat in self.seats if seat.lost]:
+                raise WhetError(f"{lost[0]} while it started; nothing was trained.")
+            self._form()
+            if lost := [seat.lost for seat in self.seats if seat.lost]:
+                raise WhetError(f"{lost[0]} while the processes met; nothing was trained.")
+        except BaseException:
+            self.close()
+            raise
+        self.order = {**order, "weights": ""}  # one that is started again gets its weights from another
+
+    # ---- asking
+
+    def call(self, name: str, *args: Any, again: bool = True) -> list[Any]:
+        """Ask all members; their answers. After a death all are asked again, unless `again` is False."""
+        return self.call_each(name, [args] * self.size, again)
+
+    def call_each(self, name: str, args: Sequence[tuple[Any, ...]], again: bool = True) -> list[Any]:
+        while True:
+            answers = self._ask(range(self.size), name, args, ANSWER_S)
+            for seat in self.seats:
+                self.raise_failure(answers.get(seat.number))
+            if not any(seat.lost for seat in self.seats):
+                return [answers[number][1] for number in range(self.size)]
+            self.mend()
+            if not again:
+                return [answers[number][1] if number in answers else None for number in range(self.size)]
+
+    def first(self, name: str, *args: Any) -> Any:
+        """Ask the first member alone."""
+        while True:
+            answers = self._ask([0], name, [args], ANSWER_S)
+            self.raise_failure(answers.get(0))
+            if 0 in answers:
+                return answers[0][1]
+            self.mend()
+
+    def together(self, name: str, *args: Any) -> dict[int, Any]:
+        """Ask all for what they can only do together; the answers of those that did it. Where one has died, the others
+        may have failed: the crew is whole again on return, and `position` tells the caller what was done."""
+        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S)
+        if not any(seat.lost for seat in self.seats):
+            for number in range(self.size):
+                self.raise_failure(answers.get(number))
+        else:
+            self.mend()
+        return {number: answer[1] for number, answer in answers.items() if answer[0] == "done"}
+
+    def lead(self, name: str, args: tuple[Any, ...], then: Callable[[], None]) -> bool:
+        """Ask all for what they can only do together, and `then` send them what it takes. False where one was lost: the
+        crew is not whole, and the others may be anywhere in it."""
+        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S, then=then)
+        if any(seat.lost for seat in self.seats):
+            return False
+        for number in range(self.size):
+            self.raise_failure(answers.get(number))
+        return True
+
+    def tell(self, number: int, name: str, *args: Any) -> None:
+        """Ask one member for what has no answer."""
+        self._serial += 1
+        self.seats[number].since = time.monotonic()
+        self.seats[number].line.send(pack((self._serial, name, args)))
+
+    def send_all(self, message: Any) -> None:
+        """A message that is part of what all were asked before."""
+        packed = pack(message)
+        for seat in self.seats:
+            seat.since = time.monotonic()
+            seat.line.send(packed)
+
+    def listen(self, timeout: float, owing: Iterable[int] = ()) -> None:
+        """Take what has come, and make the crew whole if one is lost. `owing`: members that decode, so must speak."""
+        self._hear(timeout)
+        for seat in map(self.seats.__getitem__, owing):
+            if time.monotonic() - seat.since > SILENT_S:
+                seat.lose(f"did not say a word for {SILENT_S:g} s while it decoded")
+        if any(seat.lost for seat in self.seats):
+            self.mend()
+
+    @staticmethod
+    def raise_failure(answer: tuple[Any, ...] | None) -> None:
+        if answer is not None and answer[0] == "failed":
+            _, kind, text = answer
+            found = getattr(errors, kind, None)
+            if isinstance(found, type) and issubclass(found, WhetError):
+                raise found(text)
+            raise WhetError(f"A process of the fleet failed with {kind}: {text}")
+
+    def _ask(
+        self,
+        numbers: Iterable[int],
+        name: str,
+        args: Sequence[tuple[Any, ...]],
+        limit: float,
+        grace: float = 0.0,
+        then: Callable[[], None] = lambda: None,
+    ) -> dict[int, tuple[Any, ...]]:
+        """The answers of those that gave one; the others are lost. grace: members do this together, so where one fails
+        or is lost the others cannot end it, and get so many seconds to notice. `then` is called once all are asked."""
+        self._serial += 1
+        serial, packed = self._serial, dict[int, bytes]()
+        waited = [self.seats[number] for number in numbers]
+        for seat, own in zip(waited, args, strict=True):
+            seat.since = time.monotonic()
+            packed.setdefault(id(own), pack((serial, name, own)))  # equal for all: packed once
+            seat.line.send(packed[id(own)])
+        del packed
+        then()
+        trouble = 0.0  # when the first failed or was lost
+        while waiting := [seat for seat in waited if serial not in seat.replies and not seat.lost]:
+            self._hear(1.0)
+            now = time.monotonic()
+            failed = any(seat.replies.get(serial, ("",))[0] == "failed" for seat in waited)
+            if grace and not trouble and (failed or any(seat.lost for seat in self.seats)):
+                trouble = now
+            if trouble and now - trouble > grace:
+                if not any(seat.lost for seat in self.seats):
+                    break  # no death explains the failure, which is the caller's to raise
+                for seat in waiting:
+                    seat.lose(f"did not leave {name} within {grace:g} s of the loss of another")
+            for seat in waiting:
+                if now - seat.since > limit:
+                    seat.lose(f"did not answer {name} for {limit:g} s")
+        if grace and any(seat.replies.get(serial, ("",))[0] == "failed" for seat in waited):
+            until = time.monotonic() + GRACE_S
+            while time.monotonic() < until and not any(seat.lost for seat in self.seats):
+                self._hear(0.2)  # the death that explains the failure may be seen a little later
+        return {seat.number: seat.replies.pop(serial) for seat in waited if serial in seat.replies}
+
+    def _hear(self, timeout: float) -> None:
+        """Take all messages that have come, or wait for one."""
+        attend([seat.line for seat in self.seats if not seat.lost], timeout)
+        for seat in self.seats:
+            while not seat.lost and (message := seat.line.take()) is not None:
+                seat.since = time.monotonic()
+                self._sort(seat, *message)
+            if seat.line.closed and not seat.lost:
+                seat.lose(seat.ended())
+
+    def _sort(self, seat: Seat, kind: str, *rest: Any) -> None:
+        if kind == "rollouts":
+            version, found = rest
+            if version != seat.version:  # it missed an update: what it wrote is not used
+                seat.lose(f"decoded with version {version} of the weights in place of {seat.version}")
+            else:
+                self.deliver(seat.number, found)
+        elif kind == "taught":
+            self.taught(seat.number, *rest)
+        elif kind != "alive":
+            serial, *answer = rest
+            seat.replies[serial] = (kind, *answer)
+            if kind == "failed" and serial != self._serial:  # of a question that has no answer
+                self.raise_failure(seat.replies.pop(serial))
+
+    # ---- starting, and starting again
+
+    def mend(self) -> None:
+        """Start lost members again, form a new group, and give them what a living one has."""
+        gone: set[int] = set()
+        while lost := [seat for seat in self.seats if seat.lost]:
+            self.restarts += 1
+            why = lost[0].lost
+            if self.restarts > MOST_RESTARTS:
+                times = f"Processes were lost {self.restarts} times in a row"
+                raise WhetError(f"{times}, the last time because {why}; --resume goes on from the last checkpoint.")
+            if len(lost) == self.size:
+                raise WhetError(f"No process is left ({why}); --resume goes on from the last checkpoint.")
+            gone |= self._replace(lost, why)
+            if not any(seat.lost for seat in self.seats):
+                self._form()
+            if not any(seat.lost for seat in self.seats):
+                self._share(gone)
+        if gone:
+            self.mended(gone)
+
+    def renew(self) -> None:
+        """Start all members again, as they were at their beginning: nothing of what they have is of use."""
+        while True:
+            why = next((seat.lost for seat in self.seats if seat.lost), "all begin again")
+            self.restarts += 1
+            if self.restarts > MOST_RESTARTS:
+                raise WhetError(f"Processes were lost {self.restarts} times in a row, the last time because {why}.")
+            self._replace(list(self.seats), why)
+            if not any(seat.lost for seat in self.seats):
+                self._form()
+            if not any(seat.lost for seat in self.seats):
+                return
+
+    def _replace(self, lost: Sequence[Seat], why: str) -> set[int]:
+        self.said.append(f"{why}; it was started again.")
+        for seat in lost:
+            seat.stop()
+        for seat in lost:
+            self.seats[seat.number] = self._start(seat.number)
+        numbers = {seat.number for seat in lost}
+        self._begin(numbers)
+        return numbers
+
+    def _share(self, fresh: set[int]) -> None:
+        """Those that are behind, and the fresh ones, take over from the one that is furthest."""
+        answers = self._ask(range(self.size), "position", [()] * self.size, ANSWER_S)
+        known = {number: answer[1] for number, answer in answers.items() if answer[0] == "done"}
+        old = {number: version for number, version in known.items() if number not in fresh}
+        if not old or any(seat.lost for seat in self.seats):
+            return
+        source = max(old, key=lambda number: (old[number], -number))
+        those = [number for number in range(self.size) if number in fresh or known[number] < known[source]]
+        given = (source, those, self.version)
+        answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
+        if not any(seat.lost for seat in self.seats):
+            for answer in answers.values():
+                self.raise_failure(answer)
+        for seat in self.seats:
+            seat.version = self.version
+
+    def _start(self, number: int) -> Seat:
+        name = f"Process {number} of {self.size}"
+        return Seat(number, name, self.environments[number], self.folder / f"{number}.log")
+
+    def _begin(self, numbers: Iterable[int]) -> None:
+        numbers = sorted(numbers)
+        orders = [({**self.order, "rank": number},) for number in numbers]
+        answers = self._ask(numbers, "begin", orders, START_S)
+        for number in numbers:
+            self.raise_failure(answers.get(number))
+            self.seats[number].version = self.version
+        if not any(seat.lost for seat in self.seats) and len(numbers) == self.size:
+            self.compare([answers[number][1] for number in numbers], "at the start")
+
+    def _form(self) -> None:
+        self._generation += 1
+        meeting = f"file://{self.folder / f'meeting-{self._generation}'}"
+        given = (meeting, self.size, self.backend, FORM_S, EXCHANGE_S)
+        # Where one dies meanwhile, the others find out by their own limit.
+        answers = self._ask(range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S)
+        if not any(seat.lost for seat in self.seats):
+            for answer in answers.values():
+                self.raise_failure(answer)
+
+    def compare(self, sums: Sequence[str], when: str) -> None:
+        """Raise where members hold different weights, and name the one that is alone."""
+        if odd := [number for number, own in enumerate(sums) if own != max(sums, key=sums.count)]:
+            others = "the other processes" if self.size > 2 else f"process {1 - odd[0]}"
+            raise WhetError(f"Process {odd[0]} of {self.size} holds other weights than {others} {when}.")
+
+    def close(self) -> None:
+        for seat in self.seats:
+            if not seat.lost and seat.process.poll() is None:
+                seat.line.send(pack((0, "leave", ())))
+        until = time.monotonic() + LEAVE_S
+        for seat in self.seats:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                seat.process.wait(max(0.0, until - time.monotonic()))
+        self._closing()
+
+
+def _stop_all(seats: list[Seat], folder: Path, owner: int) -> None:
+    """At the end, or when a Crew is collected; never in a forked judge."""
+    if os.getpid() == owner:
+        for seat in seats:
+            seat.stop()
+        shutil.rmtree(folder, ignore_errors=True)
