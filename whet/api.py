@@ -91,7 +91,8 @@ def run_recipe(
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    from whet.assembly import build_parts, check_gpus, check_run
+    from whet.assembly import build_parts, check_run
+    from whet.processes import build_fleet_parts, check_gpus
 
     check_gpus(settings, gpus)
     plan = check_run(settings, reward)
@@ -105,7 +106,7 @@ def run_recipe(
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
         newest = run.newest_checkpoint(watcher.message)
-        parts = build_parts(plan, weights=newest, gpus=gpus)
+        parts = build_fleet_parts(plan, gpus, newest) if gpus > 1 else build_parts(plan, weights=newest)
         stack.callback(parts.close)
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train

@@ -8,9 +8,7 @@ that need torch import it, so that a wrong path is found without waiting for it.
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -442,10 +440,8 @@ def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, team: Tea
     return learner
 
 
-def build_parts(plan: RunPlan, weights: Path | None = None, gpus: int = 1) -> Parts:
+def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
     """Load the weights and start the parts. The plan's curriculum becomes that of the run."""
-    if gpus > 1:
-        return build_fleet_parts(plan, gpus, weights)
     assert plan.curriculum is not None
     watch = Stopwatch()
     with watch.timing("model, judges and engine"):
@@ -459,96 +455,6 @@ def build_parts(plan: RunPlan, weights: Path | None = None, gpus: int = 1) -> Pa
         shares = ", ".join(f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items())
         parts.notes = (*parts.notes, f"Ready after {watch.without():.0f} s: {shares}.")
     return parts
-
-
-def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> Parts:
-    """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each."""
-    from whet.cluster.chorus import Chorus
-    from whet.cluster.crew import Crew
-    from whet.cluster.fleet import Fleet
-
-    assert plan.curriculum is not None
-    settings, watch = plan.settings, Stopwatch()
-    environments, backend = member_environments(plan, gpus)
-    judge = build_judge(plan)
-    try:
-        with watch.timing(f"the {gpus} processes"):
-            order = {"settings": settings.model_dump_json(), "weights": str(weights) if weights else "",
-                     "alphabet": plan.problems.alphabet, "size": gpus}  # fmt: skip
-            crew = Crew(order, environments, backend)
-    except BaseException:
-        judge.close()
-        raise
-    engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-    ready = f"Ready after {watch.without():.0f} s with {gpus} processes, each with a model, an engine and a learner."
-    parts = Parts(
-        plan=plan,
-        model=None,
-        engine=engine,
-        judge=judge,
-        evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
-        notes=(ready, *engine.notes()),
-        learner=Chorus(crew, plan.encoded),
-        curriculum=plan.curriculum,
-        crew=crew,
-    )
-    refuse_unmet(parts)
-    return parts
-
-
-def check_gpus(settings: config.Config, gpus: int) -> None:
-    """Refuse a number of processes that this machine or this recipe cannot have."""
-    import torch
-
-    from whet.model.load import pick_device
-
-    if gpus == 1:
-        return
-    if "eagle" in settings.draft.drafters:
-        raise WhetError(
-            f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'
-        )
-    if pick_device(settings.model).type == "cuda":
-        if gpus > (there := torch.cuda.device_count()):
-            raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
-    elif settings.model.device != "cpu":
-        raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
-
-
-def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
-    """The environment of each process, with its own GPU or its share of the cores, and how they exchange gradients."""
-    import torch
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cuda = plan.footprint.device.type == "cuda"
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    environments = []
-    for number in range(gpus):
-        own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        own.setdefault("OMP_NUM_THREADS", str(max(1, cores // gpus)))
-        environments.append(own | ({"CUDA_VISIBLE_DEVICES": seen.split(",")[number]} if cuda else {}))
-    return environments, "nccl" if cuda else "gloo"
-
-
-def serve_member(handle: int, parent: int) -> None:
-    """The program of a process of `build_fleet_parts`."""
-    from whet.cluster.member import run_member
-
-    run_member(handle, parent, build_member)
-
-
-def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine, Learner]:
-    """What a process without data builds of a run."""
-    from whet.model.load import check_model, eos_of, load_tokenizer
-
-    settings = config.Config.model_validate_json(order["settings"])
-    codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
-    network = check_model(settings.model) or tiny_skeleton(settings)
-    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network)
-    room = plan.room  # measured before the weights are loaded
-    model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    engine = build_engine(plan, model, room)
-    return engine, build_learner(plan, model, engine)
 
 
 def refuse_unmet(parts: Parts) -> None:

@@ -160,7 +160,8 @@ def train(
         flags = api.flag_sets(model, data, reward, curriculum, out or Path())
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
-        from whet.assembly import check_gpus, check_run
+        from whet.assembly import check_run
+        from whet.processes import check_gpus
         from whet.run import mean_response
 
         check_gpus(settings, gpus)

@@ -14,7 +14,7 @@ from small_run import Silent, even_digits, small_config, timeless
 
 from whet import api
 from whet.cluster import crew
-from whet.cluster.crew import Crew, Seat
+from whet.cluster.crew import Crew, Hand
 from whet.run import read_metrics
 
 CPU = ("model.device=cpu", "model.dtype=float64", "judge.workers=1")
@@ -25,22 +25,22 @@ class Pool:
     """Processes that go from run to run."""
 
     def __init__(self) -> None:
-        self.seats: dict[int, Seat] = {}
+        self.hands: dict[int, Hand] = {}
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         start, pool = Crew._start, self
 
-        def start_or_take(self: Crew, number: int) -> Seat:
-            if number not in pool.seats:
-                pool.seats[number] = start(self, number)
-            seat = pool.seats[number]
-            seat.replies.clear()
-            return seat
+        def start_or_take(self: Crew, number: int) -> Hand:
+            if number not in pool.hands:
+                pool.hands[number] = start(self, number)
+            hand = pool.hands[number]
+            hand.replies.clear()
+            return hand
 
         def leave(self: Crew) -> None:
-            for seat in self.seats:
-                if seat.lost:
-                    pool.seats.pop(seat.number, None)
+            for hand in self.hands:
+                if hand.lost:
+                    pool.hands.pop(hand.number, None)
             self._closing.detach()
 
         monkeypatch.setattr(Crew, "_start", start_or_take)
@@ -51,8 +51,8 @@ class Pool:
 def pool() -> Iterator[Pool]:
     kept = Pool()
     yield kept
-    for seat in kept.seats.values():
-        seat.stop()
+    for hand in kept.hands.values():
+        hand.stop()
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import errors
-from whet.cluster.line import Line, attend, pack
+from whet.cluster.channel import Channel, attend, pack
 from whet.errors import WhetError
 
 START_S = 900.0  # seconds for loading a model and capturing what it runs by
@@ -34,11 +34,11 @@ EXCHANGE_S = 1800.0  # seconds that a process waits for the others in an exchang
 GRACE_S = 20.0  # seconds after a failure in which the death of another process would explain it
 LEAVE_S = 5.0  # seconds for leaving in order
 MOST_RESTARTS = 3  # in a row, without an update in between
-CODE = "import sys; from whet.assembly import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
+CODE = "import sys; from whet.processes import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
 COMMAND = (sys.executable, "-c", CODE)
 
 
-class Seat:
+class Hand:
     """One place in the crew, and the process that has it."""
 
     def __init__(self, number: int, name: str, environment: Mapping[str, str], log: Path) -> None:
@@ -53,7 +53,7 @@ class Seat:
                 stderr=errors_to,
                 start_new_session=True,  # Ctrl-C is the driver's affair, and what it starts ends with it
             )
-        self.number, self.name, self.log, self.line = number, name, log, Line(ours)
+        self.number, self.name, self.log, self.channel = number, name, log, Channel(ours)
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
         self.since = time.monotonic()  # the last word from it, or to it
@@ -68,13 +68,15 @@ class Seat:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LEAVE_S)
         code = self.process.returncode
-        how = "closed its line" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
+        how = (
+            "closed its channel" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
+        )
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
 
     def stop(self) -> None:
         """End the process, with all that it started."""
-        self.line.close()
+        self.channel.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -97,15 +99,15 @@ class Crew:
         self.said: list[str] = []  # sentences for the user about processes that were started again
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
         self._serial = self._generation = 0
-        self.seats: list[Seat] = []
-        self._closing = weakref.finalize(self, _stop_all, self.seats, self.folder, os.getpid())
+        self.hands: list[Hand] = []
+        self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, os.getpid())
         try:
-            self.seats.extend(self._start(number) for number in range(self.size))
+            self.hands.extend(self._start(number) for number in range(self.size))
             self._begin(range(self.size))
-            if lost := [seat.lost for seat in self.seats if seat.lost]:
+            if lost := [hand.lost for hand in self.hands if hand.lost]:
                 raise WhetError(f"{lost[0]} while it started; nothing was trained.")
             self._form()
-            if lost := [seat.lost for seat in self.seats if seat.lost]:
+            if lost := [hand.lost for hand in self.hands if hand.lost]:
                 raise WhetError(f"{lost[0]} while the processes met; nothing was trained.")
         except BaseException:
             self.close()
@@ -121,9 +123,9 @@ class Crew:
     def call_each(self, name: str, args: Sequence[tuple[Any, ...]], again: bool = True) -> list[Any]:
         while True:
             answers = self._ask(range(self.size), name, args, ANSWER_S)
-            for seat in self.seats:
-                self.raise_failure(answers.get(seat.number))
-            if not any(seat.lost for seat in self.seats):
+            for hand in self.hands:
+                self.raise_failure(answers.get(hand.number))
+            if not any(hand.lost for hand in self.hands):
                 return [answers[number][1] for number in range(self.size)]
             self.mend()
             if not again:
@@ -142,7 +144,7 @@ class Crew:
         """Ask all for what they can only do together; the answers of those that did it. Where one has died, the others
         may have failed: the crew is whole again on return, and `position` tells the caller what was done."""
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S)
-        if not any(seat.lost for seat in self.seats):
+        if not any(hand.lost for hand in self.hands):
             for number in range(self.size):
                 self.raise_failure(answers.get(number))
         else:
@@ -153,7 +155,7 @@ class Crew:
         """Ask all for what they can only do together, and `then` send them what it takes. False where one was lost: the
         crew is not whole, and the others may be anywhere in it."""
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S, then=then)
-        if any(seat.lost for seat in self.seats):
+        if any(hand.lost for hand in self.hands):
             return False
         for number in range(self.size):
             self.raise_failure(answers.get(number))
@@ -162,23 +164,23 @@ class Crew:
     def tell(self, number: int, name: str, *args: Any) -> None:
         """Ask one member for what has no answer."""
         self._serial += 1
-        self.seats[number].since = time.monotonic()
-        self.seats[number].line.send(pack((self._serial, name, args)))
+        self.hands[number].since = time.monotonic()
+        self.hands[number].channel.send(pack((self._serial, name, args)))
 
     def send_all(self, message: Any) -> None:
         """A message that is part of what all were asked before."""
         packed = pack(message)
-        for seat in self.seats:
-            seat.since = time.monotonic()
-            seat.line.send(packed)
+        for hand in self.hands:
+            hand.since = time.monotonic()
+            hand.channel.send(packed)
 
     def listen(self, timeout: float, owing: Iterable[int] = ()) -> None:
         """Take what has come, and make the crew whole if one is lost. `owing`: members that decode, so must speak."""
         self._hear(timeout)
-        for seat in map(self.seats.__getitem__, owing):
-            if time.monotonic() - seat.since > SILENT_S:
-                seat.lose(f"did not say a word for {SILENT_S:g} s while it decoded")
-        if any(seat.lost for seat in self.seats):
+        for hand in map(self.hands.__getitem__, owing):
+            if time.monotonic() - hand.since > SILENT_S:
+                hand.lose(f"did not say a word for {SILENT_S:g} s while it decoded")
+        if any(hand.lost for hand in self.hands):
             self.mend()
 
     @staticmethod
@@ -203,65 +205,65 @@ class Crew:
         or is lost the others cannot end it, and get so many seconds to notice. `then` is called once all are asked."""
         self._serial += 1
         serial, packed = self._serial, dict[int, bytes]()
-        waited = [self.seats[number] for number in numbers]
-        for seat, own in zip(waited, args, strict=True):
-            seat.since = time.monotonic()
+        waited = [self.hands[number] for number in numbers]
+        for hand, own in zip(waited, args, strict=True):
+            hand.since = time.monotonic()
             packed.setdefault(id(own), pack((serial, name, own)))  # equal for all: packed once
-            seat.line.send(packed[id(own)])
+            hand.channel.send(packed[id(own)])
         del packed
         then()
         trouble = 0.0  # when the first failed or was lost
-        while waiting := [seat for seat in waited if serial not in seat.replies and not seat.lost]:
+        while waiting := [hand for hand in waited if serial not in hand.replies and not hand.lost]:
             self._hear(1.0)
             now = time.monotonic()
-            failed = any(seat.replies.get(serial, ("",))[0] == "failed" for seat in waited)
-            if grace and not trouble and (failed or any(seat.lost for seat in self.seats)):
+            failed = any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited)
+            if grace and not trouble and (failed or any(hand.lost for hand in self.hands)):
                 trouble = now
             if trouble and now - trouble > grace:
-                if not any(seat.lost for seat in self.seats):
+                if not any(hand.lost for hand in self.hands):
                     break  # no death explains the failure, which is the caller's to raise
-                for seat in waiting:
-                    seat.lose(f"did not leave {name} within {grace:g} s of the loss of another")
-            for seat in waiting:
-                if now - seat.since > limit:
-                    seat.lose(f"did not answer {name} for {limit:g} s")
-        if grace and any(seat.replies.get(serial, ("",))[0] == "failed" for seat in waited):
+                for hand in waiting:
+                    hand.lose(f"did not leave {name} within {grace:g} s of the loss of another")
+            for hand in waiting:
+                if now - hand.since > limit:
+                    hand.lose(f"did not answer {name} for {limit:g} s")
+        if grace and any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited):
             until = time.monotonic() + GRACE_S
-            while time.monotonic() < until and not any(seat.lost for seat in self.seats):
+            while time.monotonic() < until and not any(hand.lost for hand in self.hands):
                 self._hear(0.2)  # the death that explains the failure may be seen a little later
-        return {seat.number: seat.replies.pop(serial) for seat in waited if serial in seat.replies}
+        return {hand.number: hand.replies.pop(serial) for hand in waited if serial in hand.replies}
 
     def _hear(self, timeout: float) -> None:
         """Take all messages that have come, or wait for one."""
-        attend([seat.line for seat in self.seats if not seat.lost], timeout)
-        for seat in self.seats:
-            while not seat.lost and (message := seat.line.take()) is not None:
-                seat.since = time.monotonic()
-                self._sort(seat, *message)
-            if seat.line.closed and not seat.lost:
-                seat.lose(seat.ended())
+        attend([hand.channel for hand in self.hands if not hand.lost], timeout)
+        for hand in self.hands:
+            while not hand.lost and (message := hand.channel.take()) is not None:
+                hand.since = time.monotonic()
+                self._sort(hand, *message)
+            if hand.channel.closed and not hand.lost:
+                hand.lose(hand.ended())
 
-    def _sort(self, seat: Seat, kind: str, *rest: Any) -> None:
+    def _sort(self, hand: Hand, kind: str, *rest: Any) -> None:
         if kind == "rollouts":
             version, found = rest
-            if version != seat.version:  # it missed an update: what it wrote is not used
-                seat.lose(f"decoded with version {version} of the weights in place of {seat.version}")
+            if version != hand.version:  # it missed an update: what it wrote is not used
+                hand.lose(f"decoded with version {version} of the weights in place of {hand.version}")
             else:
-                self.deliver(seat.number, found)
+                self.deliver(hand.number, found)
         elif kind == "taught":
-            self.taught(seat.number, *rest)
+            self.taught(hand.number, *rest)
         elif kind != "alive":
             serial, *answer = rest
-            seat.replies[serial] = (kind, *answer)
+            hand.replies[serial] = (kind, *answer)
             if kind == "failed" and serial != self._serial:  # of a question that has no answer
-                self.raise_failure(seat.replies.pop(serial))
+                self.raise_failure(hand.replies.pop(serial))
 
     # ---- starting, and starting again
 
     def mend(self) -> None:
         """Start lost members again, form a new group, and give them what a living one has."""
         gone: set[int] = set()
-        while lost := [seat for seat in self.seats if seat.lost]:
+        while lost := [hand for hand in self.hands if hand.lost]:
             self.restarts += 1
             why = lost[0].lost
             if self.restarts > MOST_RESTARTS:
@@ -270,9 +272,9 @@ class Crew:
             if len(lost) == self.size:
                 raise WhetError(f"No process is left ({why}); --resume goes on from the last checkpoint.")
             gone |= self._replace(lost, why)
-            if not any(seat.lost for seat in self.seats):
+            if not any(hand.lost for hand in self.hands):
                 self._form()
-            if not any(seat.lost for seat in self.seats):
+            if not any(hand.lost for hand in self.hands):
                 self._share(gone)
         if gone:
             self.mended(gone)
@@ -280,23 +282,23 @@ class Crew:
     def renew(self) -> None:
         """Start all members again, as they were at their beginning: nothing of what they have is of use."""
         while True:
-            why = next((seat.lost for seat in self.seats if seat.lost), "all begin again")
+            why = next((hand.lost for hand in self.hands if hand.lost), "all begin again")
             self.restarts += 1
             if self.restarts > MOST_RESTARTS:
                 raise WhetError(f"Processes were lost {self.restarts} times in a row, the last time because {why}.")
-            self._replace(list(self.seats), why)
-            if not any(seat.lost for seat in self.seats):
+            self._replace(list(self.hands), why)
+            if not any(hand.lost for hand in self.hands):
                 self._form()
-            if not any(seat.lost for seat in self.seats):
+            if not any(hand.lost for hand in self.hands):
                 return
 
-    def _replace(self, lost: Sequence[Seat], why: str) -> set[int]:
+    def _replace(self, lost: Sequence[Hand], why: str) -> set[int]:
         self.said.append(f"{why}; it was started again.")
-        for seat in lost:
-            seat.stop()
-        for seat in lost:
-            self.seats[seat.number] = self._start(seat.number)
-        numbers = {seat.number for seat in lost}
+        for hand in lost:
+            hand.stop()
+        for hand in lost:
+            self.hands[hand.number] = self._start(hand.number)
+        numbers = {hand.number for hand in lost}
         self._begin(numbers)
         return numbers
 
@@ -305,21 +307,21 @@ class Crew:
         answers = self._ask(range(self.size), "position", [()] * self.size, ANSWER_S)
         known = {number: answer[1] for number, answer in answers.items() if answer[0] == "done"}
         old = {number: version for number, version in known.items() if number not in fresh}
-        if not old or any(seat.lost for seat in self.seats):
+        if not old or any(hand.lost for hand in self.hands):
             return
         source = max(old, key=lambda number: (old[number], -number))
         those = [number for number in range(self.size) if number in fresh or known[number] < known[source]]
         given = (source, those, self.version)
         answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
-        if not any(seat.lost for seat in self.seats):
+        if not any(hand.lost for hand in self.hands):
             for answer in answers.values():
                 self.raise_failure(answer)
-        for seat in self.seats:
-            seat.version = self.version
+        for hand in self.hands:
+            hand.version = self.version
 
-    def _start(self, number: int) -> Seat:
+    def _start(self, number: int) -> Hand:
         name = f"Process {number} of {self.size}"
-        return Seat(number, name, self.environments[number], self.folder / f"{number}.log")
+        return Hand(number, name, self.environments[number], self.folder / f"{number}.log")
 
     def _begin(self, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)
@@ -327,8 +329,8 @@ class Crew:
         answers = self._ask(numbers, "begin", orders, START_S)
         for number in numbers:
             self.raise_failure(answers.get(number))
-            self.seats[number].version = self.version
-        if not any(seat.lost for seat in self.seats) and len(numbers) == self.size:
+            self.hands[number].version = self.version
+        if not any(hand.lost for hand in self.hands) and len(numbers) == self.size:
             self.compare([answers[number][1] for number in numbers], "at the start")
 
     def _form(self) -> None:
@@ -337,7 +339,7 @@ class Crew:
         given = (meeting, self.size, self.backend, FORM_S, EXCHANGE_S)
         # Where one dies meanwhile, the others find out by their own limit.
         answers = self._ask(range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S)
-        if not any(seat.lost for seat in self.seats):
+        if not any(hand.lost for hand in self.hands):
             for answer in answers.values():
                 self.raise_failure(answer)
 
@@ -348,19 +350,19 @@ class Crew:
             raise WhetError(f"Process {odd[0]} of {self.size} holds other weights than {others} {when}.")
 
     def close(self) -> None:
-        for seat in self.seats:
-            if not seat.lost and seat.process.poll() is None:
-                seat.line.send(pack((0, "leave", ())))
+        for hand in self.hands:
+            if not hand.lost and hand.process.poll() is None:
+                hand.channel.send(pack((0, "leave", ())))
         until = time.monotonic() + LEAVE_S
-        for seat in self.seats:
+        for hand in self.hands:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                seat.process.wait(max(0.0, until - time.monotonic()))
+                hand.process.wait(max(0.0, until - time.monotonic()))
         self._closing()
 
 
-def _stop_all(seats: list[Seat], folder: Path, owner: int) -> None:
+def _stop_all(hands: list[Hand], folder: Path, owner: int) -> None:
     """At the end, or when a Crew is collected; never in a forked judge."""
     if os.getpid() == owner:
-        for seat in seats:
-            seat.stop()
+        for hand in hands:
+            hand.stop()
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,8 @@
 """A member of a fleet: the process that has a model, an engine on its very Parameters, and a share of the learner.
 
-`crew.py` starts it and talks to it over a line. Between two steps of its engine a member looks at what it was told; it
+`crew.py` starts it and talks to it over a channel. Between two steps of its engine a member looks at what it was told; it
 sends rollouts as they finish and waits when there is nothing to do. Token ids come with requests and batches, since a
-member has no data. It ends when it is told to, or when the line ends because the driver did.
+member has no data. It ends when it is told to, or when the channel ends because the driver did.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from whet.cluster.line import Line, attend, pack
+from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Ranks
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint
@@ -38,7 +38,7 @@ AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a me
 _PR_SET_PDEATHSIG = 1
 
 
-class Prompts:
+class SentPrompts:
     """The token ids that came with the newest message: what `encode` is to a process without data."""
 
     def __init__(self) -> None:
@@ -48,20 +48,20 @@ class Prompts:
         return self.known[prompt_id]
 
 
-# Made by `whet.assembly`: from what `begin` was given, the engine and the learner.
-Build = Callable[[Mapping[str, Any], Prompts], tuple[LocalEngine, Learner]]
+# Made by `whet.processes`: from what `begin` was given, the engine and the learner.
+Build = Callable[[Mapping[str, Any], SentPrompts], tuple[LocalEngine, Learner]]
 
 
 class Gone(Exception):
     """The driver has ended."""
 
 
-class Member:
+class FleetMember:
     """Methods without an underscore are what a driver may ask for."""
 
-    def __init__(self, line: Line, build: Build) -> None:
-        self._line, self._build = line, build
-        self._prompts = Prompts()
+    def __init__(self, channel: Channel, build: Build) -> None:
+        self._channel, self._build = channel, build
+        self._prompts = SentPrompts()
         self._engine: LocalEngine | None = None
         self._heard = time.monotonic()
         self._rank = 0
@@ -224,19 +224,19 @@ class Member:
 
     def _say(self, *message: Any, wait: bool = True) -> None:
         self._heard = time.monotonic()
-        self._line.send(pack(message))
-        while self._line.pending > (0 if wait else AHEAD):
-            attend([self._line], None)
-            if self._line.closed:
+        self._channel.send(pack(message))
+        while self._channel.pending > (0 if wait else AHEAD):
+            attend([self._channel], None)
+            if self._channel.closed:
                 raise Gone
 
     def _next(self, timeout: float | None) -> Any:
-        while (message := self._line.take()) is None:
-            if self._line.closed:
+        while (message := self._channel.take()) is None:
+            if self._channel.closed:
                 raise Gone
-            attend([self._line], timeout)
+            attend([self._channel], timeout)
             if timeout is not None:
-                return self._line.take()
+                return self._channel.take()
         return message
 
     @property
@@ -270,6 +270,6 @@ def run_member(handle: int, parent: int, build: Build) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == parent:
         with contextlib.suppress(Gone):
-            Member(Line(socket.socket(fileno=handle)), build).serve()
+            FleetMember(Channel(socket.socket(fileno=handle)), build).serve()
     sys.stderr.flush()
     os._exit(0)  # a group whose other members are gone may not be taken apart in order

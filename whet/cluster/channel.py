@@ -1,6 +1,6 @@
-"""A line between two processes: messages go both ways over a socket, and neither side waits for the other to read.
+"""A channel between two processes: messages go both ways over a socket, and neither side waits for the other to read.
 
-`crew.py` holds one end of each line, `member.py` the other. Both sides only trust their own program, so messages are
+`crew.py` holds one end of each channel, `member.py` the other. Both sides only trust their own program, so messages are
 pickled. Another transport needs what `crew.py` uses of this one: `send`, `take`, `closed`, and `attend` for many.
 """
 
@@ -24,7 +24,7 @@ def pack(message: Any) -> bytes:
     return _SIZE.pack(len(data)) + data
 
 
-class Line:
+class Channel:
     """One end. `closed` is set once the other end is gone; what it sent before can still be taken."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -82,13 +82,13 @@ class Line:
         self.end.close()
 
 
-def attend(lines: Sequence[Line], timeout: float | None) -> None:
-    """Wait until a message, or a part of one, moves on one of the lines; then move all that can be moved."""
+def attend(channels: Sequence[Channel], timeout: float | None) -> None:
+    """Wait until a message, or a part of one, moves on one of the channels; then move all that can be moved."""
     with selectors.DefaultSelector() as selector:
-        for line in lines:
-            if not line.closed:
-                waits = selectors.EVENT_WRITE if line.pending else 0
-                selector.register(line.end, selectors.EVENT_READ | waits, line)
+        for channel in channels:
+            if not channel.closed:
+                waits = selectors.EVENT_WRITE if channel.pending else 0
+                selector.register(channel.end, selectors.EVENT_READ | waits, channel)
         for key, events in selector.select(timeout) if selector.get_map() else ():
             if events & selectors.EVENT_WRITE:
                 key.data.write()
