@@ -132,6 +132,8 @@ def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watc
 
     for note in parts.notes:
         watcher.message(note)
+    if parts.crew is not None:
+        parts.crew.on_message = watcher.message
 
     def on_progress(name: str, step: int, steps: int, loss: float) -> None:
         if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again

@@ -6,9 +6,10 @@ so weights are never sent. A step in which a member dies is taken again by all w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from whet.cluster.crew import Crew
 from whet.learn.base import Lesson
@@ -18,13 +19,28 @@ from whet.types import Batch, Report
 AHEAD = 4  # lessons that are sent before the first is answered
 
 
+class Lessons(NamedTuple):
+    """A part of a warm start: its batches, of which those that were sent are kept."""
+
+    steps: int
+    lr: float
+    coming: Iterator[Lesson]
+    sent: list[Lesson]
+
+    def from_the_first(self) -> Iterator[Lesson]:
+        for number in range(self.steps):
+            if number == len(self.sent):
+                self.sent.extend(itertools.islice(self.coming, 1))
+            yield from self.sent[number : number + 1]
+
+
 class Chorus:
     can_signal = frozenset({"score"})
 
     def __init__(self, crew: Crew, encode: Callable[[str], Sequence[int]]) -> None:
         self.crew, self.encode = crew, encode
         self.version, self.scored_s = 0, 0.0
-        self._lessons: list[tuple[int, float, list[Lesson]]] = []  # of the warm start so far: a death repeats it
+        self._lessons: list[Lessons] = []  # of the warm start so far: a death repeats it
 
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         self._lessons = []
@@ -40,43 +56,27 @@ class Chorus:
     def warm_start(
         self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]
     ) -> None:
-        given: list[Lesson] = []
-        lessons, waiting = (steps, lr, given), iter(batches)
-        self._lessons.append(lessons)
+        self._lessons.append(Lessons(steps, lr, iter(batches), []))
+        todo = self._lessons[-1:]
+        while not all(self._teach(lessons, on_step) for lessons in todo):
+            self.crew.renew()  # weights were between two steps of some member: from the beginning
+            todo = self._lessons
 
-        def lesson(number: int) -> Lesson | None:
-            if number == len(given) and (more := next(waiting, None)) is not None:
-                given.append(more)
-            return given[number] if number < len(given) else None
-
-        while not self._teach(steps, lr, lesson, on_step):
-            self.crew.renew()
-            for earlier, rate, known in self._lessons[:-1]:
-                self._teach(earlier, rate, dict(enumerate(known)).get, lambda step, loss: None)
-
-    def _teach(
-        self, steps: int, lr: float, lesson: Callable[[int], Lesson | None], on_step: Callable[[int, float], None]
-    ) -> bool:
+    def _teach(self, lessons: Lessons, on_step: Callable[[int, float], None]) -> bool:
         """Whether all members made all steps."""
-        sent = 0
+        pairs = lessons.from_the_first()
 
-        def send() -> None:
-            nonlocal sent
-            if sent < steps and (pairs := lesson(sent)) is not None:
-                self.crew.send_all(pairs)
-                sent += 1
+        def send(count: int = 1) -> None:
+            for lesson in itertools.islice(pairs, count):
+                self.crew.send_all(lesson)
 
         def taught(number: int, step: int, loss: float) -> None:
             if number == 0:
                 on_step(step, loss)
                 send()
 
-        def begin() -> None:
-            for _ in range(AHEAD):
-                send()
-
         self.crew.taught = taught
-        return self.crew.lead("teach", (steps, lr), begin)
+        return self.crew.lead("teach", (lessons.steps, lessons.lr), lambda: send(AHEAD))
 
     def rehearse(self) -> None:
         """Members have done it when they began."""

@@ -9,6 +9,7 @@ process without a trace, and the tokens that it had written are written again.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -31,7 +32,7 @@ ANSWER_S = 1800.0  # seconds for any other answer
 SILENT_S = 300.0  # seconds without a word from a process that decodes: it speaks every few seconds
 FORM_S = 60.0  # seconds for forming a group
 EXCHANGE_S = 1800.0  # seconds that a process waits for the others in an exchange of gradients
-GRACE_S = 20.0  # seconds after a failure in which the death of another process would explain it
+GRACE_S = 20.0  # seconds in which a failure may turn out to be the consequence of another's death
 LEAVE_S = 5.0  # seconds for leaving in order
 MOST_RESTARTS = 3  # in a row, without an update in between
 CODE = "import sys; from whet.processes import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
@@ -68,9 +69,7 @@ class Hand:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(LEAVE_S)
         code = self.process.returncode
-        how = (
-            "closed its channel" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
-        )
+        how = "fell silent" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
 
@@ -96,9 +95,10 @@ class Crew:
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
-        self.said: list[str] = []  # sentences for the user about processes that were started again
+        self.on_message: Callable[[str], None] = lambda sentence: None  # a process was started again
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
         self._serial = self._generation = 0
+        self._awaited = 0  # the question whose answers are waited for
         self.hands: list[Hand] = []
         self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, os.getpid())
         try:
@@ -143,7 +143,7 @@ class Crew:
     def together(self, name: str, *args: Any) -> dict[int, Any]:
         """Ask all for what they can only do together; the answers of those that did it. Where one has died, the others
         may have failed: the crew is whole again on return, and `position` tells the caller what was done."""
-        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S)
+        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=EXCHANGE_S)
         if not any(hand.lost for hand in self.hands):
             for number in range(self.size):
                 self.raise_failure(answers.get(number))
@@ -154,7 +154,7 @@ class Crew:
     def lead(self, name: str, args: tuple[Any, ...], then: Callable[[], None]) -> bool:
         """Ask all for what they can only do together, and `then` send them what it takes. False where one was lost: the
         crew is not whole, and the others may be anywhere in it."""
-        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=GRACE_S, then=then)
+        answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=0.1, then=then)
         if any(hand.lost for hand in self.hands):
             return False
         for number in range(self.size):
@@ -205,6 +205,7 @@ class Crew:
         or is lost the others cannot end it, and get so many seconds to notice. `then` is called once all are asked."""
         self._serial += 1
         serial, packed = self._serial, dict[int, bytes]()
+        self._awaited = serial
         waited = [self.hands[number] for number in numbers]
         for hand, own in zip(waited, args, strict=True):
             hand.since = time.monotonic()
@@ -212,25 +213,25 @@ class Crew:
             hand.channel.send(packed[id(own)])
         del packed
         then()
-        trouble = 0.0  # when the first failed or was lost
-        while waiting := [hand for hand in waited if serial not in hand.replies and not hand.lost]:
-            self._hear(1.0)
+        failed = gone = math.inf  # when the first failed, and when the first was lost
+        while True:
             now = time.monotonic()
-            failed = any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited)
-            if grace and not trouble and (failed or any(hand.lost for hand in self.hands)):
-                trouble = now
-            if trouble and now - trouble > grace:
-                if not any(hand.lost for hand in self.hands):
-                    break  # no death explains the failure, which is the caller's to raise
-                for hand in waiting:
-                    hand.lose(f"did not leave {name} within {grace:g} s of the loss of another")
+            waiting = [hand for hand in waited if serial not in hand.replies and not hand.lost]
+            if any(hand.lost for hand in self.hands):
+                gone = min(gone, now)
+            if any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited):
+                failed = min(failed, now)
+            # What fails together may fail because another died, which may be seen a little later.
+            explained = not grace or failed == math.inf or gone < math.inf or now - failed > GRACE_S
+            if explained and (not waiting or (grace and failed < math.inf and gone == math.inf)):
+                break
             for hand in waiting:
                 if now - hand.since > limit:
                     hand.lose(f"did not answer {name} for {limit:g} s")
-        if grace and any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited):
-            until = time.monotonic() + GRACE_S
-            while time.monotonic() < until and not any(hand.lost for hand in self.hands):
-                self._hear(0.2)  # the death that explains the failure may be seen a little later
+                elif grace and now - gone > grace:
+                    hand.lose(f"did not leave {name} within {grace:g} s of the loss of another")
+            self._hear(0.2 if waiting else 0.05)
+        self._awaited = 0
         return {hand.number: hand.replies.pop(serial) for hand in waited if serial in hand.replies}
 
     def _hear(self, timeout: float) -> None:
@@ -255,7 +256,7 @@ class Crew:
         elif kind != "alive":
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)
-            if kind == "failed" and serial != self._serial:  # of a question that has no answer
+            if serial != self._awaited:  # no answer was wanted: it can only be a failure
                 self.raise_failure(hand.replies.pop(serial))
 
     # ---- starting, and starting again
@@ -269,9 +270,10 @@ class Crew:
             if self.restarts > MOST_RESTARTS:
                 times = f"Processes were lost {self.restarts} times in a row"
                 raise WhetError(f"{times}, the last time because {why}; --resume goes on from the last checkpoint.")
-            if len(lost) == self.size:
-                raise WhetError(f"No process is left ({why}); --resume goes on from the last checkpoint.")
-            gone |= self._replace(lost, why)
+            gone |= {hand.number for hand in lost}
+            if len(gone) == self.size:
+                raise WhetError(f"No process is left: {why}; --resume goes on from the last checkpoint.")
+            self._replace(lost, why)
             if not any(hand.lost for hand in self.hands):
                 self._form()
             if not any(hand.lost for hand in self.hands):
@@ -292,15 +294,13 @@ class Crew:
             if not any(hand.lost for hand in self.hands):
                 return
 
-    def _replace(self, lost: Sequence[Hand], why: str) -> set[int]:
-        self.said.append(f"{why}; it was started again.")
+    def _replace(self, lost: Sequence[Hand], why: str) -> None:
+        self.on_message(f"{why}; it is started again.")
         for hand in lost:
             hand.stop()
         for hand in lost:
             self.hands[hand.number] = self._start(hand.number)
-        numbers = {hand.number for hand in lost}
-        self._begin(numbers)
-        return numbers
+        self._begin(hand.number for hand in lost)
 
     def _share(self, fresh: set[int]) -> None:
         """Those that are behind, and the fresh ones, take over from the one that is furthest."""

@@ -1,8 +1,8 @@
 """A member of a fleet: the process that has a model, an engine on its very Parameters, and a share of the learner.
 
-`crew.py` starts it and talks to it over a channel. Between two steps of its engine a member looks at what it was told; it
-sends rollouts as they finish and waits when there is nothing to do. Token ids come with requests and batches, since a
-member has no data. It ends when it is told to, or when the channel ends because the driver did.
+`crew.py` starts it and talks to it over a channel. Between two steps of its engine a member looks at what it was told;
+it sends rollouts as they finish and waits when there is nothing to do. Token ids come with requests and batches, since
+a member has no data. It ends when it is told to, or when the channel ends because the driver did.
 """
 
 from __future__ import annotations
