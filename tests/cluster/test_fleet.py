@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from fleet_run import assert_like, pool, pooled, run  # noqa: F401 (fixtures)
+from fleet_run import assert_like, pool, pooled, run, weights_of, written  # noqa: F401 (fixtures)
 from small_run import Stop, model_folder
 
 from whet.learn.losses import ESTIMATORS
+from whet.run import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:larger groups weigh more")
 WARM = ("warm_start.steps=3", "warm_start.batch=5")
@@ -70,3 +72,44 @@ def test_three_processes_train_as_one(tmp_path: Path) -> None:
     run(tmp_path / "one", *WARM)
     run(tmp_path / "three", *WARM, gpus=3)
     assert_like(tmp_path / "one", tmp_path / "three")
+
+
+STREAM = ("rollout.mode=stream", "rollout.slots=6", "save.rollouts=1000")
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) -> None:
+    run(tmp_path / "barrier")
+    run(tmp_path / "stream", *STREAM, "curriculum.look_ahead=0", gpus=2)
+    mine, theirs = weights_of(tmp_path / "barrier"), weights_of(tmp_path / "stream")
+    for name, tensor in mine.items():
+        np.testing.assert_allclose(theirs[name], tensor, rtol=1e-8, atol=1e-10)
+
+
+def account(folder: Path, steps: int) -> None:
+    """Every group that was asked is trained, ready, open or was asked again; every token was counted once."""
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == list(range(steps + 1))
+    of = {name: int(rows[-1][f"curriculum/{name}"]) for name in ("asked", "trained", "ready", "open", "cut", "expired")}
+    assert of["trained"] == 3 * steps
+    assert of.pop("asked") == sum(of.values())
+    judged = [row for name, found in written(folder).items() if name.startswith("step") for row in found]
+    keys = [(row["group_id"], row["index"]) for row in judged]
+    assert len(set(keys)) == len(keys), "no rollout comes twice"
+    assert rows[-1]["tokens_generated"] == sum(row["length"] for row in judged)
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
+def test_a_stream_accounts_for_every_prompt(tmp_path: Path, on_update: str) -> None:
+    run(tmp_path / "run", *STREAM, f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8", gpus=2)
+    account(tmp_path / "run", 8)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_stream_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    sets = (*STREAM, "rollout.on_update=recompute", "curriculum.max_age=2", "steps=6")
+    run(tmp_path / "run", *sets, gpus=2, silent=Stop(2))
+    run(tmp_path / "run", *sets, resume=True, silent=Stop(4))
+    run(tmp_path / "run", *sets, resume=True, gpus=2)
+    account(tmp_path / "run", 6)

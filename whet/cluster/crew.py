@@ -256,6 +256,7 @@ class Crew:
         elif kind != "alive":
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)
+            hand.version = self.version  # it has heard of the version that was current when it was asked
             if serial != self._awaited:  # no answer was wanted: it can only be a failure
                 self.raise_failure(hand.replies.pop(serial))
 

@@ -85,8 +85,6 @@ class Fleet:
         """Tell all members, and compare what they hold."""
         self.crew.version = version
         answers = self.crew.call("update", version)
-        for hand in self.crew.hands:
-            hand.version = version
         self.crew.compare([sums for _, sums in answers], f"after update {version}")
         self.crew.restarts = 0
 
@@ -112,7 +110,6 @@ class Fleet:
         self.crew.version = int(state["version"])
         prompts = [{row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]} for own in states]
         for number, own in enumerate(states):
-            self.crew.hands[number].version = self.crew.version
             for row in (*own["flights"], *own["done"]):
                 given = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
                 request = Request(**given, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
