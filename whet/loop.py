@@ -20,11 +20,11 @@ import numpy as np
 from whet import config
 from whet.assembly import Parts, save_parts
 from whet.curriculum.base import Evidence
-from whet.errors import Collapsed, Starved
+from whet.errors import Collapsed, Starved, WhetError
 from whet.eval import evaluate
 from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
-from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
+from whet.watch import Advice, CollapseGuard, MismatchGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
 
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
@@ -74,7 +74,7 @@ class Log:
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
         self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
-        self.advice, self.guard = Advice(), CollapseGuard()
+        self.advice, self.guard, self.mismatch = Advice(), CollapseGuard(), MismatchGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
         self.evidence = Evidence()
@@ -141,6 +141,10 @@ class Log:
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         for sentence in self.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
+        # An engine on the learner's own Parameters cannot have other weights.
+        if parts.model is None and (wrong := self.mismatch.check(metrics)):
+            remedy = "--resume goes on from the last checkpoint"
+            raise WhetError(f"{wrong}: the engine does not decode with the learner's weights. {remedy}.")
         if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:

@@ -1,5 +1,5 @@
-"""The program of a process with a fault, by its name: FAULT MARK HANDLE PARENT. A fault with a mark comes once: the file
-MARK is made when it does."""
+"""The program of a process with a fault, by its name: FAULT MARK HANDLE PARENT. Some faults come once: the file MARK is
+made when they do."""
 
 import sys
 import time

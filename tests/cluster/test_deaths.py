@@ -94,24 +94,26 @@ def test_a_process_that_is_killed_changes_no_number(
     reaper = Reaper(monkeypatch, {5: (1, 0.0), 45: (1, 0.01), 70: (0, 0.005)})
     silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
     reaper.finish()
-    assert len(reaper.names) == 3 and len(reaper.pids) > 4
+    assert len(reaper.names) == 3 and len(reaper.pids) == 6, "two, both again in the warm start, and one each later"
     assert sum("killed by signal 9; it is started again" in message for message in silent.messages) == 3
     assert_like(whole, tmp_path / "run", counters=False)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sets", [(), ("learn.updates=2", "learn.kl_coef=0.1")], ids=["one update", "two updates"])
 def test_kills_at_random_instants_change_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, sets: tuple[str, ...]
 ) -> None:
-    """Two kills of either process in each of ten runs: between questions, within them, and while one is mended."""
+    """Five kills of the second process in each of four runs: between questions, within them, while one is mended."""
     draw = random.Random(seed)
-    when = {draw.randrange(4, 130): (draw.randrange(2), draw.choice((0.0, 0.003, 0.01, 0.03))) for _ in range(2)}
+    delays = (0.0, 0.003, 0.01, 0.03)
+    when = {25 * number + draw.randrange(4, 25): (1, draw.choice(delays)) for number in range(5)}
     run(tmp_path / "one", *SETS, *WARM, *sets)
     reaper = Reaper(monkeypatch, when)
     run(tmp_path / "two", *SETS, *WARM, *sets, gpus=2)
     reaper.finish()
+    assert len(reaper.names) == 5, reaper.asked
     assert_like(tmp_path / "one", tmp_path / "two", counters=False)
 
 
@@ -126,8 +128,16 @@ def go_astray(monkeypatch: pytest.MonkeyPatch, fault: str, mark: Path) -> Reaper
     [
         ("never starts", r"Process 0 of 2 ended \(1\), and said: libfabric is missing while it started"),
         ("other weights", "Process 1 of 2 holds other weights than process 0 after update 1"),
-        ("breaks", "A process of the fleet failed with RuntimeError: a kernel went wrong"),
-        ("sleeps", "Process 0 of 2 did not answer begin for 2 s while it started; nothing was trained"),
+        pytest.param(
+            "breaks",
+            "A process of the fleet failed with RuntimeError: a kernel went wrong",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "sleeps",
+            "Process 0 of 2 did not answer begin for 2 s while it started; nothing was trained",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_cannot_go_on_ends_in_a_sentence(
