@@ -108,7 +108,7 @@ def test_kills_at_random_instants_change_no_number(
     """Five kills of the second process in each of four runs: between questions, within them, while one is mended."""
     draw = random.Random(seed)
     delays = (0.0, 0.003, 0.01, 0.03)
-    when = {25 * number + draw.randrange(4, 25): (1, draw.choice(delays)) for number in range(5)}
+    when = {20 * number + draw.randrange(4, 20): (1, draw.choice(delays)) for number in range(5)}
     run(tmp_path / "one", *SETS, *WARM, *sets)
     reaper = Reaper(monkeypatch, when)
     run(tmp_path / "two", *SETS, *WARM, *sets, gpus=2)
