@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,29 +46,27 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     assert plan.curriculum is not None
     settings, watch = plan.settings, Stopwatch()
     environments, backend = member_environments(plan, gpus)
-    judge = build_judge(plan)
-    try:
-        with watch.timing(f"the {gpus} processes"):
-            order = {"settings": settings.model_dump_json(), "weights": str(weights) if weights else "",
-                     "alphabet": plan.problems.alphabet, "size": gpus}  # fmt: skip
-            crew = Crew(order, environments, backend)
-    except BaseException:
-        judge.close()
-        raise
-    engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-    ready = f"Ready after {watch.without():.0f} s with {gpus} processes, each with a model, an engine and a learner."
-    parts = Parts(
-        plan=plan,
-        model=None,
-        engine=engine,
-        judge=judge,
-        evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
-        notes=(ready, *engine.notes()),
-        learner=Chorus(crew, plan.encoded),
-        curriculum=plan.curriculum,
-        crew=crew,
-    )
-    refuse_unmet(parts)
+    order = {"settings": settings.model_dump_json(), "weights": str(weights or ""), "alphabet": plan.problems.alphabet}
+    with ExitStack() as stack:
+        judge = build_judge(plan)
+        stack.callback(judge.close)
+        crew = Crew(order, environments, backend)
+        stack.callback(crew.close)
+        engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
+        ready = f"Ready after {watch.without():.0f} s: {gpus} processes with a model, an engine and a learner each."
+        parts = Parts(
+            plan=plan,
+            model=None,
+            engine=engine,
+            judge=judge,
+            evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
+            notes=(ready, *engine.notes()),
+            learner=Chorus(crew, plan.encoded),
+            curriculum=plan.curriculum,
+            crew=crew,
+        )
+        refuse_unmet(parts)
+        stack.pop_all()
     return parts
 
 

@@ -157,7 +157,7 @@ def test_what_cannot_go_on_ends_in_a_sentence(
     ("fault", "sentence"),
     [
         ("missed update", "Process 1 of 2 decoded with version 1 of the weights in place of 2"),
-        ("hangs", "Process 1 of 2 did not answer step for 20 s"),
+        ("hangs", "Process 1 of 2 kept the others waiting in step"),
     ],
 )
 def test_a_process_that_goes_astray_once_is_replaced(
@@ -165,7 +165,8 @@ def test_a_process_that_goes_astray_once_is_replaced(
 ) -> None:
     run(tmp_path / "one")
     reaper = go_astray(monkeypatch, fault, tmp_path / "mark")
-    monkeypatch.setattr(crew, "ANSWER_S", 20.0)
+    monkeypatch.setattr(crew, "EXCHANGE_S", 15.0)
+    monkeypatch.setattr(crew, "GRACE_S", 1.0)
     silent = run(tmp_path / "two", gpus=2)
     reaper.finish()
     assert f"{sentence}; it is started again." in silent.messages

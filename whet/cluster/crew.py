@@ -25,13 +25,14 @@ from typing import Any
 
 from whet import errors
 from whet.cluster.channel import Channel, attend, pack
+from whet.cluster.ranks import Unmet
 from whet.errors import WhetError
 
 START_S = 900.0  # seconds for loading a model and capturing what it runs by
 ANSWER_S = 1800.0  # seconds for any other answer
 SILENT_S = 300.0  # seconds without a word from a process that decodes: it speaks every few seconds
 FORM_S = 60.0  # seconds for forming a group
-EXCHANGE_S = 1800.0  # seconds that a process waits for the others in an exchange of gradients
+EXCHANGE_S = 900.0  # seconds that a process waits for the others in an exchange of gradients
 GRACE_S = 20.0  # seconds in which a failure may turn out to be the consequence of another's death
 LEAVE_S = 5.0  # seconds for leaving in order
 MOST_RESTARTS = 3  # in a row, without an update in between
@@ -95,9 +96,12 @@ class Crew:
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
-        self.on_message: Callable[[str], None] = lambda sentence: None  # a process was started again
+        self.on_message: Callable[[str], None] = lambda sentence: (
+            None
+        )  # for the user: a process was started again, or warns
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
         self._serial = self._generation = 0
+        self._noted: set[str] = set()
         self._awaited = 0  # the question whose answers are waited for
         self.hands: list[Hand] = []
         self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, os.getpid())
@@ -213,21 +217,25 @@ class Crew:
             hand.channel.send(packed[id(own)])
         del packed
         then()
-        failed = gone = math.inf  # when the first failed, and when the first was lost
+        unmet = gone = math.inf  # when the first was left alone by another, and when the first was lost
         while True:
             now = time.monotonic()
             waiting = [hand for hand in waited if serial not in hand.replies and not hand.lost]
+            failures = [hand.replies[serial][1] for hand in waited if hand.replies.get(serial, ("",))[0] == "failed"]
             if any(hand.lost for hand in self.hands):
                 gone = min(gone, now)
-            if any(hand.replies.get(serial, ("",))[0] == "failed" for hand in waited):
-                failed = min(failed, now)
-            # What fails together may fail because another died, which may be seen a little later.
-            explained = not grace or failed == math.inf or gone < math.inf or now - failed > GRACE_S
-            if explained and (not waiting or (grace and failed < math.inf and gone == math.inf)):
+            elif any(kind != Unmet.__name__ for kind in failures):
+                break  # a fault of its own, which is the caller's to raise; others may wait for it in vain
+            elif failures:
+                unmet = min(unmet, now)  # the death that explains it may be seen a little later
+            late = now - unmet > GRACE_S
+            if not waiting and (unmet == math.inf or gone < math.inf or late):
                 break
             for hand in waiting:
                 if now - hand.since > limit:
                     hand.lose(f"did not answer {name} for {limit:g} s")
+                elif late:
+                    hand.lose(f"kept the others waiting in {name}")
                 elif grace and now - gone > grace:
                     hand.lose(f"did not leave {name} within {grace:g} s of the loss of another")
             self._hear(0.2 if waiting else 0.05)
@@ -253,6 +261,10 @@ class Crew:
                 self.deliver(hand.number, found)
         elif kind == "taught":
             self.taught(hand.number, *rest)
+        elif kind == "note":
+            if rest[0] not in self._noted:  # all members say the same
+                self._noted.add(rest[0])
+                self.on_message(rest[0])
         elif kind != "alive":
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.channel import Channel, attend, pack
-from whet.cluster.ranks import Ranks
+from whet.cluster.ranks import Ranks, exchange
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint
 from whet.learn.learner import Learner
@@ -74,15 +75,16 @@ class FleetMember:
         self._engine, self._learner = self._build(order, self._prompts)
         return self._checksum(self._learner.model.parameters())
 
-    def form(self, meeting: str, size: int, backend: str, seconds: float, exchange: float) -> None:
+    def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
         if dist.is_initialized():
             dist.destroy_process_group()
         limit = timedelta(seconds=seconds)
-        dist.init_process_group(backend, init_method=meeting, rank=self._rank, world_size=size, timeout=limit)
+        with exchange():
+            dist.init_process_group(backend, init_method=meeting, rank=self._rank, world_size=size, timeout=limit)
         self._learner.team = Ranks()
         self._learner.team.gather(0)  # connections are made at the first use
-        _set_pg_timeout(timedelta(seconds=exchange))  # a member may have more to compute than the others
+        _set_pg_timeout(timedelta(seconds=later))  # a member may have more to compute than the others
 
     def position(self) -> int:
         return self._learner.version
@@ -93,13 +95,15 @@ class FleetMember:
         kinds: dict[str, Mapping[str, Tensor]] = {"live": learner.optimizer.live, **learner.tensors()} if mine else {}
         shapes = [(kind, n, t.shape, t.dtype) for kind, named in kinds.items() for n, t in named.items()]
         box: list[Any] = [(shapes, learner.state_dict()) if mine else None]
-        dist.broadcast_object_list(box, src=source)
+        with exchange():
+            dist.broadcast_object_list(box, src=source)
         shapes, state = box[0]
         got: dict[str, dict[str, Tensor]] = {}
         for kind, name, shape, dtype in shapes:
             tensor = kinds[kind][name].detach() if mine else torch.empty(shape, dtype=dtype)
             moved = tensor.to(learner.device).contiguous()
-            dist.broadcast(moved, src=source)
+            with exchange():
+                dist.broadcast(moved, src=source)
             got.setdefault(kind, {})[name] = moved
         if self._rank in those:
             with torch.no_grad():
@@ -269,7 +273,9 @@ def run_member(handle: int, parent: int, build: Build) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() == parent:
+        member = FleetMember(Channel(socket.socket(fileno=handle)), build)
+        warnings.showwarning = lambda message, *where: member._say("note", str(message))
         with contextlib.suppress(Gone):
-            FleetMember(Channel(socket.socket(fileno=handle)), build).serve()
+            member.serve()
     sys.stderr.flush()
     os._exit(0)  # a group whose other members are gone may not be taken apart in order

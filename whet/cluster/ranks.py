@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -14,6 +15,10 @@ from whet.learn.team import T, Team
 BUCKET = 64 * 2**20  # bytes that are sent at once
 
 
+class Unmet(Exception):
+    """An exchange failed: another process is gone, or did not come in time."""
+
+
 class Ranks(Team):
     """This process among those of `group`, which is formed before; by default all of them."""
 
@@ -22,6 +27,10 @@ class Ranks(Team):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def add(self, tensors: Sequence[Tensor]) -> None:
+        with exchange():
+            self._add(tensors)
+
+    def _add(self, tensors: Sequence[Tensor]) -> None:
         for bucket in buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
             dist.all_reduce(flat, group=self.group)
@@ -30,8 +39,18 @@ class Ranks(Team):
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        with exchange():
+            dist.all_gather_object(values, value, group=self.group)
         return values
+
+
+@contextmanager
+def exchange() -> Iterator[None]:
+    """What goes on here takes all processes: a failure of torch.distributed is `Unmet`."""
+    try:
+        yield
+    except RuntimeError as error:  # of every backend
+        raise Unmet(str(error)) from error
 
 
 def buckets(tensors: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]:
