@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet import config, files
-from whet.errors import Collapsed, Stopped, WhetError
+from whet.errors import Collapsed, Lost, Stopped, WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
@@ -98,14 +98,15 @@ def run_recipe(
     plan = check_run(settings, reward)
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
     recipe = dump_config(plan.settings)
-    collapsed = None
+    collapsed: Collapsed | None = None
+    lost: Lost | None = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in plan.notes:
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
-        newest = run.newest_checkpoint(watcher.message)
+        before = newest = run.newest_checkpoint(watcher.message)
         parts = build_fleet_parts(plan, gpus, newest) if gpus > 1 else build_parts(plan, weights=newest)
         stack.callback(parts.close)
         prepare_parts(parts, run, newest, watcher)
@@ -115,6 +116,13 @@ def run_recipe(
             train(parts, Log(run, parts, watcher))
         except Collapsed as error:
             collapsed = error
+        except Lost as error:
+            lost, newest = error, run.newest_checkpoint(watcher.message)
+    if lost is not None:
+        if newest == before or run.stopping:  # it would be lost again, or was to stop
+            raise lost
+        watcher.message(f"{lost} The run goes on from its last checkpoint.")
+        return run_recipe(settings, folder, watcher=watcher, resume=True, reward=reward, gpus=gpus)
     from whet.report.page import write_page
 
     # Not before the folder is free: the page says whether the run still goes on.

@@ -117,6 +117,25 @@ def test_kills_at_random_instants_change_no_number(
     assert_like(tmp_path / "one", tmp_path / "two", counters=False)
 
 
+@pytest.mark.slow
+def test_without_any_process_left_it_goes_on_from_the_last_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Both(Reaper):
+        def strike(self, crew: Crew, name: str) -> None:
+            self.asked += 1
+            if self.asked == 70:
+                for hand in crew.hands:
+                    hand.process.kill()
+
+    reaper = Both(monkeypatch, {})
+    silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
+    reaper.finish()
+    assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
+    assert len(reaper.pids) == 4
+    assert_like(whole, tmp_path / "run", counters=False)
+
+
 def go_astray(monkeypatch: pytest.MonkeyPatch, fault: str, mark: Path) -> Reaper:
     script = Path(__file__).parent / "astray.py"
     monkeypatch.setattr(crew, "COMMAND", (sys.executable, str(script), fault, str(mark)))

@@ -26,7 +26,7 @@ from typing import Any
 from whet import errors
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Unmet
-from whet.errors import WhetError
+from whet.errors import Lost, WhetError
 
 START_S = 900.0  # seconds for loading a model and capturing what it runs by
 ANSWER_S = 1800.0  # seconds for any other answer
@@ -285,7 +285,7 @@ class Crew:
                 raise WhetError(f"{times}, the last time because {why}; --resume goes on from the last checkpoint.")
             gone |= {hand.number for hand in lost}
             if len(gone) == self.size:
-                raise WhetError(f"No process is left: {why}; --resume goes on from the last checkpoint.")
+                raise Lost(f"No process is left that holds the newest weights, the last one because {why}.")
             self._replace(lost, why)
             if not any(hand.lost for hand in self.hands):
                 self._form()
