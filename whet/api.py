@@ -96,6 +96,7 @@ def run_recipe(
 
     check_gpus(settings, gpus)
     plan = check_run(settings, reward)
+    plan.processes = gpus
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
     recipe = dump_config(plan.settings)
     collapsed: Collapsed | None = None

@@ -9,7 +9,7 @@ that need torch import it, so that a wrong path is found without waiting for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from whet.draft.training import AdaptiveDrafter
     from whet.learn.learner import Learner, Passes
     from whet.learn.samples import Encode
-    from whet.learn.team import Team
     from whet.model.memory import Finding, Footprint, Room
     from whet.rollout.engine import LocalEngine
 
@@ -54,10 +53,16 @@ class Basis:
     codec: Codec
     encoded: Encode
     network: PreTrainedModel  # without weights
+    processes: int = 1  # that train it together
+
+    @property
+    def shares(self) -> int:
+        """The number of parts in which masters and moments are divided."""
+        return self.processes if self.settings.learn.shard == "optimizer" else 1
 
     @cached_property
     def footprint(self) -> Footprint:
-        return size_up_here(self.network, self.settings)
+        return replace(size_up_here(self.network, self.settings), shares=self.shares)
 
     @cached_property
     def room(self) -> Room | None:
@@ -424,7 +429,8 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
     return model
 
 
-def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, team: Team | None = None) -> Learner:
+def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int = 0) -> Learner:
+    """rank: this process among those that train together."""
     from whet.learn.learner import Learner, Passes
 
     passes: Callable[[Any, config.Learn], Passes] = Passes
@@ -434,7 +440,8 @@ def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, team: Tea
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
     engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
-    learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, team=team)
+    share = (rank if plan.shares > 1 else 0, plan.shares)
+    learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, share=share)
     engine.take_back()
     learner.rehearse()
     return learner

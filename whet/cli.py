@@ -166,6 +166,7 @@ def train(
 
         check_gpus(settings, gpus)
         plan = check_run(settings)
+        plan.processes = gpus
         out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
         for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
             show(f"# {printable(line, one_line=True)}")

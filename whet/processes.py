@@ -50,7 +50,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     with ExitStack() as stack:
         judge = build_judge(plan)
         stack.callback(judge.close)
-        crew = Crew(order, environments, backend)
+        crew = Crew(order, environments, backend, divided=settings.learn.shard == "optimizer")
         stack.callback(crew.close)
         engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         ready = f"Ready after {watch.without():.0f} s: {gpus} processes with a model, an engine and a learner each."
@@ -118,8 +118,8 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine,
     settings = config.Config.model_validate_json(order["settings"])
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
-    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network)
+    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=order["size"])
     room = plan.room  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
     engine = build_engine(plan, model, room)
-    return engine, build_learner(plan, model, engine)
+    return engine, build_learner(plan, model, engine, order["rank"])

@@ -75,11 +75,11 @@ def comparable(folder: Path) -> list[dict[str, Any]]:
 
 
 def weights_of(folder: Path) -> dict[str, np.ndarray]:
-    from safetensors.numpy import load_file
+    from safetensors.torch import load_file
 
     newest = max((folder / "checkpoints").glob("step_*"))
     (path,) = newest.glob("*model.safetensors")
-    return load_file(path)
+    return {name: tensor.double().numpy() for name, tensor in load_file(path).items()}
 
 
 def written(folder: Path) -> dict[str, list[Any]]:

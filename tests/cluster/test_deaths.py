@@ -118,18 +118,19 @@ def test_kills_at_random_instants_change_no_number(
 
 
 @pytest.mark.slow
-def test_without_any_process_left_it_goes_on_from_the_last_checkpoint(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sets", [(), ("learn.shard=optimizer",)], ids=["both die", "one dies with its share"])
+def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
 ) -> None:
-    class Both(Reaper):
+    class Sudden(Reaper):
         def strike(self, crew: Crew, name: str) -> None:
             self.asked += 1
             if self.asked == 70:
-                for hand in crew.hands:
+                for hand in crew.hands[len(sets) :]:
                     hand.process.kill()
 
-    reaper = Both(monkeypatch, {})
-    silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
+    reaper = Sudden(monkeypatch, {})
+    silent = run(tmp_path / "run", *SETS, *WARM, *sets, gpus=2)
     reaper.finish()
     assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
     assert len(reaper.pids) == 4

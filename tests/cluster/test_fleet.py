@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fleet_run import assert_like, pool, pooled, run, weights_of, written  # noqa: F401 (fixtures)
+from safetensors.numpy import load_file
 from small_run import Stop, model_folder
 
 from whet.learn.losses import ESTIMATORS
@@ -18,6 +19,7 @@ CASES = {
     "kl, two updates": ("learn.kl_coef=0.1", "learn.updates=2"),
     "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
     "lookup drafts": ("draft.drafters=['ngram']",),
+    "optimizer divided": ("learn.shard=optimizer", "learn.updates=2", "learn.kl_coef=0.1", *WARM),
     "small pool of pages": ("rollout.slots=3", "rollout.page=8", "rollout.pages=12"),
 }
 
@@ -64,6 +66,25 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
     run(folder, *sets, resume=True, silent=Stop(4))
     run(folder, *sets, gpus=2, resume=True)
     assert_like(tmp_path / "whole", folder)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_divided_masters_are_whole_in_every_checkpoint(tmp_path: Path) -> None:
+    """In half precision, bit for bit: two processes with all masters and moments, and two that divide them and stop."""
+    sets = ("model.dtype=bfloat16", "steps=4", "save.every=1", *WARM)
+    run(tmp_path / "whole", *sets, gpus=2)
+    folder, divided = tmp_path / "parts", "learn.shard=optimizer"
+    run(folder, *sets, divided, gpus=2, silent=Stop(1))
+    run(folder, *sets, gpus=2, resume=True, silent=Stop(2))
+    run(folder, *sets, divided, gpus=2, resume=True, silent=Stop(3))
+    run(folder, *sets, gpus=2, resume=True)
+    assert_like(tmp_path / "whole", folder, close=0.0)
+    states = [sorted((run / "checkpoints").glob("step_*"))[-1] / "state" for run in (tmp_path / "whole", folder)]
+    for kind in ("masters", "optimizer"):
+        mine, theirs = (load_file(state / f"{kind}.safetensors") for state in states)
+        assert mine.keys() == theirs.keys() and mine
+        for name, tensor in mine.items():
+            np.testing.assert_array_equal(theirs[name], tensor)
 
 
 @pytest.mark.slow

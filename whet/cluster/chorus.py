@@ -82,7 +82,10 @@ class Chorus:
         """Members have done it when they began."""
 
     def write(self, folder: Path) -> None:
-        self.crew.first("write", str(folder))
+        if self.crew.divided:
+            self.crew.together("write_together", str(folder))
+        else:
+            self.crew.first("write", str(folder))
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.version = self.crew.call("restore", str(checkpoint.folder))[0]

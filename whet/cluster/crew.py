@@ -88,7 +88,15 @@ class Crew:
     """deliver: called with the number of a member, and rollouts with their tickets, as they come. mended: called with
     the numbers of the members that were started again; what they were asked must be asked again."""
 
-    def __init__(self, order: Mapping[str, Any], environments: Sequence[Mapping[str, str]], backend: str) -> None:
+    def __init__(
+        self,
+        order: Mapping[str, Any],
+        environments: Sequence[Mapping[str, str]],
+        backend: str,
+        divided: bool = False,
+    ) -> None:
+        """divided: masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
+        self.divided = divided
         self.order, self.environments, self.backend = order, environments, backend
         self.size = len(environments)
         self.version = 0  # of the weights that all decode with
@@ -286,6 +294,8 @@ class Crew:
             gone |= {hand.number for hand in lost}
             if len(gone) == self.size:
                 raise Lost(f"No process is left that holds the newest weights, the last one because {why}.")
+            if self.divided:
+                raise Lost(f"{why}, and with it went its share of masters and moments.")
             self._replace(lost, why)
             if not any(hand.lost for hand in self.hands):
                 self._form()
@@ -338,7 +348,7 @@ class Crew:
 
     def _begin(self, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)
-        orders = [({**self.order, "rank": number},) for number in numbers]
+        orders = [({**self.order, "rank": number, "size": self.size},) for number in numbers]
         answers = self._ask(numbers, "begin", orders, START_S)
         for number in numbers:
             self.raise_failure(answers.get(number))

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Ranks, exchange
 from whet.learn.base import Lesson
-from whet.learn.checkpoint import load_checkpoint
+from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
 from whet.rollout.engine import LocalEngine
 from whet.types import Batch, Report, Request
@@ -129,7 +129,7 @@ class FleetMember:
         # A step with one update changes nothing before its last exchange with the others. One with several updates,
         # or with scores to exchange after its update, must be able to go back.
         several = learner.config.updates * (batch.minibatches or learner.config.minibatches) > 1 or bool(needs)
-        held = self._held() if several else None
+        held = self._held() if several and not learner.optimizer.divided else None
         try:
             return learner.step(batch, progress, needs), learner.scored_s
         except Exception:
@@ -186,6 +186,16 @@ class FleetMember:
 
     def write(self, folder: str) -> None:
         self._learner.write(Path(folder))
+
+    def write_together(self, folder: str) -> None:
+        """The first member writes what all have: masters and moments are divided among them."""
+        learner, team = self._learner, self._learner.team
+        assert isinstance(team, Ranks)
+        kinds = learner.tensors()
+        whole = {kind: team.collect(kinds.get(kind, {})) for kind in ("masters", "optimizer")}
+        if self._rank == 0:
+            kinds |= {kind: tensors for kind, tensors in whole.items() if tensors}
+            write_weights(Path(folder), learner.model, kinds)
 
     def restore(self, folder: str) -> int:
         self._learner.restore(load_checkpoint(Path(folder)))

@@ -169,6 +169,7 @@ class Footprint:
     settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
     device: torch.device
     flash: bool  # whether updates run on the flash kernel, see `whet.model.packing`
+    shares: int = 1  # devices among which masters and moments are divided
 
     @property
     def size(self) -> int:
@@ -217,8 +218,8 @@ class Footprint:
             drafter = drafter * (size + 16) + BUFFER * h * size
         return MemoryPlan(
             weights=(shape.parameters + adapters) * size,
-            masters=trained * wide if half else 0,
-            moments=2 * trained * wide,
+            masters=trained * wide // self.shares if half else 0,
+            moments=2 * trained * wide // self.shares,
             reference=trained * size if learn.kl_coef else 0,
             cache=(pages + 1) * page * self.cached,  # one page is for padding
             graphs=graphs,
