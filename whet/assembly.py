@@ -55,14 +55,9 @@ class Basis:
     network: PreTrainedModel  # without weights
     processes: int = 1  # that train it together
 
-    @property
-    def shares(self) -> int:
-        """The number of parts in which masters and moments are divided."""
-        return self.processes if self.settings.learn.shard == "optimizer" else 1
-
     @cached_property
     def footprint(self) -> Footprint:
-        return replace(size_up_here(self.network, self.settings), shares=self.shares)
+        return replace(size_up_here(self.network, self.settings), processes=self.processes)
 
     @cached_property
     def room(self) -> Room | None:
@@ -440,7 +435,8 @@ def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
     engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
-    share = (rank if plan.shares > 1 else 0, plan.shares)
+    shares = plan.footprint.shares
+    share = (rank if shares > 1 else 0, shares)
     learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, share=share)
     engine.take_back()
     learner.rehearse()
