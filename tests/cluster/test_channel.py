@@ -1,15 +1,20 @@
 """Messages arrive whole and in order, however large they are, and an end is noticed after the last of them."""
 
 import socket
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
 from whet.cluster.channel import Channel, attend, pack
 
 
-def pair() -> tuple[Channel, Channel]:
-    one, other = socket.socketpair()
-    return Channel(one), Channel(other)
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel]]:
+    ends = [Channel(end) for end in socket.socketpair()]
+    yield ends[0], ends[1]
+    for end in ends:
+        end.close()
 
 
 def receive(channel: Channel, *others: Channel) -> object:
@@ -19,9 +24,9 @@ def receive(channel: Channel, *others: Channel) -> object:
     return message
 
 
-def test_both_sides_may_send_more_than_the_socket_holds() -> None:
+def test_both_sides_may_send_more_than_the_socket_holds(pair: tuple[Channel, Channel]) -> None:
     """If either waited for the other to read, both would wait for ever."""
-    one, other = pair()
+    one, other = pair
     large = np.arange(4_000_000)
     for number in range(3):
         one.send(pack((number, large)))
@@ -34,8 +39,8 @@ def test_both_sides_may_send_more_than_the_socket_holds() -> None:
     assert not one.pending and not other.pending and one.take() is None
 
 
-def test_what_was_sent_before_the_end_is_received() -> None:
-    one, other = pair()
+def test_what_was_sent_before_the_end_is_received(pair: tuple[Channel, Channel]) -> None:
+    one, other = pair
     for number in range(5):
         one.send(pack(number))
     one.close()
@@ -47,8 +52,8 @@ def test_what_was_sent_before_the_end_is_received() -> None:
     assert not other.pending
 
 
-def test_without_news_nothing_is_waited_for_longer_than_asked() -> None:
-    one, other = pair()
+def test_without_news_nothing_is_waited_for_longer_than_asked(pair: tuple[Channel, Channel]) -> None:
+    one, other = pair
     attend([one, other], 0.0)
     assert one.take() is None and not one.closed
     attend([], None)  # no channel, nothing to wait for

@@ -40,8 +40,9 @@ class Channel:
 
     def send(self, packed: bytes) -> None:
         """Queue a packed message, and hand over what the socket takes now; `attend` hands over the rest."""
-        self._going.append(memoryview(packed))
-        self.write()
+        if not self.closed:  # nobody would read it
+            self._going.append(memoryview(packed))
+            self.write()
 
     def take(self) -> Any:
         """The next message that has come as a whole; None where there is none."""
