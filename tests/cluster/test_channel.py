@@ -17,10 +17,10 @@ def pair() -> Iterator[tuple[Channel, Channel]]:
         end.close()
 
 
-def receive(channel: Channel, *others: Channel) -> object:
+def receive(channel: Channel, *all_of: Channel) -> object:
     while (message := channel.take()) is None:
         assert not channel.closed
-        attend([channel, *others], 60)
+        attend(all_of or [channel], 60)
     return message
 
 
