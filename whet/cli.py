@@ -170,6 +170,8 @@ def train(
         out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
         for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
             show(f"# {printable(line, one_line=True)}")
+        if gpus > 1:
+            show(f"# memory is that of each of the {gpus} GPUs, times are those of one GPU alone")
         return
     folder = out or api.new_folder()
     from whet.report.live import RunProgress

@@ -100,6 +100,8 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     for number in range(gpus):
         own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         own.setdefault("OMP_NUM_THREADS", str(max(1, cores // gpus)))
+        if sys.platform == "linux":  # else gloo asks which address the host's name has, and not every host has one
+            own.setdefault("GLOO_SOCKET_IFNAME", "lo")
         environments.append(own | ({"CUDA_VISIBLE_DEVICES": seen.split(",")[number]} if cuda else {}))
     return environments, "nccl" if cuda else "gloo"
 

@@ -20,7 +20,7 @@ from small_run import SMALL, Silent, small_config
 from whet import api, cli
 from whet.cluster import crew
 from whet.cluster.crew import Crew
-from whet.errors import WhetError
+from whet.errors import Stopped, WhetError
 from whet.recipe import dump_config, load_config
 from whet.run import read_metrics
 
@@ -87,15 +87,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield folder
 
 
+@pytest.mark.parametrize(
+    ("when", "started"),
+    [
+        pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run"),
+        pytest.param({5: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
+    ],
+)
 def test_a_process_that_is_killed_changes_no_number(
-    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, float]], started: int
 ) -> None:
-    """In the warm start, where all begin again; while rollouts are written; and in a step."""
-    reaper = Reaper(monkeypatch, {5: (1, 0.0), 45: (1, 0.01), 70: (0, 0.005)})
+    kills = len(when)
+    reaper = Reaper(monkeypatch, dict(when))
     silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
     reaper.finish()
-    assert len(reaper.names) == 3 and len(reaper.pids) == 6, "two, both again in the warm start, and one each later"
-    assert sum("killed by signal 9; it is started again" in message for message in silent.messages) == 3
+    assert len(reaper.names) == kills and len(reaper.pids) == started
+    assert sum("killed by signal 9; it is started again" in message for message in silent.messages) == kills
     assert_like(whole, tmp_path / "run", counters=False)
 
 
@@ -216,6 +223,28 @@ def test_the_command_says_it_in_one_sentence(tmp_path: Path, monkeypatch: pytest
     assert "torch sees no GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_signal_in_the_warm_start_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupts(Silent):
+        def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    reaper = Reaper(monkeypatch, {})
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", "warm_start.steps=100", gpus=2, silent=Interrupts())
+    reaper.finish()
+
+
+def test_the_plan_of_several_processes_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    sets = [f"--set={item}" for item in (*SMALL, *CPU)]
+    monkeypatch.setattr(sys, "argv", ["whet", "train", *sets, "--gpus", "2", "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    assert "memory is that of each of the 2 GPUs" in capsys.readouterr().out
+
+
 def children_of(pid: int) -> list[int]:
     """Processes that it started, and that are not its judges: those have its own name."""
     found = []
@@ -234,7 +263,9 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes] | N
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_run_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
     recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
     rewards = ("data.0.reward=small_run:even_digits", "eval.0.reward=small_run:even_digits", "steps=100000")

@@ -104,9 +104,8 @@ class Crew:
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
-        self.on_message: Callable[[str], None] = lambda sentence: (
-            None
-        )  # for the user: a process was started again, or warns
+        # For the user: a process was started again, or warns.
+        self.on_message: Callable[[str], None] = lambda sentence: None
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
         self._serial = self._generation = 0
         self._noted: set[str] = set()
@@ -221,7 +220,8 @@ class Crew:
         waited = [self.hands[number] for number in numbers]
         for hand, own in zip(waited, args, strict=True):
             hand.since = time.monotonic()
-            packed.setdefault(id(own), pack((serial, name, own)))  # equal for all: packed once
+            if id(own) not in packed:  # what is the same for all is packed once
+                packed[id(own)] = pack((serial, name, own))
             hand.channel.send(packed[id(own)])
         del packed
         then()

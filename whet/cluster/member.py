@@ -146,8 +146,9 @@ class FleetMember:
         """Take part in a warm start; its batches come one by one, and each answer lets the next one come."""
 
         def batches() -> Iterator[Lesson]:
-            while True:
-                yield self._next(None)
+            while not isinstance(told := self._next(None), tuple):
+                yield told
+            raise Gone  # a question instead of a lesson: the run is being stopped
 
         self._learner.warm_start(
             batches(), steps=steps, lr=lr, on_step=lambda step, loss: self._say("taught", step, loss)
