@@ -8,8 +8,6 @@ from pathlib import Path
 from whet.cluster.member import FleetMember
 from whet.processes import serve_member
 
-fault, mark = sys.argv[1], Path(sys.argv[2])
-handle, parent = int(sys.argv[3]), int(sys.argv[4])
 update, step = FleetMember.update, FleetMember.step
 
 
@@ -45,17 +43,19 @@ def breaks(self, *args):
     return step(self, *args)
 
 
-match fault:
-    case "never starts":
-        sys.exit("libfabric is missing")
-    case "sleeps":
-        time.sleep(10**6)
-    case "other weights":
-        FleetMember.step = other_weights
-    case "missed update":
-        FleetMember.update = missed_update
-    case "hangs":
-        FleetMember.step = hangs
-    case "breaks":
-        FleetMember.step = breaks
-serve_member(handle, parent)
+if __name__ == "__main__":
+    fault, mark = sys.argv[1], Path(sys.argv[2])
+    match fault:
+        case "never starts":
+            sys.exit("libfabric is missing")
+        case "sleeps":
+            time.sleep(10**6)
+        case "other weights":
+            FleetMember.step = other_weights
+        case "missed update":
+            FleetMember.update = missed_update
+        case "hangs":
+            FleetMember.step = hangs
+        case "breaks":
+            FleetMember.step = breaks
+    serve_member(int(sys.argv[3]), int(sys.argv[4]))

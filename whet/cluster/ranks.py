@@ -28,13 +28,10 @@ class Ranks(Team):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
 
     def add(self, tensors: Sequence[Tensor]) -> None:
-        with exchange():
-            self._add(tensors)
-
-    def _add(self, tensors: Sequence[Tensor]) -> None:
         for bucket in buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
-            dist.all_reduce(flat, group=self.group)
+            with exchange():
+                dist.all_reduce(flat, group=self.group)
             for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 tensor.copy_(total)
 
