@@ -140,7 +140,7 @@ def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
     silent = run(tmp_path / "run", *SETS, *WARM, *sets, gpus=2)
     reaper.finish()
     assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
-    assert len(reaper.pids) == 4
+    assert len(reaper.pids) >= 4, "one death may be seen before the other"
     assert_like(whole, tmp_path / "run", counters=False)
 
 
