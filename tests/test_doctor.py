@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,19 @@ def billion(*sets: str) -> Footprint:
     )
     settings = load_config(sets=["rollout.context=4096", 'model.dtype="bfloat16"', *sets])
     return Footprint(shape=shape, settings=settings, device=torch.device("cuda"), flash=True)
+
+
+def test_several_gpus_divide_masters_and_moments() -> None:
+    """12 of the 20 bytes of a parameter; the sentence of a refusal names the setting where it is enough."""
+    alone, eight = billion(), replace(billion(), processes=8)
+    divided = replace(billion("learn.shard=optimizer"), processes=8)
+    assert eight.plan() == alone.plan()
+    assert eight.plan().total - divided.plan().total == 12 * alone.shape.parameters * 7 // 8
+    with pytest.raises(WhetError, match=r'enough would be learn\.shard = "optimizer"'):
+        eight.room(eight.least() - 1)
+    with pytest.raises(WhetError) as refused:
+        alone.room(alone.least() - 1)
+    assert "learn.shard" not in str(refused.value)
 
 
 def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:

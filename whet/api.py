@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet import config, files
-from whet.errors import Collapsed, Stopped, WhetError
+from whet.errors import Collapsed, Lost, Stopped, WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
 from whet.run import Run, read_metrics
@@ -54,12 +54,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     quiet: bool = False,
+    gpus: int = 1,
 ) -> Result:
     """Train, and return when done.
 
     model: a Hugging Face folder, a hub name or "tiny". prompts: a file, a short name (gsm8k) or a name for `datasets`;
     or the problems themselves, as (text, answer) pairs, dicts or Prompts. reward: called with (prompt, response) in
     worker processes, returns a score in 0..1; or "module:function".
+    gpus: processes that share the work, with a GPU each.
     settings: dotted keys as for `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
     """
     from whet.report.live import RunProgress
@@ -72,7 +74,7 @@ def train(
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     with closing(RunProgress(quiet=quiet)) as watcher:
-        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher)
+        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher, gpus=gpus)
     return Result(folder=folder, metrics=read_metrics(folder))
 
 
@@ -84,24 +86,29 @@ def run_recipe(
     resume: bool = False,
     reward: JudgeFunction | None = None,
     prompts: list[Any] | None = None,
+    gpus: int = 1,
 ) -> int:
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
     from whet.assembly import build_parts, check_run
+    from whet.processes import build_fleet_parts, check_gpus
 
+    check_gpus(settings, gpus)
     plan = check_run(settings, reward)
+    plan.processes = gpus
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
     recipe = dump_config(plan.settings)
-    collapsed = None
+    collapsed: Collapsed | None = None
+    lost: Lost | None = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in plan.notes:
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
-        newest = run.newest_checkpoint(watcher.message)
-        parts = build_parts(plan, weights=newest)
+        before = newest = run.newest_checkpoint(watcher.message)
+        parts = build_fleet_parts(plan, gpus, newest) if gpus > 1 else build_parts(plan, weights=newest)
         stack.callback(parts.close)
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train
@@ -110,6 +117,13 @@ def run_recipe(
             train(parts, Log(run, parts, watcher))
         except Collapsed as error:
             collapsed = error
+        except Lost as error:
+            lost, newest = error, run.newest_checkpoint(watcher.message)
+    if lost is not None:
+        if newest == before or run.stopping:  # it would be lost again, or was to stop
+            raise lost
+        watcher.message(f"{lost} The run goes on from its last checkpoint.")
+        return run_recipe(settings, folder, watcher=watcher, resume=True, reward=reward, gpus=gpus)
     from whet.report.page import write_page
 
     # Not before the folder is free: the page says whether the run still goes on.
@@ -127,6 +141,8 @@ def prepare_parts(parts: Parts, run: Run, checkpoint: Path | None, watcher: Watc
 
     for note in parts.notes:
         watcher.message(note)
+    if parts.crew is not None:
+        parts.crew.on_message = watcher.message
 
     def on_progress(name: str, step: int, steps: int, loss: float) -> None:
         if run.stopping:  # nothing is trained yet: a resumed run begins its warm start again

@@ -9,7 +9,7 @@ that need torch import it, so that a wrong path is found without waiting for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,8 @@ from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_
 from whet.errors import WhetError
 from whet.estimate import Machine, budget_lines, dims_of, estimate_lines, gpu_of, workloads
 from whet.eval import EvalSet, eval_sets
-from whet.learn.checkpoint import Checkpoint, load_weights_into, save_checkpoint
+from whet.learn.base import Trainer
+from whet.learn.checkpoint import Checkpoint, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
 from whet.tasks.judge import Judge
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from whet.cluster.crew import Crew
     from whet.draft.training import AdaptiveDrafter
     from whet.learn.learner import Learner, Passes
+    from whet.learn.samples import Encode
     from whet.model.memory import Finding, Footprint, Room
     from whet.rollout.engine import LocalEngine
 
@@ -43,20 +46,18 @@ SHOWN = 600  # characters of the first prompt that a dry run shows
 
 
 @dataclass(kw_only=True)
-class RunPlan:
-    """A run that is checked and not started: what `check_run` found and built, to be used by one run."""
+class Basis:
+    """What a model, its engine and its learner are built from. A process that has no data needs no more."""
 
     settings: config.Config  # with rollout.context, learn.lr and data_folder filled in, and with absolute paths
-    problems: Problems
     codec: Codec
-    encoded: EncodedPrompts
+    encoded: Encode
     network: PreTrainedModel  # without weights
-    curriculum: Curriculum | None  # None where nothing is trained
-    notes: tuple[str, ...]  # sentences for the user, each shown once
+    processes: int = 1  # that train it together
 
     @cached_property
     def footprint(self) -> Footprint:
-        return size_up_here(self.network, self.settings)
+        return replace(size_up_here(self.network, self.settings), processes=self.processes)
 
     @cached_property
     def room(self) -> Room | None:
@@ -65,6 +66,16 @@ class RunPlan:
 
         device = self.footprint.device
         return self.footprint.room(free_memory(device) or 0) if device.type == "cuda" else None
+
+
+@dataclass(kw_only=True)
+class RunPlan(Basis):
+    """A run that is checked and not started: what `check_run` found and built, to be used by one run."""
+
+    problems: Problems
+    encoded: EncodedPrompts
+    curriculum: Curriculum | None  # None where nothing is trained
+    notes: tuple[str, ...]  # sentences for the user, each shown once
 
     def findings(self, response: float | None = None) -> list[Finding]:
         """Model, path, memory and time on this machine; `response`: its mean tokens, where a run has measured them."""
@@ -285,7 +296,7 @@ class Actor:
     """What makes judged rollouts: all that evaluating a model takes."""
 
     plan: RunPlan
-    model: PreTrainedModel
+    model: PreTrainedModel | None  # None where other processes hold it
     engine: Engine
     judge: Judge
     evals: tuple[EvalSet, ...]
@@ -312,16 +323,25 @@ class Parts(Actor):
     """An actor, and what it takes to train it."""
 
     curriculum: Curriculum
-    learner: Learner
+    learner: Trainer
     store: RolloutStore = field(default_factory=RolloutStore)
     tally: Tally = field(default_factory=Tally)
+    crew: Crew | None = None  # the processes that hold the model, where there are several
     fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
     warm_start_s: float = 0.0
 
     def __post_init__(self) -> None:
+        import torch
+
         from whet.model.ops import DeviceMeter
 
-        self.meter = DeviceMeter(self.model.device)  # how long a GPU works for the learner
+        # How long a GPU works for the learner; not measured where other processes do its work.
+        self.meter = DeviceMeter(self.model.device if self.model is not None else torch.device("cpu"))
+
+    def close(self) -> None:
+        super().close()
+        if self.crew is not None:
+            self.crew.close()
 
     @property
     def progress(self) -> float:
@@ -349,35 +369,15 @@ class Parts(Actor):
 
 def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None = None) -> Actor:
     """`weights`: a checkpoint folder in place of the recipe's model. `room`: how a GPU is shared with a learner."""
-    from whet.model.load import load_model
-
-    settings, problems = plan.settings, plan.problems
-    model = load_model(
-        settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)}),
-        vocab_size=len(plan.codec.tokenizer),
-        context=settings.rollout.context,
-        seed=settings.seed,
-        checked=plan.network if weights is None else None,
-    )
-    judge = Judge(  # forks its workers: before the engine fills the GPU
-        problems.lookup,
-        problems.judges,
-        settings.judge,
-        decode=plan.codec.judged,
-        ordered=settings.rollout.ordered,
-        total=problems.rewards.total,
-    )
-    drafts, on_gpu = "eagle" in settings.draft.drafters, model.device.type == "cuda"
-    if on_gpu and (drafts or settings.rollout.graphs):
-        from whet.fast.fused import share_storage
-
-        share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
+    settings = plan.settings
+    judge = build_judge(plan)
+    model = build_model(plan, weights)
     drafter = None
-    if drafts:
+    if "eagle" in settings.draft.drafters:
         from whet.draft.training import AdaptiveDrafter
 
         drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
-        if on_gpu:
+        if model.device.type == "cuda":
             from whet.fast.fused import KERNELS
 
             drafter.live.ops = KERNELS
@@ -388,33 +388,71 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
         model=model,
         engine=engine,
         judge=judge,
-        evals=eval_sets(settings, problems.evals, training_sampling(settings, plan.codec)),
+        evals=eval_sets(settings, plan.problems.evals, training_sampling(settings, plan.codec)),
         drafter=drafter,
         notes=(*(f"Memory: {line}." for line in memory), *engine.notes()),
     )
 
 
-def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
-    """Load the weights and start the parts. The plan's curriculum becomes that of the run."""
+def build_judge(plan: RunPlan) -> Judge:
+    """It forks its workers: before weights fill this process, or other processes are started from it."""
+    return Judge(
+        plan.problems.lookup,
+        plan.problems.judges,
+        plan.settings.judge,
+        decode=plan.codec.judged,
+        ordered=plan.settings.rollout.ordered,
+        total=plan.problems.rewards.total,
+    )
+
+
+def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
+    from whet.model.load import load_model
+
+    settings = plan.settings
+    model = load_model(
+        settings.model if weights is None else settings.model.model_copy(update={"name": str(weights)}),
+        vocab_size=len(plan.codec.tokenizer),
+        context=settings.rollout.context,
+        seed=settings.seed,
+        checked=plan.network if weights is None else None,
+    )
+    if model.device.type == "cuda" and ("eagle" in settings.draft.drafters or settings.rollout.graphs):
+        from whet.fast.fused import share_storage
+
+        share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
+    return model
+
+
+def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int = 0) -> Learner:
+    """rank: this process among those that train together."""
     from whet.learn.learner import Learner, Passes
 
-    assert plan.curriculum is not None
-    watch, room = Stopwatch(), plan.room
-    with watch.timing("model, judges and engine"):
-        actor = build_actor(plan, weights, room=room)
     passes: Callable[[Any, config.Learn], Passes] = Passes
-    if actor.model.device.type == "cuda":
+    if model.device.type == "cuda":
         from whet.fast.graphed import FastPasses
 
         # There are no graphs where the KV cache lends the memory of a pass.
-        passes = partial(FastPasses, graphs=room is None or room.plan.replays > 0)
-    actor.engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
+        passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
+    engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
+    shares = plan.footprint.shares
+    share = (rank if shares > 1 else 0, shares)
+    learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, share=share)
+    engine.take_back()
+    learner.rehearse()
+    return learner
+
+
+def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
+    """Load the weights and start the parts. The plan's curriculum becomes that of the run."""
+    assert plan.curriculum is not None
+    watch = Stopwatch()
+    with watch.timing("model, judges and engine"):
+        actor = build_actor(plan, weights, room=plan.room)
     with watch.timing("the learner"):
-        learner = Learner(actor.model, plan.settings.learn, encode=plan.encoded, passes=passes)
+        assert actor.model is not None
+        learner = build_learner(plan, actor.model, actor.engine)
     parts = Parts(**vars(actor), learner=learner, curriculum=plan.curriculum)
-    parts.engine.take_back()
-    with watch.timing("the learner"):
-        learner.rehearse()
     refuse_unmet(parts)
     if watch.without() >= 5:  # long enough to be noticed
         shares = ", ".join(f"{name} took {seconds:.0f} s" for name, seconds in watch.seconds.items())
@@ -433,7 +471,7 @@ def refuse_unmet(parts: Parts) -> None:
 
 
 def build_engine(
-    plan: RunPlan, model: PreTrainedModel, room: Room | None = None, drafter: AdaptiveDrafter | None = None
+    plan: Basis, model: PreTrainedModel, room: Room | None = None, drafter: AdaptiveDrafter | None = None
 ) -> LocalEngine:
     """`room`: how a GPU is shared with a learner, if there is one. On a GPU the model's storage is shared already."""
     from whet.draft.speculation import build_speculation
@@ -480,13 +518,19 @@ def save_parts(parts: Parts, folder: Path) -> None:
     from whet.draft.export import FOLDER, write_drafter
 
     engine = parts.engine.state_dict()
-    drafter, waiting = parts.drafter, RolloutStore()
+    drafter, model, waiting = parts.drafter, parts.model, RolloutStore()
     pending = [rollout_to_json(r) for r in waiting.put(parts.judge.pending())]
+
+    def write(path: Path) -> None:
+        parts.learner.write(path)
+        if drafter is not None and model is not None:
+            write_drafter(path / FOLDER, drafter.live, model.config)
+
     save_checkpoint(
         folder,
-        model=parts.model,
+        model=None,  # the learner writes it
         tokenizer=parts.plan.codec.tokenizer,
-        tensors=parts.learner.tensors() | ({"drafter": drafter.tensors()} if drafter else {}),
+        tensors={"drafter": drafter.tensors()} if drafter else {},
         arrays={
             "traces": parts.store.arrays(),
             "judge": waiting.arrays(),
@@ -500,7 +544,7 @@ def save_parts(parts: Parts, folder: Path) -> None:
             "judge": pending,
             "engine": {k: v for k, v in engine.items() if not isinstance(v, np.ndarray)},
         },
-        beside=(lambda path: write_drafter(path / FOLDER, drafter.live, parts.model.config)) if drafter else None,
+        beside=write,
     )
 
 
@@ -508,8 +552,7 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
     """Put back everything that the checkpoint holds; `parts` were built on its weights."""
     states, arrays = checkpoint.states, checkpoint.arrays
     try:
-        load_weights_into(parts.model, checkpoint.folder)
-        parts.learner.load(checkpoint.tensors, states["learner"])
+        parts.learner.restore(checkpoint)
         parts.curriculum.load_state_dict(states["curriculum"])
         parts.store.load(arrays["traces"])
         parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})

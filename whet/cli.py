@@ -140,6 +140,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run folder; default runs/DATE-TIME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan only.")] = False,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of this machine to train on.")] = 1,
 ) -> None:
     """Train a model by a recipe."""
     from whet import api
@@ -160,19 +161,24 @@ def train(
         settings = load_config(recipe, [*flags, *folder_set(data_folder), *(sets or [])])
     if dry_run:
         from whet.assembly import check_run
+        from whet.processes import check_gpus
         from whet.run import mean_response
 
+        check_gpus(settings, gpus)
         plan = check_run(settings)
+        plan.processes = gpus
         out_console.print(dump_config(plan.settings), markup=False, highlight=False, end="")
         for line in plan.describe(mean_response(out) if out else None):  # an earlier run has measured its responses
             show(f"# {printable(line, one_line=True)}")
+        if gpus > 1:
+            show(f"# memory is that of each of the {gpus} GPUs, times are those of one GPU alone")
         return
     folder = out or api.new_folder()
     from whet.report.live import RunProgress
 
     try:
         with closing(RunProgress()) as watcher:
-            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher)
+            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None

@@ -183,7 +183,7 @@ class RolloutSettings(Section):
     on_update: Literal["", "cut", "recompute", "keep"] = ""
     """A weight update cuts, recomputes or keeps running rollouts (stream); empty keeps them if max_age allows it."""
     ordered: bool = True
-    """Verdicts are taken in engine order, so that a stream run repeats exactly; false never waits for a judge."""
+    """Verdicts are taken in the order of the requests, so that a run repeats exactly; false never waits for a judge."""
 
 
 class Draft(Section):
@@ -360,6 +360,8 @@ class Learn(Section):
     """A micro-batch has this many tokens; it is halved when memory runs out."""
     checkpoint_activations: bool = False
     """Activations are computed again in the backward pass, which saves memory and costs time."""
+    shard: Literal["none", "optimizer"] = "none"
+    """With --gpus, each GPU holds all masters and moments ("none") or its share of them ("optimizer")."""
     compile: bool = True
     """On a GPU in bfloat16 the layers and the head are compiled once, before the first batch."""
 

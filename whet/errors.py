@@ -21,5 +21,9 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
+class Lost(WhetError):
+    """No process holds the newest weights any more. The last checkpoint is untouched."""
+
+
 class Diverged(WhetError):
     """Three steps in a row were not finite; the last good checkpoint is untouched."""

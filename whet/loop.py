@@ -20,11 +20,11 @@ import numpy as np
 from whet import config
 from whet.assembly import Parts, save_parts
 from whet.curriculum.base import Evidence
-from whet.errors import Collapsed, Starved
+from whet.errors import Collapsed, Starved, WhetError
 from whet.eval import evaluate
 from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
-from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
+from whet.watch import Advice, CollapseGuard, MismatchGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
 
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
@@ -74,7 +74,7 @@ class Log:
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
         self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
-        self.advice, self.guard = Advice(), CollapseGuard()
+        self.advice, self.guard, self.mismatch = Advice(), CollapseGuard(), MismatchGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
         self.evidence = Evidence()
@@ -141,6 +141,10 @@ class Log:
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
         for sentence in self.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
+        # An engine on the learner's own Parameters cannot have other weights.
+        if parts.model is None and (wrong := self.mismatch.check(metrics)):
+            remedy = "--resume goes on from the last checkpoint"
+            raise WhetError(f"{wrong}: the engine does not decode with the learner's weights. {remedy}.")
         if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
@@ -153,7 +157,7 @@ class Log:
         if parts.drafter is None:
             return {}
         # On a GPU, where steps are short and the drafter's updates wait for the host, it may not train in every step.
-        granted = DRAFTER_SHARE * self.watch.without("save") if parts.model.device.type == "cuda" else math.inf
+        granted = DRAFTER_SHARE * self.watch.without("save") if parts.meter.on else math.inf
         with self.watch.timing("draft"), parts.meter.span():
             try:
                 return parts.drafter.train(sum(r.length for r in self.seen), granted)
@@ -224,8 +228,6 @@ class Log:
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:
     """Train on worked solutions, entry by entry; on_progress(name, step, steps, loss) is called after each update."""
-    from whet.learn.learner import warm_start
-
     begun = time.perf_counter()
     parts.engine.release()
     for number, entry in enumerate(parts.plan.settings.warm_start):
@@ -234,15 +236,10 @@ def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float],
         def on_step(step: int, loss: float, name: str = f"warm start {number + 1}", steps: int = entry.steps) -> None:
             on_progress(name, step + 1, steps, loss)
 
-        warm_start(
-            parts.model,
-            solution_batches(parts, entry, rng),
-            steps=entry.steps,
-            lr=entry.lr,
-            pack_tokens=parts.plan.settings.learn.pack_tokens,
-            on_step=on_step,
-        )
+        batches = solution_batches(parts, entry, rng)
+        parts.learner.warm_start(batches, steps=entry.steps, lr=entry.lr, on_step=on_step)
     parts.engine.take_back()
+    parts.engine.update(parts.learner.version)
     parts.warm_start_s = time.perf_counter() - begun
 
 

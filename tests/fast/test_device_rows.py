@@ -76,7 +76,7 @@ def test_steps_ahead_give_the_same_tokens(stops: tuple[int, ...]) -> None:
     ahead = set()
     for engine in (plain, graph):
         engine.submit(requests)
-        while engine._busy:
+        while engine.busy:
             engine.step()
             if isinstance(engine.runner, GraphRunner) and engine.runner._next is not None:
                 ahead.add(len(engine.runner._next.drawn))

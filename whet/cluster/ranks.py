@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
@@ -12,6 +14,10 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from whet.learn.team import T, Team
 
 BUCKET = 64 * 2**20  # bytes that are sent at once
+
+
+class Unmet(Exception):
+    """An exchange failed: another process is gone, or did not come in time."""
 
 
 class Ranks(Team):
@@ -24,14 +30,50 @@ class Ranks(Team):
     def add(self, tensors: Sequence[Tensor]) -> None:
         for bucket in buckets(tensors):
             flat = _flatten_dense_tensors(bucket)
-            dist.all_reduce(flat, group=self.group)
+            with exchange():
+                dist.all_reduce(flat, group=self.group)
             for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
                 tensor.copy_(total)
 
+    def give(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int]) -> None:
+        for owner in range(self.size):
+            for bucket in buckets([tensor.detach() for name, tensor in tensors.items() if owners[name] == owner]):
+                flat = _flatten_dense_tensors(bucket)
+                with exchange():
+                    dist.broadcast(flat, src=owner, group=self.group)
+                if owner != self.rank:  # an owner's own tensors are not written again
+                    for tensor, new in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+                        tensor.copy_(new)
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of all members, in the main memory of the first; nothing in that of the others."""
+        shares = self.gather(
+            [(name, tensor.shape, tensor.dtype, tensor.device.type) for name, tensor in tensors.items()]
+        )
+        found: dict[str, Tensor] = {}
+        for owner, share in enumerate(shares):
+            for name, shape, dtype, kind in share:
+                mine = tensors[name].detach() if owner == self.rank else torch.empty(shape, dtype=dtype, device=kind)
+                with exchange():
+                    dist.broadcast(mine, src=owner, group=self.group)
+                if self.rank == 0:
+                    found[name] = mine.cpu()
+        return found
+
     def gather(self, value: T) -> list[T]:
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self.group)
+        with exchange():
+            dist.all_gather_object(values, value, group=self.group)
         return values
+
+
+@contextmanager
+def exchange() -> Iterator[None]:
+    """What goes on here takes all processes: a failure of torch.distributed is `Unmet`."""
+    try:
+        yield
+    except RuntimeError as error:  # of every backend
+        raise Unmet(str(error)) from error
 
 
 def buckets(tensors: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]:

@@ -12,25 +12,27 @@ from typing import Any
 
 import numpy as np
 
-from whet.learn.team import spread
+from whet.learn.spread import spread
 from whet.rollout.base import join_traces, split_traces
-from whet.types import Trace
+from whet.types import Rollout, Trace, rollout_to_json
 
 State = Mapping[str, Any]
 Row = tuple[dict[str, Any], Trace]  # a flight or a finished rollout, and its tokens so far
 
 
-def merge_states(states: Sequence[State]) -> dict[str, Any]:
-    """One state with all rollouts of these. Flights are numbered anew, in the order in which they arrived."""
+def merge_states(states: Sequence[State], done: Sequence[Rollout] = ()) -> dict[str, Any]:
+    """One state with all rollouts of these, and with `done`, which have finished and wait elsewhere. Flights are
+    numbered anew, in the order in which they arrived."""
     assert len({state["version"] for state in states}) == 1, "engines have weights of different versions"
     rows = [_rows(state) for state in states]
+    waiting = [({**rollout_to_json(r), "tokens": r.length}, r.trace) for r in done if r.trace is not None]
     flights = sorted((row for own, _ in rows for row in own), key=lambda row: row[0]["arrival"])
     prompts = {
         name: mean for s in states for name, mean in zip(s["length_prompts"], s["length_means"].tolist(), strict=True)
     }
     return _state(
         [({**data, "arrival": number}, trace) for number, (data, trace) in enumerate(flights)],
-        [row for _, done in rows for row in done],
+        [row for _, own in rows for row in own] + waiting,
         like=states[0],
         begun=np.unique(np.concatenate([state["begun"] for state in states])),
         length_sums=np.sum([state["length_sums"] for state in states], axis=0),

@@ -72,12 +72,9 @@ def save_checkpoint(
     States are JSON: tuples come back as lists, keys as strings. `beside` writes further files into the folder."""
     with files.preparing(folder) as tmp, files.one_sentence(tmp):
         (tmp / STATE).mkdir()
-        if model is not None:
-            _write_model(model, tmp)
+        write_weights(tmp, model, tensors)
         if tokenizer is not None:
             tokenizer.save_pretrained(tmp)
-        for name, entry in tensors.items():
-            _write_tensors(tmp / STATE / f"{name}.safetensors", entry)
         for name, table in arrays.items():
             assert not any(a.dtype.hasobject for a in table.values()), f"{name}.npz: objects would need pickle"
             np.savez(tmp / STATE / f"{name}.npz", **table)  # type: ignore[arg-type]
@@ -88,6 +85,14 @@ def save_checkpoint(
         names = sorted(file.relative_to(tmp).as_posix() for file in tmp.rglob("*") if file.is_file())
         listed = {n: {"size": (tmp / n).stat().st_size, "sha256": sha} for n, sha in _hashes(tmp, names).items()}
         (tmp / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": listed}, indent=1))
+
+
+def write_weights(folder: Path, model: PreTrainedModel | None, tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """What a checkpoint holds of a model and its learner, into a folder that is being prepared."""
+    if model is not None:
+        _write_model(model, folder)
+    for name, entry in tensors.items():
+        _write_tensors(folder / STATE / f"{name}.safetensors", entry)
 
 
 def _write_model(model: PreTrainedModel, folder: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from whet.config import Learn
 from whet.errors import Diverged, WhetError
+from whet.learn.checkpoint import Checkpoint, load_weights_into, write_weights
 from whet.learn.losses import ESTIMATORS, importance, k3
 from whet.learn.optimizer import AdamW, learning_rate
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
@@ -101,8 +103,10 @@ class Learner:
         encode: Encode,
         passes: Callable[[Any, Learn], Passes] = Passes,
         team: Team | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
-        """`passes` makes the object that runs the model; `team`: the learners that train it together."""
+        """`passes` makes the object that runs the model; `team`: the learners that train it together; `share`: (rank,
+        size) of it where masters and moments are divided among them."""
         self.model = model.eval()
         self.config = config
         self.version = self.skipped = self.skipped_in_row = self.ooms = 0
@@ -111,7 +115,9 @@ class Learner:
         self.pack_tokens = config.pack_tokens
         self.share = True  # prompts that several responses of a pack have are fed once
         self.device = model.device
-        self.optimizer = AdamW(model, weight_decay=config.weight_decay, grad_clip=config.grad_clip)
+        self.share_of_state = share
+        own: dict[str, Any] = {"weight_decay": config.weight_decay, "grad_clip": config.grad_clip, "share": share}
+        self.optimizer = AdamW(model, **own)
         self.team = team or Team()
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
@@ -172,7 +178,23 @@ class Learner:
                 self.optimizer.zero_grad()
             self._within_memory(samples, partial(self._score, self.model, samples))
 
+    def warm_start(
+        self, batches: Iterable[Sequence[Pair]], *, steps: int, lr: float, on_step: Callable[[int, float], None]
+    ) -> None:
+        """Train on worked solutions before the first step, see the function of this name."""
+        given: dict[str, Any] = {"pack_tokens": self.config.pack_tokens, "on_step": on_step, "team": self.team}
+        warm_start(self.model, batches, steps=steps, lr=lr, share=self.share_of_state, **given)
+
     # ---- checkpoints
+
+    def write(self, folder: Path) -> None:
+        """Write the model and `tensors` into a checkpoint that is being prepared."""
+        write_weights(folder, self.model, self.tensors())
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take over weights and state of a checkpoint."""
+        load_weights_into(self.model, checkpoint.folder)
+        self.load(checkpoint.tensors, checkpoint.states["learner"])
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What a checkpoint holds beside the live weights; masters only for half precision, reference only under KL."""
@@ -256,6 +278,8 @@ class Learner:
                         raise Diverged(f"The loss or its gradient was not finite {times}; {cure}.")
                     return metrics
                 self.optimizer.step(self._learning_rate(progress), norm)
+                if self.optimizer.divided:
+                    self.team.give(self.optimizer.live, self.optimizer.owners)
                 self.updates += 1
                 self.skipped_in_row = 0
         return metrics
@@ -368,6 +392,7 @@ def warm_start(
     pack_tokens: int = 4096,
     on_step: Callable[[int, float], None] | None = None,
     team: Team | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> float:
     """Supervised fine-tuning on worked solutions, so that the base is sometimes right; returns the last loss.
 
@@ -378,7 +403,7 @@ def warm_start(
     """
     model.eval()
     check_packing(model)
-    optimizer, team = AdamW(model), team or Team()
+    optimizer, team = AdamW(model, share=share), team or Team()
     loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss, tokens = 0.0, sum(len(response) for _, response in pairs)
@@ -397,6 +422,8 @@ def warm_start(
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
         optimizer.step(warm_start_rate(lr, step, steps), norm)
+        if optimizer.divided:
+            team.give(optimizer.live, optimizer.owners)
         if on_step is not None:
             on_step(step, loss)
     if step + 1 < steps:

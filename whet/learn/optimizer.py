@@ -5,6 +5,9 @@ hardly ever move. So masters, moments and the gradient summed over micro-batches
 their own masters. The rollout twin shares the live Parameters, so they are only ever written in place. Weight decay is
 decoupled and spares norms and biases (fewer than two dimensions), embeddings, and a head tied to them. An update is:
 backward and `accumulate` for each micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
+
+A team may divide masters and moments: each member then updates the parameters that it owns, and their owners give the
+new live weights to the others (`owned`).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import WhetError
+from whet.learn.spread import spread
 
 TINY_MODEL = 10_000_000  # parameters: a model up to this size bears the learning rate of adapters
 _HALF = (torch.bfloat16, torch.float16)
@@ -50,18 +54,33 @@ def default_lr(parameters: int) -> float:
 class AdamW:
     """betas (0.9, 0.999), eps 1e-8 (Loshchilov & Hutter 2019), over the parameters that require a gradient."""
 
-    def __init__(self, model: nn.Module, *, weight_decay: float = 0.0, grad_clip: float = 1.0) -> None:
-        self.grad_clip = grad_clip
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        weight_decay: float = 0.0,
+        grad_clip: float = 1.0,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        """share: (rank, size) of the team among which masters and moments are divided."""
+        self.grad_clip, self.divided = grad_clip, share[1] > 1
         self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        places = spread({number: p.numel() for number, p in enumerate(self.live.values())}, share[1])
+        self.owners = dict(zip(self.live, places.values(), strict=True))  # by name, the rank that updates it
+        own = {name for name, rank in self.owners.items() if rank == share[0]}
         self._halves = [name for name, p in self.live.items() if p.dtype in _HALF]
-        copies = {name: nn.Parameter(self.live[name].detach().float()) for name in self._halves}
+        copies = {name: _master_of(self.live[name], hollow=name not in own) for name in self._halves}
         self.masters = {name: copies.get(name, p) for name, p in self.live.items()}
-        self._written = {name: self.live[name]._version for name in self._halves}  # at the last write from a master
+        self._own = {name: master for name, master in self.masters.items() if name in own}
+        self._own_halves = [name for name in self._halves if name in own]
+        # At the last write from a master.
+        self._written = {name: self.live[name]._version for name in self._own_halves}
         embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         spared = {name for name, p in self.live.items() if p.ndim < 2 or id(p) in embedded}
-        decayed = {"params": [m for n, m in self.masters.items() if n not in spared], "weight_decay": weight_decay}
-        others = {"params": [m for n, m in self.masters.items() if n in spared], "weight_decay": 0.0}
-        self._adam = torch.optim.AdamW([g for g in (decayed, others) if g["params"]], lr=0.0, fused=True)
+        decayed = {"params": [m for n, m in self._own.items() if n not in spared], "weight_decay": weight_decay}
+        others = {"params": [m for n, m in self._own.items() if n in spared], "weight_decay": 0.0}
+        groups = [g for g in (decayed, others) if g["params"]] or [{"params": [nn.Parameter(torch.zeros(1))]}]
+        self._adam = torch.optim.AdamW(groups, lr=0.0, fused=True)
 
     def accumulate(self) -> None:
         """After each backward: add half-precision gradients to the fp32 gradients of the masters, and drop them."""
@@ -115,11 +134,11 @@ class AdamW:
     def master_tensors(self) -> dict[str, Tensor]:
         """Masters that are not the live weights themselves."""
         self._follow_live()
-        return {name: self.masters[name].detach() for name in self._halves}
+        return {name: self.masters[name].detach() for name in self._own_halves}
 
     def moment_tensors(self) -> dict[str, Tensor]:
         """exp_avg, exp_avg_sq and step of each parameter that was updated, as "exp_avg.NAME"."""
-        return {f"{part}.{n}": t for n, m in self.masters.items() for part, t in self._adam.state.get(m, {}).items()}
+        return {f"{part}.{n}": t for n, m in self._own.items() for part, t in self._adam.state.get(m, {}).items()}
 
     @torch.no_grad()
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
@@ -127,15 +146,15 @@ class AdamW:
         if odd := sorted(set(masters) ^ set(self._halves)):
             differ = f"The checkpoint's masters do not fit this model (first difference: {odd[0]})"
             raise WhetError(f"{differ}; same model and dtype?")
-        for name, tensor in masters.items():
-            self.masters[name].copy_(tensor)
+        for name in self._own_halves:
+            self.masters[name].copy_(masters[name])
         self.reset()
         for key, tensor in moments.items():
             part, _, name = key.partition(".")
             if name not in self.masters:
                 raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
-            master = self.masters[name]
-            self._adam.state[master][part] = tensor.to(master.device, copy=True)
+            if (master := self._own.get(name)) is not None:
+                self._adam.state[master][part] = tensor.to(master.device, copy=True)
         self._write_live()
 
     @torch.no_grad()
@@ -147,6 +166,15 @@ class AdamW:
                 self._written[name] = self.live[name]._version
 
     def _write_live(self) -> None:
-        if self._halves:
-            torch._foreach_copy_([self.live[n] for n in self._halves], [self.masters[n] for n in self._halves])
-            self._written = {name: self.live[name]._version for name in self._halves}
+        if names := self._own_halves:
+            torch._foreach_copy_([self.live[n] for n in names], [self.masters[n] for n in names])
+            self._written = {name: self.live[name]._version for name in names}
+
+
+def _master_of(live: nn.Parameter, hollow: bool) -> nn.Parameter:
+    """The fp32 master of a half-precision weight; a hollow one has a shape and can have a gradient, but no memory."""
+    if not hollow:
+        return nn.Parameter(live.detach().float())
+    master = torch.empty_like(live, dtype=torch.float32)
+    master.untyped_storage().resize_(0)
+    return nn.Parameter(master)

@@ -13,6 +13,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from whet.learn.samples import Sample
+from whet.learn.spread import spread
 
 T = TypeVar("T")
 
@@ -24,6 +25,9 @@ class Team:
 
     def add(self, tensors: Sequence[Tensor]) -> None:
         """Replace each tensor by its sum over the team. All members give tensors of the same shapes."""
+
+    def give(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int]) -> None:
+        """Replace each tensor by that of the member that owns it."""
 
     def gather(self, value: T) -> list[T]:
         """The values of all members, by rank."""
@@ -51,12 +55,3 @@ def share_of(samples: Sequence[Sample], size: int) -> list[int]:
         tokens[sample.key[0]] = tokens.get(sample.key[0], sample.prompt.size) + sample.response.size
     ranks = spread(tokens, size)
     return [ranks[sample.key[0]] for sample in samples]
-
-
-def spread(costs: Mapping[int, int], count: int) -> dict[int, int]:
-    """The place of each group: the next goes where the least lies so far, to the first of equals."""
-    load, places = [0] * count, dict[int, int]()
-    for group, cost in costs.items():
-        places[group] = load.index(min(load))
-        load[places[group]] += cost
-    return places

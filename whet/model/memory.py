@@ -169,6 +169,12 @@ class Footprint:
     settings: config.Config  # with rollout.context set, and rollout.graphs only where graphs can run
     device: torch.device
     flash: bool  # whether updates run on the flash kernel, see `whet.model.packing`
+    processes: int = 1  # that train together, with a device each
+
+    @property
+    def shares(self) -> int:
+        """Parts in which masters and moments are divided."""
+        return self.processes if self.settings.learn.shard == "optimizer" else 1
 
     @property
     def size(self) -> int:
@@ -217,8 +223,8 @@ class Footprint:
             drafter = drafter * (size + 16) + BUFFER * h * size
         return MemoryPlan(
             weights=(shape.parameters + adapters) * size,
-            masters=trained * wide if half else 0,
-            moments=2 * trained * wide,
+            masters=trained * wide // self.shares if half else 0,
+            moments=2 * trained * wide // self.shares,
             reference=trained * size if learn.kl_coef else 0,
             cache=(pages + 1) * page * self.cached,  # one page is for padding
             graphs=graphs,
@@ -302,6 +308,7 @@ class Footprint:
 
         s, before = self.settings, self.lay_out(within).total
         choices: list[tuple[str, list[Any]]] = [
+            ("learn.shard", ["optimizer"] if self.shares < self.processes else []),
             ("learn.pack_tokens", halves(s.learn.pack_tokens, max(16, s.rollout.context))),
             ("rollout.slots", halves(s.rollout.slots, 1)),
             ("learn.checkpoint_activations", [True]),

@@ -46,7 +46,8 @@ class Engine(Protocol):
         """Number of rollouts that could start at once beyond the queued ones; None under barrier."""
 
     def update(self, version: int) -> None:
-        """The weights are now those of `version`: running rollouts are cut, recomputed or kept."""
+        """The weights have changed, to those of `version`: running rollouts are cut, recomputed or kept. It is called
+        after each step and after a warm start; a checkpoint brings the version in `load_state_dict`."""
 
     def release(self) -> None:
         """Give GPU memory back before the learner's step, until `take_back`."""

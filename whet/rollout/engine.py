@@ -104,7 +104,7 @@ class LocalEngine:
             speculation.elsewhere = self.runner.own
             speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
         self.done: list[Rollout] = []  # finished, waiting to be collected
-        self._tickets: dict[int, dict[int, Rollout]] = {}  # per `generate` call under way, finished ones by arrival
+        self._tickets: dict[int, dict[int, Rollout]] = {}  # per ticket under way, finished ones by arrival
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
@@ -121,10 +121,25 @@ class LocalEngine:
         ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
         self.scheduler.waiting.extend(self._flights(ordered))
 
+    def order(self, requests: Sequence[Request], ticket: int) -> list[Flight]:
+        """Queue requests in their order; their rollouts are kept apart under a ticket that no other call has."""
+        flights = self._flights(requests, ticket)
+        self.scheduler.waiting.extend(flights)
+        return flights
+
+    def take(self) -> list[tuple[int | None, Rollout]]:
+        """What has finished and was not handed out, with its ticket; for a caller that steps the engine itself."""
+        found: list[tuple[int | None, Rollout]] = [(None, rollout) for rollout in self.done]
+        self.done = []
+        for ticket, rollouts in self._tickets.items():
+            found += ((ticket, rollout) for rollout in rollouts.values())
+        self._tickets = {}
+        return found
+
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
         shown = steps = 0
         while True:
-            over = not self._busy or (self.mode == "stream" and bool(self.done))
+            over = not self.busy or (self.mode == "stream" and bool(self.done))
             if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
                 early(self.done[shown:])
                 shown = len(self.done)
@@ -136,9 +151,8 @@ class LocalEngine:
 
     def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
         ticket = self.arrivals
-        flights = self._flights(requests, ticket)
+        flights = self.order(requests, ticket)
         found = self._tickets[ticket] = {}
-        self.scheduler.waiting.extend(flights)
         while (before := len(found)) < len(flights):
             self.step()
             if on_progress is not None and len(found) > before:
@@ -148,10 +162,10 @@ class LocalEngine:
 
     @property
     def idle(self) -> bool:
-        return not self._busy and not self.done
+        return not self.busy and not self.done
 
     @property
-    def _busy(self) -> bool:
+    def busy(self) -> bool:
         return bool(self.rows.size or self.scheduler.waiting)
 
     @property
@@ -368,7 +382,7 @@ class LocalEngine:
             if flight.ticket is None:
                 self.done.append(rollout)
             else:
-                self._tickets[flight.ticket][flight.arrival] = rollout
+                self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
 
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is

@@ -36,7 +36,8 @@ class Judge(AbstractContextManager):
     """A pool of worker processes.
 
     judges: by `Prompt.task`. decode: makes text of `trace.ids`. ordered: `receive` waits for everything that was sent
-    and keeps its order, so that a run repeats exactly; otherwise it returns what is ready.
+    and sorts it by group and index, so that a run repeats exactly, whichever rollout or engine was done first;
+    otherwise it returns what is ready.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Judge(AbstractContextManager):
         self._move(wait=False)
         while self._awaited and (self._ordered or (wait and not self._judged)):
             self._move(wait=True)
-        order = list(self._open) if self._ordered else list(self._judged)
+        order = sorted(self._open, key=lambda n: self._open[n].key) if self._ordered else list(self._judged)
         for number in order:
             del self._open[number]
         return [self._judged.pop(number) for number in order]

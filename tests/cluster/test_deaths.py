@@ -1,0 +1,289 @@
+"""Processes that are killed, that hang or that go astray: the run is what it would have been, or ends in a sentence."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fleet_run import CPU, assert_like, run
+from small_run import SMALL, Silent, small_config
+
+from whet import api, cli
+from whet.cluster import crew
+from whet.cluster.crew import Crew
+from whet.errors import Stopped, WhetError
+from whet.recipe import dump_config, load_config
+from whet.run import read_metrics
+
+WARM = ("warm_start.steps=4", "warm_start.batch=5")
+SETS = ("steps=6", "save.every=2", "curriculum.name=speed", "curriculum.speed.n_init=2")
+
+
+class Reaper:
+    """Kills a process a little after chosen questions of the driver, counted from the beginning."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, float]]) -> None:
+        self.when, self.asked, self.pids, self.names = when, 0, list[int](), list[str]()
+        self.timers: list[threading.Timer] = []
+        ask, tell, start = Crew._ask, Crew.tell, Crew._start
+
+        def counted(crew: Crew, numbers: Any, name: str, *args: Any, **more: Any) -> Any:
+            self.strike(crew, name)
+            return ask(crew, numbers, name, *args, **more)
+
+        def told(crew: Crew, number: int, name: str, *args: Any) -> None:
+            self.strike(crew, name)
+            tell(crew, number, name, *args)
+
+        def started(crew: Crew, number: int) -> Any:
+            hand = start(crew, number)
+            self.pids.append(hand.process.pid)
+            return hand
+
+        for name, changed in (("_ask", counted), ("tell", told), ("_start", started)):
+            monkeypatch.setattr(Crew, name, changed)
+
+    def strike(self, crew: Crew, name: str) -> None:
+        self.asked += 1
+        if (chosen := self.when.pop(self.asked, None)) is not None:
+            number, delay = chosen
+            pid = crew.hands[number].process.pid
+            self.names.append(name)
+            self.timers.append(threading.Timer(delay, kill, [pid]))
+            self.timers[-1].start()
+
+    def finish(self) -> None:
+        for timer in self.timers:
+            timer.join()
+        assert not [pid for pid in self.pids if alive(pid)], "nothing is left running"
+
+
+def kill(pid: int) -> None:
+    if alive(pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(folder, *SETS, *WARM)
+    yield folder
+
+
+@pytest.mark.parametrize(
+    ("when", "started"),
+    [
+        pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run"),
+        pytest.param({5: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
+    ],
+)
+def test_a_process_that_is_killed_changes_no_number(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, float]], started: int
+) -> None:
+    kills = len(when)
+    reaper = Reaper(monkeypatch, dict(when))
+    silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
+    reaper.finish()
+    assert len(reaper.names) == kills and len(reaper.pids) == started
+    assert sum("killed by signal 9; it is started again" in message for message in silent.messages) == kills
+    assert_like(whole, tmp_path / "run", counters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("sets", [(), ("learn.updates=2", "learn.kl_coef=0.1")], ids=["one update", "two updates"])
+def test_kills_at_random_instants_change_no_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, sets: tuple[str, ...]
+) -> None:
+    """Five kills of the second process in each of four runs: between questions, within them, while one is mended."""
+    draw = random.Random(seed)
+    delays = (0.0, 0.003, 0.01, 0.03)
+    when = {20 * number + draw.randrange(4, 20): (1, draw.choice(delays)) for number in range(5)}
+    run(tmp_path / "one", *SETS, *WARM, *sets)
+    reaper = Reaper(monkeypatch, when)
+    run(tmp_path / "two", *SETS, *WARM, *sets, gpus=2)
+    reaper.finish()
+    assert len(reaper.names) == 5, reaper.asked
+    assert_like(tmp_path / "one", tmp_path / "two", counters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sets", [(), ("learn.shard=optimizer",)], ids=["both die", "one dies with its share"])
+def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    class Sudden(Reaper):
+        def strike(self, crew: Crew, name: str) -> None:
+            self.asked += 1
+            if self.asked == 70:
+                for hand in crew.hands[len(sets) :]:
+                    hand.process.kill()
+
+    reaper = Sudden(monkeypatch, {})
+    silent = run(tmp_path / "run", *SETS, *WARM, *sets, gpus=2)
+    reaper.finish()
+    assert any(message.endswith("The run goes on from its last checkpoint.") for message in silent.messages)
+    assert len(reaper.pids) >= 4, "one death may be seen before the other"
+    assert_like(whole, tmp_path / "run", counters=False)
+
+
+def go_astray(monkeypatch: pytest.MonkeyPatch, fault: str, mark: Path) -> Reaper:
+    script = Path(__file__).parent / "astray.py"
+    monkeypatch.setattr(crew, "COMMAND", (sys.executable, str(script), fault, str(mark)))
+    return Reaper(monkeypatch, {})
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("never starts", r"Process 0 of 2 ended \(1\), and said: libfabric is missing while it started"),
+        ("other weights", "Process 1 of 2 holds other weights than process 0 after update 1"),
+        pytest.param(
+            "breaks",
+            "A process of the fleet failed with RuntimeError: a kernel went wrong",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "sleeps",
+            "Process 0 of 2 did not answer begin for 2 s while it started; nothing was trained",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_what_cannot_go_on_ends_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sentence: str
+) -> None:
+    reaper = go_astray(monkeypatch, fault, tmp_path / "mark")
+    if fault == "sleeps":
+        monkeypatch.setattr(crew, "START_S", 2.0)
+    monkeypatch.setattr(crew, "GRACE_S", 1.0)
+    with pytest.raises(WhetError, match=sentence):
+        run(tmp_path / "run", gpus=2)
+    reaper.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ("missed update", "Process 1 of 2 decoded with version 1 of the weights in place of 2"),
+        ("hangs", "Process 1 of 2 kept the others waiting in step"),
+    ],
+)
+def test_a_process_that_goes_astray_once_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sentence: str
+) -> None:
+    run(tmp_path / "one")
+    reaper = go_astray(monkeypatch, fault, tmp_path / "mark")
+    monkeypatch.setattr(crew, "EXCHANGE_S", 15.0)
+    monkeypatch.setattr(crew, "GRACE_S", 1.0)
+    silent = run(tmp_path / "two", gpus=2)
+    reaper.finish()
+    assert f"{sentence}; it is started again." in silent.messages
+    assert_like(tmp_path / "one", tmp_path / "two", counters=False)
+
+
+def test_what_this_machine_or_recipe_cannot_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(sentence: str, *sets: str, gpus: int = 3) -> None:
+        with pytest.raises(WhetError, match=sentence):
+            api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Silent(), gpus=gpus)
+        assert not (tmp_path / "run").exists()
+
+    refused('"eagle", which trains in one process; with --gpus 3 use ngram or suffix', "draft.drafters=['eagle']")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    refused('--gpus 3, but torch sees no GPU; model.device = "cpu" divides the cores instead')
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    refused("--gpus 3 is more than the 2 GPUs that torch sees here")
+
+
+def test_the_command_says_it_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["whet", "train", "chain", "--gpus", "2", f"--out={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2 and not (tmp_path / "run").exists()
+    assert "torch sees no GPU" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_signal_in_the_warm_start_stops_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupts(Silent):
+        def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
+            if step == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    reaper = Reaper(monkeypatch, {})
+    with pytest.raises(Stopped):
+        run(tmp_path / "run", "warm_start.steps=100", gpus=2, silent=Interrupts())
+    reaper.finish()
+
+
+def test_the_plan_of_several_processes_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    sets = [f"--set={item}" for item in (*SMALL, *CPU)]
+    monkeypatch.setattr(sys, "argv", ["whet", "train", *sets, "--gpus", "2", "--dry-run"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0
+    assert "memory is that of each of the 2 GPUs" in capsys.readouterr().out
+
+
+def children_of(pid: int) -> list[int]:
+    """Processes that it started, and that are not its judges: those have its own name."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + 600
+    while not reached():
+        assert process is None or process.poll() is None, "it ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGKILL, -9, marks=pytest.mark.slow)]
+)
+def test_a_signal_to_the_run_leaves_nothing_behind(tmp_path: Path, number: int, code: int) -> None:
+    recipe, folder = tmp_path / "recipe.toml", tmp_path / "run"
+    rewards = ("data.0.reward=small_run:even_digits", "eval.0.reward=small_run:even_digits", "steps=100000")
+    recipe.write_text(dump_config(load_config(sets=[*SMALL, *CPU, *rewards])))
+    command = [sys.executable, "-m", "whet", "train", str(recipe), "--out", str(folder), "--gpus", "2"]
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=own, stdout=log, stderr=log, start_new_session=True)
+    wait_until(lambda: (folder / "metrics.jsonl").is_file() and len(read_metrics(folder)) > 2, process)
+    children = children_of(process.pid)
+    assert len(children) == 3, "two processes and a judge"
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # as a terminal does
+    else:
+        process.send_signal(number)
+    assert process.wait(600) == code, (tmp_path / "log").read_text()
+    wait_until(lambda: not any(map(alive, children)))
+    if number == signal.SIGINT:
+        last = int(read_metrics(folder)[-1]["step"])
+        assert (folder / "checkpoints" / f"step_{last:08d}").is_dir()

@@ -1,0 +1,136 @@
+"""Several processes train as one does: the same tokens, the same metrics, the same weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fleet_run import assert_like, pool, pooled, run, weights_of, written  # noqa: F401 (fixtures)
+from safetensors.numpy import load_file
+from small_run import Stop, model_folder
+
+from whet.learn.losses import ESTIMATORS
+from whet.run import read_metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore:larger groups weigh more")
+WARM = ("warm_start.steps=3", "warm_start.batch=5")
+CASES = {
+    "uniform, warm start": WARM,
+    "speed": ("curriculum.name=speed", "curriculum.speed.n_init=2"),
+    "kl, two updates": ("learn.kl_coef=0.1", "learn.updates=2"),
+    "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
+    "lookup drafts": ("draft.drafters=['ngram']",),
+    "optimizer divided": ("learn.shard=optimizer", "learn.updates=2", "learn.kl_coef=0.1", *WARM),
+    "small pool of pages": ("rollout.slots=3", "rollout.page=8", "rollout.pages=12"),
+}
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_train_as_one(tmp_path: Path, case: str) -> None:
+    run(tmp_path / "one", *CASES[case])
+    run(tmp_path / "two", *CASES[case], gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.wide
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_by_every_estimator(tmp_path: Path, estimator: str) -> None:
+    sets = (f"learn.estimator={estimator}", "steps=3")
+    run(tmp_path / "one", *sets)
+    run(tmp_path / "two", *sets, gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.usefixtures("pooled")
+def test_adapters_are_trained_together(tmp_path: Path) -> None:
+    sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1", "steps=3")
+    run(tmp_path / "one", *sets)
+    run(tmp_path / "two", *sets, gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "two")
+
+
+@pytest.mark.usefixtures("pooled")
+def test_in_single_precision_they_differ_by_rounding(tmp_path: Path) -> None:
+    run(tmp_path / "one", "model.dtype=float32")
+    run(tmp_path / "two", "model.dtype=float32", gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "two", close=1e-5)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    sets = ("steps=6", "save.every=1", *WARM)
+    run(tmp_path / "whole", *sets)
+    folder = tmp_path / "parts"
+    run(folder, *sets, gpus=2, silent=Stop(2))
+    run(folder, *sets, resume=True, silent=Stop(4))
+    run(folder, *sets, gpus=2, resume=True)
+    assert_like(tmp_path / "whole", folder)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_divided_masters_are_whole_in_every_checkpoint(tmp_path: Path) -> None:
+    """In half precision, bit for bit: two processes with all masters and moments, and two that divide them and stop."""
+    sets = ("model.dtype=bfloat16", "steps=4", "save.every=1", *WARM)
+    run(tmp_path / "whole", *sets, gpus=2)
+    folder, divided = tmp_path / "parts", "learn.shard=optimizer"
+    run(folder, *sets, divided, gpus=2, silent=Stop(1))
+    run(folder, *sets, gpus=2, resume=True, silent=Stop(2))
+    run(folder, *sets, divided, gpus=2, resume=True, silent=Stop(3))
+    run(folder, *sets, gpus=2, resume=True)
+    assert_like(tmp_path / "whole", folder, close=0.0)
+    states = [sorted((run / "checkpoints").glob("step_*"))[-1] / "state" for run in (tmp_path / "whole", folder)]
+    for kind in ("masters", "optimizer"):
+        mine, theirs = (load_file(state / f"{kind}.safetensors") for state in states)
+        assert mine.keys() == theirs.keys() and mine
+        for name, tensor in mine.items():
+            np.testing.assert_array_equal(theirs[name], tensor)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pooled")
+def test_three_processes_train_as_one(tmp_path: Path) -> None:
+    run(tmp_path / "one", *WARM)
+    run(tmp_path / "three", *WARM, gpus=3)
+    assert_like(tmp_path / "one", tmp_path / "three")
+
+
+STREAM = ("rollout.mode=stream", "rollout.slots=6", "save.rollouts=1000")
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_stream_without_look_ahead_trains_what_barrier_trains(tmp_path: Path) -> None:
+    run(tmp_path / "barrier")
+    run(tmp_path / "stream", *STREAM, "curriculum.look_ahead=0", gpus=2)
+    mine, theirs = weights_of(tmp_path / "barrier"), weights_of(tmp_path / "stream")
+    for name, tensor in mine.items():
+        np.testing.assert_allclose(theirs[name], tensor, rtol=1e-8, atol=1e-10)
+
+
+def account(folder: Path, steps: int) -> None:
+    """Every group that was asked is trained, ready, open or was asked again; every token was counted once."""
+    rows = read_metrics(folder)
+    assert [row["step"] for row in rows] == list(range(steps + 1))
+    of = {name: int(rows[-1][f"curriculum/{name}"]) for name in ("asked", "trained", "ready", "open", "cut", "expired")}
+    assert of["trained"] == 3 * steps
+    assert of.pop("asked") == sum(of.values())
+    judged = [row for name, found in written(folder).items() if name.startswith("step") for row in found]
+    keys = [(row["group_id"], row["index"]) for row in judged]
+    assert len(set(keys)) == len(keys), "no rollout comes twice"
+    assert rows[-1]["tokens_generated"] == sum(row["length"] for row in judged)
+
+
+@pytest.mark.usefixtures("pooled")
+@pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
+def test_a_stream_accounts_for_every_prompt(tmp_path: Path, on_update: str) -> None:
+    run(tmp_path / "run", *STREAM, f"rollout.on_update={on_update}", "curriculum.max_age=2", "steps=8", gpus=2)
+    account(tmp_path / "run", 8)
+
+
+@pytest.mark.usefixtures("pooled")
+def test_a_stream_goes_on_with_another_number_of_processes(tmp_path: Path) -> None:
+    sets = (*STREAM, "rollout.on_update=recompute", "curriculum.max_age=2", "steps=6")
+    run(tmp_path / "run", *sets, gpus=2, silent=Stop(2))
+    run(tmp_path / "run", *sets, resume=True, silent=Stop(4))
+    run(tmp_path / "run", *sets, resume=True, gpus=2)
+    account(tmp_path / "run", 6)

@@ -1,0 +1,97 @@
+"""A channel between two processes: messages go both ways over a socket, and neither side waits for the other to read.
+
+`crew.py` holds one end of each channel, `member.py` the other. Both sides only trust their own program, so messages are
+pickled. Another transport needs what `crew.py` uses of this one: `send`, `take`, `closed`, and `attend` for many.
+"""
+
+from __future__ import annotations
+
+import pickle
+import selectors
+import socket
+import struct
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+LUMP = 2**20  # bytes read at once
+_SIZE = struct.Struct("!Q")
+
+
+def pack(message: Any) -> bytes:
+    """A message as it travels; packed once, it can be sent to many."""
+    data = pickle.dumps(message, protocol=5)
+    return _SIZE.pack(len(data)) + data
+
+
+class Channel:
+    """One end. `closed` is set once the other end is gone; what it sent before can still be taken."""
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self.end, self.closed = end, False
+        self._came = bytearray()
+        self._going: deque[memoryview] = deque()
+
+    @property
+    def pending(self) -> int:
+        """Bytes that the other side has not taken yet."""
+        return sum(part.nbytes for part in self._going)
+
+    def send(self, packed: bytes) -> None:
+        """Queue a packed message, and hand over what the socket takes now; `attend` hands over the rest."""
+        if not self.closed:  # nobody would read it
+            self._going.append(memoryview(packed))
+            self.write()
+
+    def take(self) -> Any:
+        """The next message that has come as a whole; None where there is none."""
+        if len(self._came) < _SIZE.size:
+            return None
+        end = _SIZE.size + _SIZE.unpack_from(self._came)[0]
+        if len(self._came) < end:
+            return None
+        message = pickle.loads(memoryview(self._came)[_SIZE.size : end])
+        del self._came[:end]
+        return message
+
+    def write(self) -> None:
+        try:
+            while self._going and not self.closed:
+                sent = self.end.send(self._going[0])
+                self._going[0] = self._going[0][sent:]
+                if not self._going[0].nbytes:
+                    self._going.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._going.clear()  # `read` will find the end, after the last message
+
+    def read(self) -> None:
+        try:
+            while not self.closed:
+                news = self.end.recv(LUMP)
+                self._came += news
+                self.closed = not news
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.closed = True
+
+    def close(self) -> None:
+        self.closed = True
+        self.end.close()
+
+
+def attend(channels: Sequence[Channel], timeout: float | None) -> None:
+    """Wait until a message, or a part of one, moves on one of the channels; then move all that can be moved."""
+    with selectors.DefaultSelector() as selector:
+        for channel in channels:
+            if not channel.closed:
+                waits = selectors.EVENT_WRITE if channel.pending else 0
+                selector.register(channel.end, selectors.EVENT_READ | waits, channel)
+        for key, events in selector.select(timeout) if selector.get_map() else ():
+            if events & selectors.EVENT_WRITE:
+                key.data.write()
+            if events & selectors.EVENT_READ:
+                key.data.read()
