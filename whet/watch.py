@@ -168,6 +168,19 @@ class Advice:
         return due
 
 
+SOUND, UNSOUND = 0.01, 0.1  # mean differences of log-probs that rounding makes, and that it never makes
+
+
+def mismatch_jump(before: float | None, now: float) -> bool:
+    """Whether `learn/mismatch` of rollouts that the newest weights wrote says that the engine has other weights.
+    `before`: that of the update before; None for the first, and where bf16 is never sound nothing is said.
+
+    >>> mismatch_jump(1e-6, 2.0), mismatch_jump(1e-6, 0.02), mismatch_jump(0.03, 0.2), mismatch_jump(None, 2.0)
+    (True, False, False, False)
+    """
+    return before is not None and before < SOUND and now > UNSOUND
+
+
 FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
 COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
 
