@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import math
 import os
 import random
@@ -174,7 +175,7 @@ class VllmEngine:
 
     def release(self) -> None:
         """Lend vLLM's memory, weights and cache, to the learner's step, unless running rollouts need what is cached."""
-        if not self.sleeps or (self.on_update == "keep" and self.running):
+        if not self.sleeps or self.asleep or (self.on_update == "keep" and self.running):
             return
         self._evict_all()
         self.core.reset_prefix_cache()
@@ -386,7 +387,8 @@ class VllmEngine:
 def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafting: bool) -> Any:
     """A vLLM engine in this process for a model of this kind. It has no weights yet, and no tokenizer."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(level)  # it speaks before it has read the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     on_cpu = model.device.type == "cpu"
     if on_cpu:
