@@ -70,6 +70,33 @@ def test_log_probs_are_the_learners_before_and_after_each_update(tied: bool, on_
         assert off(several, models) > 10 * CLOSE
 
 
+@pytest.mark.parametrize("on_update", ["cut", "recompute", "keep"])
+def test_rollouts_begin_and_end_as_in_the_native_engine(on_update: Any) -> None:
+    """Nothing stops early, so that the order is that of the queue. An update finds a group of which one rollout runs
+    and another waits, a group that has finished in part, and one that has not begun."""
+
+    def script(engine: Any) -> list[tuple[Any, ...]]:
+        engine.submit([asked(0, n=2, max_tokens=4), asked(1, n=3, max_tokens=9), asked(2, n=2, max_tokens=7)])
+        rollouts, free = [], []
+        for version in range(1, 4):
+            for _ in range(5):
+                engine.step()
+            free.append(engine.free)
+            change(model)
+            engine.update(version)
+            rollouts += engine.collect() if engine.done else []
+            engine.submit([asked(10 * version, n=2, max_tokens=6)])
+        rollouts += drained(engine)
+        stats = engine.stats()
+        counted = [stats[f"rollout/{name}"] for name in ("tokens", "steps", "finished", "cut")]
+        return [(r.key, r.finish, tuple(r.trace.versions.tolist())) for r in rollouts] + [tuple(free), tuple(counted)]
+
+    model = new_model()
+    with open_engine(model, on_update=on_update, slots=3) as engine:
+        mine = script(engine)
+    assert mine == script(local(model, on_update=on_update, slots=3))
+
+
 def test_kept_prompts_of_old_weights_are_not_read_by_new_rollouts() -> None:
     """The prompt is in vLLM's cache and a rollout that runs holds it there: a new one must not find it."""
     model = new_model()
