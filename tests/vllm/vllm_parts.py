@@ -7,6 +7,7 @@ from string import printable
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from whet.model.load import tiny_model, tiny_tokenizer
 from whet.rollout.vllm import VllmEngine
@@ -32,6 +33,18 @@ def new_model(*, tied: bool = True) -> Any:
     for parameter in model.parameters():
         parameter.data.mul_(2.0 if parameter.ndim == 2 else 1.0)
     return model.eval()
+
+
+def new_family(name: str) -> Any:
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"vocab_size": len(TOKENIZER), "pad_token_id": 0, "bos_token_id": None, "eos_token_id": 1}
+    given = {**shape, **ids, "num_key_value_heads": 1, "max_position_embeddings": CONTEXT}
+    if name in ("qwen3", "gemma2"):
+        given["head_dim"] = 32
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **given)).eval()
+    change(model)  # norms and biases are no longer ones and zeros
+    return model
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ is keyed noise: a token depends on the batch that it was drawn in, so a run does
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import logging
@@ -34,7 +35,7 @@ from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.rows import Flight
 from whet.rollout.scheduler import Lengths
 from whet.rollout.vllm_fit import KNOWN, version_of_vllm
-from whet.rollout.vllm_weights import first_difference, named_weights
+from whet.rollout.vllm_weights import first_difference, module_names, named_weights
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
@@ -110,6 +111,7 @@ class VllmEngine:
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
         self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting)
+        (self.modules,) = self.core.apply_model(module_names)
 
     # ---- what callers use
 
@@ -340,15 +342,13 @@ class VllmEngine:
         if self.asleep:
             self.core.wake_up()
             self.asleep = False
-        weights = named_weights(self.model)
+        weights = named_weights(self.model, self.modules)
         with quietly(self.model.device):
             try:
                 self.core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
             except (KeyError, ValueError, AssertionError) as error:
-                name = type(self.model).__name__
-                raise WhetError(
-                    f"vLLM does not take the weights of {name}: {type(error).__name__}: {error}."
-                ) from error
+                name, why = type(self.model).__name__, str(error).partition(". ")[0].rstrip(".")
+                raise WhetError(f"vLLM does not take the weights of {name} by their names here: {why}.") from error
             (other,) = self.core.apply_model(lambda theirs: first_difference(theirs, weights))
         if other is not None:
             raise WhetError(f"vLLM does not hold the weights it was sent: {other} differs after the update.")
@@ -401,7 +401,9 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
 
         if on_cpu:
             _refuse_heads(model)
-        model.config.save_pretrained(folder)
+        shape = copy.deepcopy(model.config)
+        shape.architectures = [type(model).__name__]  # else vLLM may guess another use of such a network
+        shape.save_pretrained(folder)
         settings = {
             "model": folder,
             "skip_tokenizer_init": True,

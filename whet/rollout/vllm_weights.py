@@ -7,7 +7,7 @@ fixed vector is, which every number of it enters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -16,10 +16,19 @@ from torch import Tensor
 CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest product: what rounding may make
 
 
-def named_weights(model: Any) -> dict[str, Tensor]:
-    """The weights by the names of a checkpoint. A tied head is among them under its own name, too: vLLM may have packed
-    it apart from the embedding."""
-    return {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+def named_weights(model: Any, modules: Set[str]) -> dict[str, Tensor]:
+    """The weights by the names of a checkpoint. A tied head is among them under its own name, too, if it is one of
+    vLLM's `modules`: vLLM may have packed it apart from the embedding."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        again = any(tensor is other for other in weights.values())
+        if not again or name.rpartition(".")[0] in modules:
+            weights[name] = tensor
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def module_names(theirs: Any) -> set[str]:
+    return {name for name, _ in theirs.named_modules()}
 
 
 @torch.no_grad()
