@@ -1,6 +1,5 @@
 """Whole runs with rollout.engine = "vllm": real vLLM, on a CPU."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -8,7 +7,9 @@ from typing import Any
 import pytest
 from small_run import Silent, Stop, even_digits, small_config
 
-if find_spec("vllm") is None:  # not importorskip: the import alone takes long
+from whet.rollout.vllm_fit import version_of_vllm
+
+if version_of_vllm() is None:  # not find_spec: this folder has the name, too
     pytest.skip("vLLM is not installed: make test-vllm", allow_module_level=True)
 
 from whet.api import run_recipe
