@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from small_run import Silent, assert_same_run, even_digits, newest_weights, smal
 
 from whet import api, loop
 from whet.assembly import build_parts, check_run
-from whet.errors import Starved
+from whet.errors import Diverged, Starved
+from whet.learn.learner import Learner
 from whet.recipe import dump_config
 from whet.rollout.engine import LocalEngine
 from whet.run import Run, read_metrics, read_rollouts
@@ -258,3 +261,21 @@ def test_starving_for_other_reasons_blames_no_judge(tmp_path: Path) -> None:
         run(tmp_path / "a", "curriculum.name=dapo", reward=lambda prompt, response: 0.0, silent=silent)
     assert not [message for message in silent.messages if "judge of task" in message]
     assert {row["verdict"] for row in read_rollouts(tmp_path / "a", 1)} == {"wrong"}
+
+
+def test_a_run_ends_where_the_engine_draws_with_other_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third update reports that log-probs of fresh rollouts are far from the learner's; nothing of it is saved."""
+    step = Learner.step
+
+    def drifting(self: Learner, *args: Any) -> Report:
+        report = step(self, *args)
+        return replace(report, metrics={**report.metrics, "learn/mismatch": 2.0}) if self.version == 3 else report
+
+    monkeypatch.setattr(Learner, "step", drifting)
+    with pytest.raises(Diverged, match=r"^Step 3: log-probs of the engine and the learner drift apart \(.* 2 now\)"):
+        api.run_recipe(small_config("save.every=1"), tmp_path / "run", watcher=Silent(), reward=even_digits)
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 3, "the row is there to be looked at"
+    assert max((tmp_path / "run" / "checkpoints").glob("step_*")).name.endswith("2")
+    stale = ("curriculum.max_age=1", "rollout.mode=stream", "rollout.on_update=keep", "steps=4")
+    settings = small_config(*stale)
+    api.run_recipe(settings, tmp_path / "stale", watcher=Silent(), reward=even_digits)  # old tokens prove nothing

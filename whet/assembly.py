@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from whet.learn.samples import Encode
     from whet.model.memory import Finding, Footprint, Room
     from whet.rollout.engine import LocalEngine
+    from whet.rollout.vllm import VllmEngine
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
@@ -111,6 +112,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     for curriculum in _curricula(settings):
         find_plan(curriculum.name)
     settings = anchor_paths(settings)
+    vllm_notes = check_vllm(settings)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:
         problems.solutions(np.random.default_rng(0), 1, entry.options)
@@ -124,7 +126,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
-    notes = [*problems.notes, *check_answers(settings, problems), *left_out]
+    notes = [*vllm_notes, *problems.notes, *check_answers(settings, problems), *left_out]
     built = None
     if training:  # refuses thresholds, budgets and subsets that cannot be met
         sampling, facts = training_sampling(settings, codec), problems.facts()
@@ -144,6 +146,16 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
         curriculum=built,
         notes=tuple(notes),
     )
+
+
+def check_vllm(settings: config.Config) -> list[str]:
+    """Refuse a recipe that vLLM cannot serve, where it asks for vLLM; else sentences for the user."""
+    if settings.rollout.engine == "native":
+        return []
+    from whet.model.load import pick_device
+    from whet.rollout.vllm_fit import refuse_vllm
+
+    return refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
 
 
 def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:
@@ -230,6 +242,8 @@ def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
 
 def decoding_of(network: Any, settings: config.Config, device: torch.device) -> str:
     """How rollouts are decoded, and why not faster."""
+    if settings.rollout.engine == "vllm":
+        return "vLLM, on a copy of the weights"
     plain = "plain calls of the model's own layers"
     if device.type == "cpu":
         return plain
@@ -316,6 +330,7 @@ class Actor:
 
     def close(self) -> None:
         self.judge.close()
+        self.engine.close()
 
 
 @dataclass(kw_only=True)
@@ -337,11 +352,6 @@ class Parts(Actor):
 
         # How long a GPU works for the learner; not measured where other processes do its work.
         self.meter = DeviceMeter(self.model.device if self.model is not None else torch.device("cpu"))
-
-    def close(self) -> None:
-        super().close()
-        if self.crew is not None:
-            self.crew.close()
 
     @property
     def progress(self) -> float:
@@ -381,7 +391,11 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
             from whet.fast.fused import KERNELS
 
             drafter.live.ops = KERNELS
-    engine = build_engine(plan, model, room, drafter)
+    engine: LocalEngine | VllmEngine
+    if settings.rollout.engine == "vllm":
+        engine = build_vllm(plan, model, room)
+    else:
+        engine = build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
         plan=plan,
@@ -499,6 +513,25 @@ def build_engine(
     )
     engine.begin()
     return engine
+
+
+def build_vllm(plan: RunPlan, model: PreTrainedModel, room: Room | None) -> VllmEngine:
+    from whet.model.memory import pool_of
+    from whet.rollout.vllm import VllmEngine
+
+    settings, rollout = plan.settings, plan.settings.rollout
+    pages, page = pool_of(rollout)
+    return VllmEngine(
+        model,
+        encode=plan.encoded,
+        decode=plan.codec.decode,
+        seed=settings.seed,
+        **rollout.model_dump(include={"slots", "context", "mode"}),
+        cached=(room.pages or pages) * page if room else rollout.pages * page,
+        on_update=settings.on_update,
+        releasable=room is not None and room.release,
+        drafting="ngram" in settings.draft.drafters,
+    )
 
 
 def training_sampling(settings: config.Config, codec: Codec) -> Sampling:

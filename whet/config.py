@@ -162,6 +162,8 @@ class WarmStart(Section):
 
 
 class RolloutSettings(Section):
+    engine: Literal["native", "vllm"] = "native"
+    """Rollouts are decoded on the learner's own weights ("native") or by an installed vLLM on a copy of them."""
     mode: Literal["barrier", "stream"] = "barrier"
     """A "barrier" finishes all requests before judging; a "stream" returns what finished and keeps the batch full."""
     slots: int = Field(64, ge=1)

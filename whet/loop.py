@@ -20,11 +20,11 @@ import numpy as np
 from whet import config
 from whet.assembly import Parts, save_parts
 from whet.curriculum.base import Evidence
-from whet.errors import Collapsed, Starved, WhetError
+from whet.errors import Collapsed, Diverged, Starved
 from whet.eval import evaluate
 from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
-from whet.watch import Advice, CollapseGuard, MismatchGuard, Stopwatch, gpu_metrics, group_metrics, rollout_metrics
+from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
 
 DRAFTER_SHARE = 0.03  # share of the steps' time on a GPU that trains the drafter
 
@@ -74,10 +74,11 @@ class Log:
 
     def __init__(self, run: Run, parts: Parts, watcher: Watcher) -> None:
         self.run, self.parts, self.watcher, self.settings = run, parts, watcher, parts.plan.settings
-        self.advice, self.guard, self.mismatch = Advice(), CollapseGuard(), MismatchGuard()
+        self.advice, self.guard = Advice(), CollapseGuard()
         self.watch = Stopwatch()  # since the last row of metrics
         self.seen: list[Rollout] = []  # judged in this step
         self.evidence = Evidence()
+        self.sound: float | None = None  # learn/mismatch of the last update on rollouts of the newest weights
         self.still = 0  # rounds in a row in which nothing moved
         parts.judge.on_message = watcher.message
 
@@ -139,17 +140,25 @@ class Log:
         metrics |= self.evaluate_due()
         collapsed = self.guard.check(parts.tally.step, metrics)
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
+        self.refuse_other_weights(batch, metrics.get("learn/mismatch"))
         for sentence in self.advice.check(metrics, parts.judge.complaint):
             self.watcher.message(sentence)
-        # An engine on the learner's own Parameters cannot have other weights.
-        if parts.model is None and (wrong := self.mismatch.check(metrics)):
-            remedy = "--resume goes on from the last checkpoint"
-            raise WhetError(f"{wrong}: the engine does not decode with the learner's weights. {remedy}.")
         if parts.done or run.stopping or collapsed or parts.tally.step % self.settings.save.every == 0:
             self.save(metrics)
         if collapsed:
             remedy = "Begin again with a lower learn.lr or a larger batch; --resume would go on from here."
             raise Collapsed(f"{collapsed}: the run is stopped at step {parts.tally.step}, and saved. {remedy}")
+
+    def refuse_other_weights(self, batch: Batch, mismatch: float | None) -> None:
+        """End the run, before it saves, where the engine has drawn with other weights than the learner's."""
+        current = all(g.oldest_version >= self.parts.learner.version - 1 for g in batch.groups)
+        if mismatch is None or not current:
+            return
+        if mismatch_jump(self.sound, mismatch):
+            before = f"{self.sound:.2g} before, {mismatch:.2g} now"
+            why = f"log-probs of the engine and the learner drift apart ({before}): the engine missed an update"
+            raise Diverged(f"Step {self.parts.tally.step}: {why}; --resume goes on from the last checkpoint.")
+        self.sound = mismatch
 
     def train_drafter(self) -> dict[str, float]:
         """Train the drafter while nothing is decoded. No token depends on it, so a failure only stops its training."""

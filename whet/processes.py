@@ -78,6 +78,8 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
 
     if gpus == 1:
         return
+    if settings.rollout.engine == "vllm":
+        raise WhetError(f'rollout.engine = "vllm" decodes in one process; with --gpus {gpus} use "native".')
     if "eagle" in settings.draft.drafters:
         raise WhetError(
             f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'

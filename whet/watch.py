@@ -168,6 +168,19 @@ class Advice:
         return due
 
 
+SOUND, UNSOUND = 0.01, 0.1  # mean differences of log-probs that rounding makes, and that it never makes
+
+
+def mismatch_jump(before: float | None, now: float) -> bool:
+    """Whether `learn/mismatch` of rollouts that the newest weights wrote says that the engine has other weights.
+    `before`: that of the update before; None for the first, and where bf16 is never sound nothing is said.
+
+    >>> mismatch_jump(1e-6, 2.0), mismatch_jump(1e-6, 0.02), mismatch_jump(0.03, 0.2), mismatch_jump(None, 2.0)
+    (True, False, False, False)
+    """
+    return before is not None and before < SOUND and now > UNSOUND
+
+
 FALL = 0.5  # share of its best accuracy that an evaluation must stay above, or within chance of the best
 COLLAPSE_PATIENCE = 2  # evaluations in a row that must show the fall
 
@@ -212,32 +225,3 @@ class CollapseGuard:
                 found = f"The accuracy on {name} fell from {best} to {accuracy:.3f}"
         again = [level for level in self.levels.values() if level.times > 1]
         return found if again and all(level.fallen >= COLLAPSE_PATIENCE for level in again) else ""
-
-
-JUMP, LEAST = 10.0, 0.05  # times the usual mismatch, and nats, beyond which the engine must have other weights
-STEADY = 3  # on-policy steps that say what is usual
-
-
-class MismatchGuard:
-    """Notices an engine that decodes with other weights than the learner's: log-probs of rollouts of the newest version
-    then differ from the learner's by far more than rounding.
-
-    >>> guard = MismatchGuard()
-    >>> steps = [{"learn/mismatch": x, "curriculum/age_max": 0.0} for x in (0.01, 0.02, 0.01, 0.02, 0.3)]
-    >>> [guard.check(step) for step in steps][-2:]
-    ['', 'Log-probabilities of fresh rollouts are off by 0.3 on average, after 0.015']
-    """
-
-    def __init__(self) -> None:
-        self.usual: list[float] = []
-
-    def check(self, metrics: Metrics) -> str:
-        """A sentence without its end where the mismatch has jumped; else ""."""
-        if "learn/mismatch" not in metrics or metrics.get("curriculum/age_max", 1.0) > 0:
-            return ""
-        found, median = metrics["learn/mismatch"], float(np.median(self.usual)) if self.usual else math.inf
-        if len(self.usual) >= STEADY and found > max(LEAST, JUMP * median):
-            many = f"{found:.2g} on average, after {median:.2g}"
-            return f"Log-probabilities of fresh rollouts are off by {many}"
-        self.usual = [*self.usual[-19:], found]
-        return ""

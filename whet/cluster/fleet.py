@@ -117,6 +117,9 @@ class Fleet:
                 self._load[number] += 1
         self.crew.call_each("load_state", list(zip(states, prompts, strict=True)), again=False)
 
+    def close(self) -> None:
+        self.crew.close()
+
     # ---- requests, and what becomes of them
 
     def _send(self, ticket: int | None, requests: Iterable[Request]) -> None:

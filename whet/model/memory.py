@@ -222,7 +222,7 @@ class Footprint:
             drafter = 2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner
             drafter = drafter * (size + 16) + BUFFER * h * size
         return MemoryPlan(
-            weights=(shape.parameters + adapters) * size,
+            weights=(shape.parameters + adapters) * size * (2 if self.settings.rollout.engine == "vllm" else 1),
             masters=trained * wide // self.shares if half else 0,
             moments=2 * trained * wide // self.shares,
             reference=trained * size if learn.kl_coef else 0,

@@ -62,6 +62,9 @@ class Engine(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
+    def close(self) -> None:
+        """Nothing is asked any more: end what was started for it."""
+
 
 PARTS = ("ids", "log_probs", "versions")  # arrays of a trace, with an entry per generated token
 

@@ -269,6 +269,9 @@ class LocalEngine:
             fields = {k: v for k, v in data.items() if k != "tokens"}
             self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
 
+    def close(self) -> None:
+        """Nothing was started that would have to end."""
+
     # ---- one step
 
     @torch.inference_mode()

@@ -33,6 +33,7 @@ def examine(model: str | None = None, settings: config.Config | None = None) -> 
             findings.append((name, importlib.metadata.version(name), True))
         except importlib.metadata.PackageNotFoundError:
             findings.append((name, 'not installed: pip install "whet[train]"', False))
+    findings += _vllm(settings)
     disk = f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB"
     findings += [("cores", str(os.cpu_count()), True), ("free disk here", disk, True)]
     if not all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
@@ -44,6 +45,17 @@ def examine(model: str | None = None, settings: config.Config | None = None) -> 
             chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": model})})
         findings += _plan(chosen, with_data=settings is not None)
     return findings
+
+
+def _vllm(settings: config.Config | None) -> list[Finding]:
+    """Which vLLM is installed and whether it can serve; where none is, only a recipe that asks for it hears of it."""
+    from whet.rollout.vllm_fit import version_of_vllm, vllm_lack
+
+    version, wanted = version_of_vllm(), settings is not None and settings.rollout.engine == "vllm"
+    if lack := vllm_lack(version):
+        return [("vllm", lack, False)] if wanted else [("vllm", lack, True)] if version else []
+    can = "barrier, stream, cut, recompute, keep, drafts by lookup on a GPU; no keyed noise"
+    return [("vllm", f"{version}: {can}", True)]
 
 
 def _device() -> Finding:

@@ -180,6 +180,8 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
     trained = folder.is_dir()
     drafters: tuple[str, ...] = settings.draft.drafters
     if wanted:
+        if settings.rollout.engine != "native":
+            raise WhetError('--draft measures the native engine; add --set rollout.engine="native", or leave --draft.')
         for number, entry in enumerate(settings.eval):
             if entry.top_p < 1:  # a draft is checked against the whole distribution, which top-p cuts
                 raise WhetError(

