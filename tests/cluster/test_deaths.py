@@ -90,7 +90,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("when", "started"),
     [
-        pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run"),
+        pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run", marks=pytest.mark.slow),
         pytest.param({5: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
     ],
 )
@@ -206,6 +206,7 @@ def test_what_this_machine_or_recipe_cannot_have_is_refused(tmp_path: Path, monk
             api.run_recipe(small_config(*sets), tmp_path / "run", watcher=Silent(), gpus=gpus)
         assert not (tmp_path / "run").exists()
 
+    refused('"vllm" decodes in one process; with --gpus 3 use "native"', "rollout.engine='vllm'")
     refused('"eagle", which trains in one process; with --gpus 3 use ngram or suffix', "draft.drafters=['eagle']")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused('--gpus 3, but torch sees no GPU; model.device = "cpu" divides the cores instead')
