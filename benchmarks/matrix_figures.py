@@ -106,7 +106,7 @@ def _line(curves: Sequence[Curve], plane: Plane, number: int) -> str:
 
 def _legend(line: FigureLine, number: int) -> str:
     x, y = WIDTH - RIGHT + 14, TOP + 8 + 18 * number
-    text = f'<text x="{x + 32}" y="{y + 4}">{escape(line.label)} ({len(line.curves)})</text>'
+    text = f'<text x="{x + 32}" y="{y + 4}">{escape(line.label)}</text>'
     return f'<path d="M{x} {y}h26" {_stroke(number)}/>{text}'
 
 
@@ -121,7 +121,8 @@ def write_figures(arms: Arms, baseline: str, name: str, folder: Path) -> list[Pa
     written = []
     for cost in ("tokens", "seconds"):
         shown = usable(arms, baseline, cost)
-        lines = [FigureLine(arm, [curve(cell, cost) for cell in cells]) for arm, cells in shown.items()]
+        curves = {f"{arm} ({len(cells)})": [curve(cell, cost) for cell in cells] for arm, cells in shown.items()}
+        lines = [FigureLine(label, own) for label, own in curves.items()]
         label = "tokens generated for training" if cost == "tokens" else "seconds of training, cells that ran alone"
         drawn = figure(lines, title="accuracy: median and range of the seeds", x_label=label, x_show=COSTS[cost])
         if drawn:
