@@ -19,7 +19,7 @@ test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapte
 # verl 0.9.1 on a CPU; SHORT=1 leaves out the slow tests.
 test-verl: .venv-verl/installed ; .venv-verl/bin/python -m pytest tests/adapters/test_verl.py $(if $(SHORT),-m "not slow")
 # vLLM 0.32 on a CPU; SHORT=1 leaves out the slow tests.
-test-vllm: .venv-vllm/installed ; .venv-vllm/bin/python -m pytest tests/vllm $(if $(SHORT),-m "not slow")
+test-vllm: .venv-vllm/installed ; .venv-vllm/bin/python -m pytest tests/backends $(if $(SHORT),-m "not slow")
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
 kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .

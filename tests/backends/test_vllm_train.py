@@ -9,7 +9,7 @@ from small_run import Silent, Stop, even_digits, small_config
 
 from whet.rollout.vllm_fit import version_of_vllm
 
-if version_of_vllm() is None:  # not find_spec: this folder has the name, too
+if version_of_vllm() is None:  # not importorskip: the import alone takes long
     pytest.skip("vLLM is not installed: make test-vllm", allow_module_level=True)
 
 from whet.api import run_recipe
