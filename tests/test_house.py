@@ -55,7 +55,7 @@ STARRED = {
     "": "types config loop assembly eval",
     "tasks": "chain judge",
     "curriculum": "base groups gate source speed rho cures des scalingrl stages",
-    "rollout": "base engine scheduler rows runner",
+    "rollout": "base flights engine scheduler rows runner",
     "model": "twin noise",
     "learn": "losses samples optimizer learner",
     "draft": "base speculation",

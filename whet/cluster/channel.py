@@ -40,7 +40,7 @@ class Channel:
 
     def send(self, packed: bytes) -> None:
         """Queue a packed message, and hand over what the socket takes now; `attend` hands over the rest."""
-        if not self.closed:  # nobody would read it
+        if not self.closed:  # a closed channel drops it, since no reader is left
             self._going.append(memoryview(packed))
             self.write()
 

@@ -233,7 +233,7 @@ class Crew:
             if any(hand.lost for hand in self.hands):
                 gone = min(gone, now)
             elif any(kind != Unmet.__name__ for kind in failures):
-                break  # a fault of its own, which is the caller's to raise; others may wait for it in vain
+                break  # the member itself failed: the caller raises that, since the others may never answer
             elif failures:
                 unmet = min(unmet, now)  # the death that explains it may be seen a little later
             late = now - unmet > GRACE_S

@@ -12,8 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,20 +24,17 @@ from whet.draft.buffer import DataBuffer
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import Speculation
 from whet.errors import WhetError
-from whet.model.noise import row_key
 from whet.model.twin import kv_shapes, rollout_twin
-from whet.rollout.base import empty_trace, join_traces, split_traces
+from whet.rollout.flights import FlightEngine
 from whet.rollout.guesser import Guesser, extra_shapes
 from whet.rollout.pages import make_cache
 from whet.rollout.rows import Flight, Rows
 from whet.rollout.runner import Drawn, EagerRunner, Runner
-from whet.rollout.scheduler import CacheRoom, Lengths, Scheduler, Wave
-from whet.types import Finish, Request, Rollout, rollout_from_json, rollout_to_json, sampling_from_json
-
-EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
+from whet.rollout.scheduler import CacheRoom, Scheduler, Wave
+from whet.types import Finish
 
 
-class LocalEngine:
+class LocalEngine(FlightEngine):
     """Decodes rollouts of one model on one device.
 
     A flight is a rollout under way; while it decodes it has one of `slots` rows. A wave is what is prefilled in one
@@ -74,15 +70,11 @@ class LocalEngine:
         it supports the model. releasable: on a GPU, the memory of keys and values is lent to the
         learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
         rollouts go to `buffer`."""
-        known = getattr(model.config, "max_position_embeddings", None) or context
-        if context > known:
-            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
-        self.encode, self.decode = encode, decode
-        self.seed, self.slots, self.context = seed, slots, context
-        self.mode, self.on_update, self.version = mode, on_update, version
+        dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
+        given: dict[str, Any] = {"encode": encode, "decode": decode, "seed": seed, "slots": slots, "context": context}
+        super().__init__(model, **given, mode=mode, on_update=on_update, version=version, dtype=dtype)
         self.twin = rollout_twin(model)
         self.device = model.device
-        self.dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)  # type of log-probs
         shapes = kv_shapes(self.twin)
         # Why the runners that were handed in are not used; None where they are, or where there are none.
         self.lack = runners.lack(shapes, self.device) if runners is not None else None
@@ -93,21 +85,15 @@ class LocalEngine:
         self.rows = Rows(slots, context, self.dtype, self.device)
         self.guesser = Guesser(eagle, self.cache, self.rows) if eagle is not None else None
         self.buffer = buffer
-        given = (self.twin, self.cache, self.rows, self.guesser)
-        self.runner: Runner = EagerRunner(*given) if runners is None else runners.make(*given, speculation)
+        parts = (self.twin, self.cache, self.rows, self.guesser)
+        self.runner: Runner = EagerRunner(*parts) if runners is None else runners.make(*parts, speculation)
         self.scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
-        self.lengths = Lengths()
         self.speculation = speculation
         if speculation is not None:
             if self.guesser is not None:
                 speculation.join(self.guesser)
             speculation.elsewhere = self.runner.own
             speculation.token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in shapes)
-        self.done: list[Rollout] = []  # finished, waiting to be collected
-        self._tickets: dict[int, dict[int, Rollout]] = {}  # per ticket under way, finished ones by arrival
-        self.arrivals = 0
-        self._stats: Counter[str] = Counter()
-        self._seconds = self._tail = 0.0
 
     # ---- what callers use
 
@@ -115,64 +101,16 @@ class LocalEngine:
         """On a GPU, compile and capture what every run needs before the first request has to wait for it."""
         self.runner.begin(self.speculation.served if self.speculation is not None else ())
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
-        running = int(self.rows.count[: self.rows.size].sum())
-        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
-        self.scheduler.waiting.extend(self._flights(ordered))
-
-    def order(self, requests: Sequence[Request], ticket: int) -> list[Flight]:
-        """Queue requests in their order; their rollouts are kept apart under a ticket that no other call has."""
-        flights = self._flights(requests, ticket)
+    def queue(self, flights: Iterable[Flight]) -> None:
         self.scheduler.waiting.extend(flights)
-        return flights
-
-    def take(self) -> list[tuple[int | None, Rollout]]:
-        """What has finished and was not handed out, with its ticket; for a caller that steps the engine itself."""
-        found: list[tuple[int | None, Rollout]] = [(None, rollout) for rollout in self.done]
-        self.done = []
-        for ticket, rollouts in self._tickets.items():
-            found += ((ticket, rollout) for rollout in rollouts.values())
-        self._tickets = {}
-        return found
-
-    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
-        shown = steps = 0
-        while True:
-            over = not self.busy or (self.mode == "stream" and bool(self.done))
-            if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
-                early(self.done[shown:])
-                shown = len(self.done)
-            if over:
-                done, self.done = self.done, []
-                return done
-            self.step()
-            steps += 1
-
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        ticket = self.arrivals
-        flights = self.order(requests, ticket)
-        found = self._tickets[ticket] = {}
-        while (before := len(found)) < len(flights):
-            self.step()
-            if on_progress is not None and len(found) > before:
-                on_progress(len(found))
-        del self._tickets[ticket]
-        return [found[f.arrival] for f in flights]
 
     @property
-    def idle(self) -> bool:
-        return not self.busy and not self.done
+    def load(self) -> int:
+        return self.rows.size + len(self.scheduler.waiting)
 
     @property
-    def busy(self) -> bool:
-        return bool(self.rows.size or self.scheduler.waiting)
-
-    @property
-    def free(self) -> int | None:
-        if self.mode == "barrier":
-            return None
-        return max(0, self.slots - self.rows.size - len(self.scheduler.waiting))
+    def written(self) -> int:
+        return int(self.rows.count[: self.rows.size].sum())
 
     def update(self, version: int) -> None:
         """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
@@ -181,12 +119,10 @@ class LocalEngine:
             self._evict_all()
         if self.on_update == "cut":
             cut = self.scheduler.cut()
-            for flight in cut:
-                self.lengths.tokens += flight.trace.ids.size
-                if self.speculation is not None:
+            if self.speculation is not None:
+                for flight in cut:
                     self.speculation.ended(flight)
-            self.done += [f.rollout("cut", self.version) for f in cut]
-            self._stats["cut"] += len(cut)
+            self._cut(cut)
         # A begun group is remembered as long as it still has a rollout to start.
         self.scheduler.begun &= {f.request.group_id for f in self.scheduler.waiting}
         self.runner.forget()
@@ -214,18 +150,9 @@ class LocalEngine:
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them; rollout/oom counts from the start."""
-        names = ("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
-        out = {f"rollout/{name}": float(self._stats[name]) for name in names}
-        rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
-        out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
+        out = self._counted("tokens", "steps", "prefill_tokens", "preempted", "finished", "cut")
         out["rollout/oom"] = float(self.scheduler.ooms)
-        out["rollout/seconds"] = self._seconds
-        # Share of the time in which a quarter of the slots or less was in use.
-        out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
-        out |= self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
-        self._stats.clear()
-        self._seconds = self._tail = 0.0
-        return out
+        return out | self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
 
     def state_dict(self) -> dict[str, Any]:
         """What was asked for and not handed out. Running flights are saved as waiting ones: a resumed engine prefills
@@ -234,40 +161,13 @@ class LocalEngine:
         running = sorted(range(rows.size), key=lambda row: rows.flights[row].arrival)
         flights = [(rows.flights[row], rows.trace(row)) for row in running]
         flights += [(f, f.trace) for f in self.scheduler.waiting]
-        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
-        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
-        return {
-            "version": self.version,
-            "arrivals": self.arrivals,
-            "begun": np.array(sorted(self.scheduler.begun), np.int64),
-            "flights": [
-                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
-                for f, trace in flights
-            ],
-            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
-            **join_traces(traces, self.dtype),
-            **self.lengths.state_dict(),
-            "draft": self.speculation.chooser.state_dict() if self.speculation is not None else None,
-        }
+        draft = self.speculation.chooser.state_dict() if self.speculation is not None else None
+        return self._state(flights, self.scheduler.begun, draft)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.idle, "state is loaded into an engine that has not begun"
-        self.version, self.arrivals = int(state["version"]), int(state["arrivals"])
-        self.scheduler.begun = set(state["begun"].tolist())
-        self.lengths.load_state_dict(state)
+        self.scheduler.begun = self._load(state)
         if self.speculation is not None and state["draft"] is not None:
             self.speculation.chooser.load_state_dict(state["draft"])
-        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
-        for data in state["flights"]:
-            fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
-            request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            flight = self.flight(request, data["index"], data["arrival"], prompt)
-            flight.trace = next(traces)
-            self.scheduler.waiting.append(flight)
-        for data in state["done"]:
-            fields = {k: v for k, v in data.items() if k != "tokens"}
-            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
 
     def close(self) -> None:
         """Nothing was started that would have to end."""
@@ -378,14 +278,9 @@ class LocalEngine:
             self.guesser.remember([row for row, _ in ended], self.buffer, self.version)
         retired = [(self._evict(row), finish) for row, finish in reversed(ended)]  # from the end: no ended row moves
         for flight, finish in sorted(retired, key=lambda pair: pair[0].arrival):
-            rollout = flight.rollout(finish, self.version)
-            self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
+            self._land(flight, finish)
             if self.speculation is not None:
                 self.speculation.ended(flight)
-            if flight.ticket is None:
-                self.done.append(rollout)
-            else:
-                self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
 
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is
@@ -462,24 +357,3 @@ class LocalEngine:
     def _evict_all(self) -> None:
         self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
         self.scheduler.full = False
-
-    def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
-        """Make all flights or, when one is refused, none."""
-        flights: list[Flight] = []
-        for request in requests:
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            for index in range(request.first_index, request.first_index + request.n):
-                flights.append(self.flight(request, index, self.arrivals + len(flights), prompt))
-                flights[-1].ticket = ticket
-        self.arrivals += len(flights)
-        return flights
-
-    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
-        if not 0 < prompt.size < self.context:
-            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
-            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
-        limit = min(request.sampling.max_tokens, self.context - prompt.size)
-        if limit < 1:
-            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
-        key = row_key(self.seed, request.phase == "eval", request.group_id, index)
-        return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))

@@ -18,8 +18,8 @@ import random
 import tempfile
 import time
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -29,16 +29,13 @@ import torch
 from transformers import PreTrainedModel
 
 from whet.errors import WhetError
-from whet.model.noise import row_key
 from whet.model.twin import kv_shapes
-from whet.rollout.base import empty_trace, join_traces, split_traces
+from whet.rollout.flights import FlightEngine
 from whet.rollout.rows import Flight
-from whet.rollout.scheduler import Lengths
 from whet.rollout.vllm_fit import KNOWN, version_of_vllm
 from whet.rollout.vllm_weights import first_difference, module_names, named_weights
-from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+from whet.types import Finish, Trace
 
-EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 BLOCK = 128  # the largest block of tokens that vLLM caches as one, on any device
 DRAFTS = 4  # tokens that a lookup proposes, at most
 
@@ -61,7 +58,7 @@ class Written:
         )
 
 
-class VllmEngine:
+class VllmEngine(FlightEngine):
     """Decodes rollouts of one model by vLLM, in this process and on this model's device.
 
     `waiting` holds flights that have no place in vLLM, `running` those that have one: as many as there are slots. What
@@ -87,78 +84,35 @@ class VllmEngine:
     ) -> None:
         """encode: prompt id to token ids. cached: tokens whose keys and values vLLM may keep; 0: all slots at full
         context. releasable: on a GPU, vLLM sleeps while the learner works. drafting: tokens are guessed by lookup."""
-        known = getattr(model.config, "max_position_embeddings", None) or context
-        if context > known:
-            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
         if hasattr(model, "peft_config"):
             raise WhetError(
                 f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
             )
         self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafting else [])})
-        self.model, self.encode, self.decode = model, encode, decode
-        self.seed, self.slots, self.context = seed, slots, context
-        self.mode, self.on_update, self.version = mode, on_update, version
-        self.dtype = np.dtype(np.float32)
+        given: dict[str, Any] = {"encode": encode, "decode": decode, "seed": seed, "slots": slots, "context": context}
+        dtype = np.dtype(np.float32)
+        super().__init__(model, **given, mode=mode, on_update=on_update, version=version, dtype=dtype)
+        self.model = model
         self.sleeps, self.asleep = releasable and model.device.type == "cuda", False
         self.waiting: deque[Flight] = deque()
         self.running: dict[str, Written] = {}  # by the name that vLLM knows
         self.begun: set[int] = set()  # groups of which a rollout has started and another waits
-        self.done: list[Rollout] = []  # finished, waiting to be collected
-        self._tickets: dict[int, dict[int, Rollout]] = {}  # per `generate` call under way, finished ones by arrival
-        self.arrivals = 0
-        self.lengths = Lengths()
         self.stale = True  # whether vLLM's weights may differ from the model's
-        self._stats: Counter[str] = Counter()
-        self._seconds = self._tail = 0.0
         self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting)
         (self.modules,) = self.core.apply_model(module_names)
 
     # ---- what callers use
 
-    def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
-        running = sum(len(written.ids) for written in self.running.values())
-        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
-        self.waiting.extend(self._flights(ordered))
-
-    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
-        shown = steps = 0
-        while True:
-            over = not self._busy or (self.mode == "stream" and bool(self.done))
-            if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
-                early(self.done[shown:])
-                shown = len(self.done)
-            if over:
-                done, self.done = self.done, []
-                return done
-            self.step()
-            steps += 1
-
-    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
-        ticket = self.arrivals
-        flights = self._flights(requests, ticket)
-        found = self._tickets[ticket] = {}
+    def queue(self, flights: Iterable[Flight]) -> None:
         self.waiting.extend(flights)
-        while (before := len(found)) < len(flights):
-            self.step()
-            if on_progress is not None and len(found) > before:
-                on_progress(len(found))
-        del self._tickets[ticket]
-        return [found[f.arrival] for f in flights]
 
     @property
-    def idle(self) -> bool:
-        return not self._busy and not self.done
+    def load(self) -> int:
+        return len(self.running) + len(self.waiting)
 
     @property
-    def _busy(self) -> bool:
-        return bool(self.running or self.waiting)
-
-    @property
-    def free(self) -> int | None:
-        if self.mode == "barrier":
-            return None
-        return max(0, self.slots - len(self.running) - len(self.waiting))
+    def written(self) -> int:
+        return sum(len(written.ids) for written in self.running.values())
 
     def update(self, version: int) -> None:
         """Continue with new weights. Running rollouts end as they are (cut), continue after their keys and values were
@@ -168,9 +122,7 @@ class VllmEngine:
             over = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
             gone = {f.arrival for f in over}
             self.waiting = deque(f for f in self.waiting if f.arrival not in gone)
-            self.lengths.tokens += sum(f.trace.ids.size for f in over)
-            self.done += [f.rollout("cut", self.version) for f in over]
-            self._stats["cut"] += len(over)
+            self._cut(over)
         self.begun &= {f.request.group_id for f in self.waiting}
         self.version = version
         self._publish()
@@ -201,54 +153,17 @@ class VllmEngine:
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them. vLLM does not say how often it preempted."""
-        names = ("tokens", "steps", "prefill_tokens", "finished", "cut")
-        out = {f"rollout/{name}": float(self._stats[name]) for name in names}
-        rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
-        out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
-        out["rollout/seconds"] = self._seconds
-        # Share of the time in which a quarter of the slots or less was in use.
-        out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
-        self._stats.clear()
-        self._seconds = self._tail = 0.0
-        return out
+        return self._counted("tokens", "steps", "prefill_tokens", "finished", "cut")
 
     def state_dict(self) -> dict[str, Any]:
         """What was asked for and not handed out, in the form of `LocalEngine.state_dict`: either engine goes on with
         what the other has saved. Running flights are saved as waiting ones."""
         flights = [(w.flight, w.trace(self.dtype)) for w in self.running.values()]
         flights = sorted(flights, key=lambda pair: pair[0].arrival) + [(f, f.trace) for f in self.waiting]
-        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
-        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
-        return {
-            "version": self.version,
-            "arrivals": self.arrivals,
-            "begun": np.array(sorted(self.begun), np.int64),
-            "flights": [
-                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
-                for f, trace in flights
-            ],
-            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
-            **join_traces(traces, self.dtype),
-            **self.lengths.state_dict(),
-            "draft": None,
-        }
+        return self._state(flights, self.begun, draft=None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        assert self.idle, "state is loaded into an engine that has not begun"
-        self.version, self.arrivals, self.stale = int(state["version"]), int(state["arrivals"]), True
-        self.begun = set(state["begun"].tolist())
-        self.lengths.load_state_dict(state)
-        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
-        for data in state["flights"]:
-            fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
-            request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            flight = self._flight(request, data["index"], data["arrival"], prompt)
-            flight.trace = next(traces)
-            self.waiting.append(flight)
-        for data in state["done"]:
-            fields = {k: v for k, v in data.items() if k != "tokens"}
-            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
+        self.begun, self.stale = self._load(state), True
 
     # ---- one step
 
@@ -322,12 +237,7 @@ class VllmEngine:
         for written, finish in sorted(ended, key=lambda pair: pair[0].flight.arrival):
             flight = written.flight
             flight.trace = written.trace(self.dtype)
-            rollout = flight.rollout(finish, self.version)
-            self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
-            if flight.ticket is None:
-                self.done.append(rollout)
-            else:
-                self._tickets[flight.ticket][flight.arrival] = rollout
+            self._land(flight, finish)
 
     def _evict_all(self) -> None:
         """Take all flights out of vLLM, with their tokens, to the head of the queue."""
@@ -356,29 +266,6 @@ class VllmEngine:
         if self.on_update != "keep" or not self.running:
             self.core.reset_prefix_cache(reset_running_requests=True)
         self.stale = False
-
-    # ---- new flights
-
-    def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
-        """Make all flights or, when one is refused, none."""
-        flights: list[Flight] = []
-        for request in requests:
-            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            for index in range(request.first_index, request.first_index + request.n):
-                flights.append(self._flight(request, index, self.arrivals + len(flights), prompt))
-                flights[-1].ticket = ticket
-        self.arrivals += len(flights)
-        return flights
-
-    def _flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
-        if not 0 < prompt.size < self.context:
-            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
-            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
-        limit = min(request.sampling.max_tokens, self.context - prompt.size)
-        if limit < 1:
-            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
-        key = row_key(self.seed, request.phase == "eval", request.group_id, index)
-        return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
 
 
 # ---- the one place that knows vLLM's names

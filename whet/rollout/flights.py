@@ -1,0 +1,227 @@
+"""What engines that decode flight by flight have in common: requests become flights, flights become rollouts, and what
+is under way goes into a checkpoint. `engine.py` decodes them by our own kernels, `vllm.py` by vLLM.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, Literal
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from whet.errors import WhetError
+from whet.model.noise import row_key
+from whet.rollout.base import empty_trace, join_traces, split_traces
+from whet.rollout.rows import Flight
+from whet.rollout.scheduler import Lengths
+from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
+
+EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
+
+
+class FlightEngine(ABC):
+    """Queues and hands out; `step`, `queue` and `load` are those of a kind of engine, as is what an update does."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str],
+        seed: int,
+        slots: int,
+        context: int,
+        mode: Literal["barrier", "stream"],
+        on_update: Literal["cut", "recompute", "keep"],
+        version: int,
+        dtype: np.dtype[Any],
+    ) -> None:
+        """encode: prompt id to token ids. dtype: that of log-probs."""
+        known = getattr(model.config, "max_position_embeddings", None) or context
+        if context > known:
+            raise WhetError(f"rollout.context = {context} is more than the {known} positions that the model knows.")
+        self.encode, self.decode = encode, decode
+        self.seed, self.slots, self.context = seed, slots, context
+        self.mode, self.on_update, self.version, self.dtype = mode, on_update, version, dtype
+        self.lengths = Lengths()
+        self.done: list[Rollout] = []  # finished, waiting to be collected
+        self._tickets: dict[int, dict[int, Rollout]] = {}  # per ticket under way, finished ones by arrival
+        self.arrivals = 0
+        self._stats: Counter[str] = Counter()
+        self._seconds = self._tail = 0.0
+
+    # ---- what a kind of engine brings
+
+    @abstractmethod
+    def step(self) -> None:
+        """Draw tokens for what is under way, and retire what has ended."""
+
+    @abstractmethod
+    def queue(self, flights: Iterable[Flight]) -> None:
+        """Put flights behind those that wait."""
+
+    @property
+    @abstractmethod
+    def load(self) -> int:
+        """Flights that run or wait."""
+
+    @property
+    @abstractmethod
+    def written(self) -> int:
+        """Tokens that running flights have written so far."""
+
+    # ---- requests in, rollouts out
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
+        running = self.written
+        ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
+        self.queue(self._flights(ordered))
+
+    def order(self, requests: Sequence[Request], ticket: int) -> list[Flight]:
+        """Queue requests in their order; their rollouts are kept apart under a ticket that no other call has."""
+        flights = self._flights(requests, ticket)
+        self.queue(flights)
+        return flights
+
+    def take(self) -> list[tuple[int | None, Rollout]]:
+        """What has finished and was not handed out, with its ticket; for a caller that steps the engine itself."""
+        found: list[tuple[int | None, Rollout]] = [(None, rollout) for rollout in self.done]
+        self.done = []
+        for ticket, rollouts in self._tickets.items():
+            found += ((ticket, rollout) for rollout in rollouts.values())
+        self._tickets = {}
+        return found
+
+    def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
+        shown = steps = 0
+        while True:
+            over = not self.busy or (self.mode == "stream" and bool(self.done))
+            if early is not None and (over or len(self.done) > shown or steps % EARLY == 0):
+                early(self.done[shown:])
+                shown = len(self.done)
+            if over:
+                done, self.done = self.done, []
+                return done
+            self.step()
+            steps += 1
+
+    def generate(self, requests: Sequence[Request], on_progress: Callable[[int], None] | None = None) -> list[Rollout]:
+        ticket = self.arrivals
+        flights = self.order(requests, ticket)
+        found = self._tickets[ticket] = {}
+        while (before := len(found)) < len(flights):
+            self.step()
+            if on_progress is not None and len(found) > before:
+                on_progress(len(found))
+        del self._tickets[ticket]
+        return [found[f.arrival] for f in flights]
+
+    @property
+    def busy(self) -> bool:
+        return self.load > 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.busy and not self.done
+
+    @property
+    def free(self) -> int | None:
+        return None if self.mode == "barrier" else max(0, self.slots - self.load)
+
+    # ---- flights
+
+    def _flights(self, requests: Sequence[Request], ticket: int | None = None) -> list[Flight]:
+        """Make all flights or, when one is refused, none."""
+        flights: list[Flight] = []
+        for request in requests:
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            for index in range(request.first_index, request.first_index + request.n):
+                flights.append(self.flight(request, index, self.arrivals + len(flights), prompt))
+                flights[-1].ticket = ticket
+        self.arrivals += len(flights)
+        return flights
+
+    def flight(self, request: Request, index: int, arrival: int, prompt: np.ndarray) -> Flight:
+        if not 0 < prompt.size < self.context:
+            limits = f"rollout.context = {self.context} takes 1 to {self.context - 1}"
+            raise WhetError(f'Prompt "{request.prompt_id}" has {prompt.size} tokens; {limits}.')
+        limit = min(request.sampling.max_tokens, self.context - prompt.size)
+        if limit < 1:
+            raise WhetError(f'Prompt "{request.prompt_id}" was asked with max_tokens = {limit}; it takes 1 or more.')
+        key = row_key(self.seed, request.phase == "eval", request.group_id, index)
+        return Flight(request, index, arrival, prompt, limit, key, empty_trace(self.dtype))
+
+    def _land(self, flight: Flight, finish: Finish) -> None:
+        """A flight has ended, and its tokens are in it: keep its rollout until it is handed out."""
+        rollout = flight.rollout(finish, self.version)
+        self.lengths.end(rollout.prompt_id, rollout.length, remember=flight.ticket is None)
+        if flight.ticket is None:
+            self.done.append(rollout)
+        else:
+            self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
+
+    def _cut(self, flights: Sequence[Flight]) -> None:
+        """An update ends these as they are."""
+        self.lengths.tokens += sum(flight.trace.ids.size for flight in flights)
+        self.done += [flight.rollout("cut", self.version) for flight in flights]
+        self._stats["cut"] += len(flights)
+
+    # ---- counters and checkpoints
+
+    def _counted(self, *names: str) -> dict[str, float]:
+        """The counters of these names since the last call, which are reset, and what every engine can say."""
+        out = {f"rollout/{name}": float(self._stats[name]) for name in names}
+        rows = out["rollout/batch_mean"] = self._stats["tokens"] / max(1, self._stats["steps"])
+        out |= {"rollout/occupied": min(1.0, rows / self.slots)} if self.mode == "stream" else {}
+        out["rollout/seconds"] = self._seconds
+        # Share of the time in which a quarter of the slots or less was in use.
+        out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
+        self._stats.clear()
+        self._seconds = self._tail = 0.0
+        return out
+
+    def _state(self, flights: Sequence[tuple[Flight, Trace]], begun: Set[int], draft: Any) -> dict[str, Any]:
+        """What was asked for and not handed out, in one form for all engines, so that each can go on from another's.
+
+        flights: running ones by arrival, then those that wait; all are saved as waiting. begun: groups of which a
+        rollout has started and another waits. draft: what the choice of drafts has learnt.
+        """
+        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+        traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
+        return {
+            "version": self.version,
+            "arrivals": self.arrivals,
+            "begun": np.array(sorted(begun), np.int64),
+            "flights": [
+                {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
+                for f, trace in flights
+            ],
+            "done": [{**rollout_to_json(r), "tokens": r.length} for r in self.done],
+            **join_traces(traces, self.dtype),
+            **self.lengths.state_dict(),
+            "draft": draft,
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> set[int]:
+        """Take over what `_state` returned, except for drafts. Returns the groups that have begun."""
+        assert self.idle, "state is loaded into an engine that has not begun"
+        self.version, self.arrivals = int(state["version"]), int(state["arrivals"])
+        self.lengths.load_state_dict(state)
+        traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
+        flights = []
+        for data in state["flights"]:
+            fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
+            request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
+            prompt = np.asarray(self.encode(request.prompt_id), np.int64)
+            flights.append(self.flight(request, data["index"], data["arrival"], prompt))
+            flights[-1].trace = next(traces)
+        self.queue(flights)
+        for data in state["done"]:
+            fields = {k: v for k, v in data.items() if k != "tokens"}
+            self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
+        return set(state["begun"].tolist())
