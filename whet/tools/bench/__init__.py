@@ -206,8 +206,11 @@ def show_scale(found: Sequence[Mapping[str, Any]]) -> None:
 
 
 def show_measured(rows: Sequence[Mapping[str, Any]]) -> None:
-    table = Table("run", "workers", "updates", "predicted s", "measured s", "error", title="seconds of an update")
+    """Seconds, which another program on the machine changes, and decode steps of all workers, which it does not."""
+    columns = ("run", "workers", "updates", "predicted s", "measured s", "error", "predicted steps", "measured steps")
+    table = Table(*columns, title="an update")
     for row in rows:
         figures = (f"{row['predicted_s']:.3f}", f"{row['measured_s']:.3f}", f"{row['error']:+.1%}")
-        table.add_row(Text(printable(row["run"])), str(row["workers"]), str(row["updates"]), *figures)
+        steps = (f"{row['predicted_steps']:.1f}", f"{row['measured_steps']:.1f}")
+        table.add_row(Text(printable(row["run"])), str(row["workers"]), str(row["updates"]), *figures, *steps)
     out_console.print(table)

@@ -166,8 +166,8 @@ class Simulated:
 
     step_s: float
     idle_share: float  # of the time of all GPUs: neither decoding nor training
-    learning_share: float  # of it, too
     spare_s: float  # idle seconds of the GPUs that generate
+    decode_steps: float  # of all workers; with speculation, those that it would take without
     age_mean: float  # updates between the weights that began a trained rollout and those that train on it
 
 
@@ -234,7 +234,7 @@ class Simulation:
 
     def run(self, updates: int, warm: int = 0) -> Simulated:
         """Until `updates` are published; counted from the publication of the update `warm` on."""
-        marks = {0: (0.0, 0.0, 0.0)}
+        marks = {0: (0.0, 0.0, 0.0, 0.0)}
         self._ask()
         while self.published < updates:
             self.now, _, handle, given = heapq.heappop(self.events)
@@ -242,14 +242,15 @@ class Simulation:
             if self.published not in marks:
                 for worker in self.workers:
                     self._count(worker)
-                marks[self.published] = (self.now, sum(worker.busy for worker in self.workers), self.learned)
-        seconds, decoding, learning = (end - start for start, end in zip(marks[warm], marks[updates], strict=True))
+                busy, written = (sum(getattr(worker, name) for worker in self.workers) for name in ("busy", "written"))
+                marks[self.published] = (self.now, busy, self.learned, written)
+        seconds, decoding, learning, written = (b - a for a, b in zip(marks[warm], marks[updates], strict=True))
         counted, layout = updates - warm, self.layout
         return Simulated(
             step_s=seconds / counted,
             idle_share=1.0 - (decoding + learning) / (layout.gpus * seconds),
-            learning_share=learning / (layout.gpus * seconds),
             spare_s=(layout.workers * seconds - decoding - (0.0 if layout.learners else learning)) / counted,
+            decode_steps=written / counted,
             age_mean=float(np.mean(self.ages[warm * self.inputs.groups :])),
         )
 
@@ -436,24 +437,22 @@ def simulate(inputs: ScaleInputs, layout: Layout, lengths: LengthDraws, counted:
     return Simulation(inputs, layout, lengths, seed=lengths.seed).run(warm + counted, warm)
 
 
-def best_split(seconds: Callable[[int], float], gpus: int, start: int) -> int:
-    """The number of learners with the shortest step, within 1%: from `start` to better neighbours, ever nearer ones.
+def best_split(seconds: Callable[[int], float], gpus: int) -> int:
+    """The number of learners with the shortest step, where that has one valley: the best of every eighth of the GPUs,
+    then ever nearer ones beside the best so far, down to a 128th.
 
-    >>> best_split(lambda learners: max(60 / (64 - learners), 4 / learners), 64, 20)  # 60 / 60 = 4 / 4
+    >>> best_split(lambda learners: max(60 / (64 - learners), 4 / learners), 64)  # 60 / 60 = 4 / 4
     4
     """
-    known: dict[int, float] = {}
-    best, gap, least = min(max(start, 1), gpus - 1), max(1, gpus // 16), max(1, gpus // 128)
+    gap, least, known = max(1, gpus // 8), max(1, gpus // 128), dict[int, float]()
+    tried = range(gap, gpus, gap)
     while True:
-        around = [number for number in (best - gap, best, best + gap) if 0 < number < gpus]
-        known |= {number: seconds(number) for number in around if number not in known}
-        shortest = min(around, key=known.__getitem__)
-        if known[shortest] < 0.99 * known[best]:
-            best = shortest
-        elif gap == least:
+        known |= {number: seconds(number) for number in tried if 0 < number < gpus and number not in known}
+        best = min(known, key=lambda number: (known[number], number))
+        if gap == least:
             return best
-        else:
-            gap = max(least, gap // 2)
+        gap = max(least, gap // 2)
+        tried = range(best - gap, best + gap + 1, gap)
 
 
 def study(inputs: ScaleInputs, gpus: int, learners: int | None, seed: int) -> dict[str, Any]:
@@ -468,14 +467,12 @@ def study(inputs: ScaleInputs, gpus: int, learners: int | None, seed: int) -> di
         return outcome
 
     def add_split(name: str, layout: Layout) -> None:
-        """Beside the same layout without a split, which says how the work is divided."""
-        together = add(name, layout)
+        def seconds(number: int) -> float:
+            return simulate(inputs, replace(layout, learners=number), lengths, TRIED).step_s
+
+        add(name, layout)
         if gpus > 1:
-            start = round(gpus * together.learning_share / (1.0 - together.idle_share))
-            given = learners or best_split(
-                lambda n: simulate(inputs, replace(layout, learners=n), lengths, TRIED).step_s, gpus, start
-            )
-            add(f"{name}, split", replace(layout, learners=given))
+            add(f"{name}, split", replace(layout, learners=learners or best_split(seconds, gpus)))
 
     def spot(layout: Layout, spare: float) -> Layout:
         """The drafter is trained in idle time, as far as there is enough."""
@@ -550,7 +547,10 @@ def fit(run: MeasuredRun, base: ScaleInputs) -> ScaleInputs:
     decoding = run.of("rollout/seconds")  # of all workers
     once, each = fitted_line(decoding, run.of("rollout/steps"), run.of("rollout/tokens"))
     update, token = fitted_line(run.train_s, np.ones_like(run.train_s), run.of("batch/tokens") / run.workers)
-    host = run.step_s - run.train_s - run.of("time/generate")
+    host = run.step_s - run.train_s - run.of("time/generate", 0.0)  # a step of a stream may need none
+    seen = [run.of(f"length/{name}", math.nan) for name in ("mean", "p50", "p90", "p99", "max")]
+    if np.isnan(seen).all():
+        raise WhetError(f"The run {run.folder} says nothing of lengths (length/mean).")
     trained = run.of("batch/groups").sum() * run.settings.curriculum.rollouts
     found = {
         "decode_ms": {1: 1e3 * (once + each), 1001: 1e3 * (once + 1001 * each)},
@@ -561,9 +561,7 @@ def fit(run: MeasuredRun, base: ScaleInputs) -> ScaleInputs:
         "weights_gb": 0.0,  # nothing is sent, and what is added up is a part of update_ms
         "failures": 0.0,
         "signal": min(1.0, trained / run.of("rollout/finished").sum()),
-        "lengths": length_ranks(
-            *(float(run.of(f"length/{name}").mean()) for name in ("mean", "p50", "p90", "p99", "max"))
-        ),
+        "lengths": length_ranks(*(float(np.nanmean(lengths)) for lengths in seen)),
     }
     return base.model_copy(update=found)
 
@@ -574,14 +572,17 @@ def against(runs: Sequence[MeasuredRun], base: ScaleInputs, seed: int) -> list[d
     In one process rollouts are handed to the judges between two decode steps; members decode on meanwhile.
     """
     fitted, rows, first = fit(runs[0], base), list[dict[str, Any]](), runs[0]
-    between_s = float((first.of("time/generate") - first.of("rollout/seconds")).mean()) if first.workers == 1 else 0.0
+    between_s = (
+        float((first.of("time/generate", 0.0) - first.of("rollout/seconds")).mean()) if first.workers == 1 else 0.0
+    )
     for run in runs:
         c, r = run.settings.curriculum, run.settings.rollout
         host = fitted.host_ms + (1e3 * max(0.0, between_s) if run.workers == 1 else 0.0)
         sizes = {"groups": c.groups, "rollouts": c.rollouts, "slots": r.slots, "host_ms": host}
         inputs = fitted.model_copy(update=sizes)
         layout = Layout(gpus=run.workers, max_age=c.max_age if r.mode == "stream" else None)
-        predicted, measured = simulate(inputs, layout, LengthDraws(inputs, seed)).step_s, float(run.step_s.mean())
-        both = {"predicted_s": predicted, "measured_s": measured, "error": predicted / measured - 1.0}
-        rows.append({"run": str(run.folder), "workers": run.workers, "updates": len(run.rows), **both})
+        found, measured = simulate(inputs, layout, LengthDraws(inputs, seed)), float(run.step_s.mean())
+        seconds = {"predicted_s": found.step_s, "measured_s": measured, "error": found.step_s / measured - 1.0}
+        steps = {"predicted_steps": found.decode_steps, "measured_steps": float(run.of("rollout/steps").mean())}
+        rows.append({"run": str(run.folder), "workers": run.workers, "updates": len(run.rows), **seconds, **steps})
     return rows
