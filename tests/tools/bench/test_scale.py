@@ -186,6 +186,14 @@ def test_stream_hides_the_shorter_of_both(rate: float, max_age: int | None, step
     assert found.age_mean == (max_age or 0)
 
 
+@pytest.mark.parametrize(("max_age", "step_s"), [(None, 4.0), (0, 3.0)])
+def test_stream_asks_as_slots_become_free(max_age: int | None, step_s: float) -> None:
+    """3 s, then three of 1 s, two workers with a slot each: handed out at once, or one after the other."""
+    layout = Layout(gpus=2, max_age=max_age)
+    found = Simulation(plain(groups=4, slots=1), layout, by_unit(300, 100)).run(1)
+    assert found.step_s == pytest.approx(step_s + 0.3)
+
+
 def test_stream_waits_for_a_group_that_would_be_too_old() -> None:
     """The first rollout takes 10 s, the others 1 s. Update 1 may pass it, update 2 must not: age 2 is too old. By then
     one more has been written, which trains at once."""
