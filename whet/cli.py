@@ -18,7 +18,7 @@ from whet.errors import Stopped, WhetError
 from whet.recipe import describe, dump_config, load_config, recipes
 from whet.terminal import DataFolder, Sets, counting, folder_set, out_console, say, show
 from whet.text import printable
-from whet.tools.bench.commands import bench_app
+from whet.tools.bench import bench_app
 
 # Packages that the extra "train" installs.
 TRAIN = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")

@@ -18,7 +18,7 @@ from whet.cli import app
 from whet.errors import WhetError
 from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_step, dims_of
 from whet.model.memory import measure
-from whet.tools.bench import commands as cli_bench
+from whet.tools import bench as cli_bench
 from whet.tools.bench import rollout as decode
 from whet.tools.bench.peers import PEERS, Apart, PeerFailed, Whet, _serve, missing, shape_model
 from whet.tools.bench.rollout import CELLS, DecodeCell, ShapeBench, decode_bench, log_prob_gap, ratios
