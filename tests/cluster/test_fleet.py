@@ -16,10 +16,8 @@ WARM = ("warm_start.steps=3", "warm_start.batch=5")
 CASES = {
     "uniform, warm start": WARM,
     "speed": ("curriculum.name=speed", "curriculum.speed.n_init=2"),
-    "kl, two updates": ("learn.kl_coef=0.1", "learn.updates=2"),
     "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
     "lookup drafts": ("draft.drafters=['ngram']",),
-    "optimizer divided": ("learn.shard=optimizer", "learn.updates=2", "learn.kl_coef=0.1", *WARM),
     "small pool of pages": ("rollout.slots=3", "rollout.page=8", "rollout.pages=12"),
 }
 
@@ -32,28 +30,35 @@ def test_two_processes_train_as_one(tmp_path: Path, case: str) -> None:
     assert_like(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.wide
-@pytest.mark.usefixtures("pooled")
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_by_every_estimator(tmp_path: Path, estimator: str) -> None:
-    sets = (f"learn.estimator={estimator}", "steps=3")
-    run(tmp_path / "one", *sets)
-    run(tmp_path / "two", *sets, gpus=2)
-    assert_like(tmp_path / "one", tmp_path / "two")
+TEN = ("steps=10", "save.every=10", "save.rollouts=1000", "eval.0.every=5")
+GRID = {
+    "all at once": ("learn.kl_coef=0.1", "learn.updates=2", *WARM),
+    **{name: (f"learn.estimator={name}",) for name in ESTIMATORS},
+    "kl": ("learn.kl_coef=0.1",),
+    "two updates": ("learn.updates=2",),
+    "adapters": ("model.lora.rank=2", "learn.kl_coef=0.1"),
+}
+QUICK = ("all at once", "adapters")
 
 
 @pytest.mark.usefixtures("pooled")
-def test_adapters_are_trained_together(tmp_path: Path) -> None:
-    sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1", "steps=3")
+@pytest.mark.parametrize("case", [c if c in QUICK else pytest.param(c, marks=pytest.mark.slow) for c in GRID])
+def test_ten_updates_are_those_of_one_process(tmp_path: Path, case: str) -> None:
+    """Under barrier, with whole and with divided masters and moments: tokens exactly, all numbers to 1e-8."""
+    sets = (*TEN, *GRID[case])
+    if case == "adapters":
+        sets += (f"model.name={model_folder(tmp_path / 'base')}",)
     run(tmp_path / "one", *sets)
-    run(tmp_path / "two", *sets, gpus=2)
-    assert_like(tmp_path / "one", tmp_path / "two")
+    assert len(read_metrics(tmp_path / "one")) == 11
+    for shard in ("none", "optimizer"):
+        run(tmp_path / shard, *sets, f"learn.shard={shard}", gpus=2)
+        assert_like(tmp_path / "one", tmp_path / shard)
 
 
 @pytest.mark.usefixtures("pooled")
 def test_in_single_precision_they_differ_by_rounding(tmp_path: Path) -> None:
-    run(tmp_path / "one", "model.dtype=float32")
-    run(tmp_path / "two", "model.dtype=float32", gpus=2)
+    run(tmp_path / "one", *TEN, "model.dtype=float32")
+    run(tmp_path / "two", *TEN, "model.dtype=float32", gpus=2)
     assert_like(tmp_path / "one", tmp_path / "two", close=1e-5)
 
 
