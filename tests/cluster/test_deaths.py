@@ -97,7 +97,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     ("when", "started"),
     [
         pytest.param({45: (1, 0.01), 70: (0, 0.005)}, 4, id="in the run", marks=pytest.mark.slow),
-        pytest.param({5: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
+        pytest.param({6: (1, 0.0)}, 4, id="in the warm start, where all begin again", marks=pytest.mark.slow),
     ],
 )
 def test_a_process_that_is_killed_changes_no_number(
