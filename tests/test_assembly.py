@@ -295,6 +295,9 @@ def test_what_engine_or_learner_cannot_do_is_refused() -> None:
         made.engine.can = frozenset({"keyed_noise"})
         with pytest.raises(WhetError, match="cannot do cut, stream"):
             refuse_unmet(made)
+        made.engine.can = frozenset({"cut", "stream"})
+        with pytest.raises(WhetError, match="cannot do keyed_noise"):
+            refuse_unmet(made)
         del made.engine.can
         made.curriculum.needs = frozenset({"grad_sq"})
         with pytest.raises(WhetError, match="uniform needs grad_sq"):

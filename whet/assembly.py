@@ -112,7 +112,7 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     for curriculum in _curricula(settings):
         find_plan(curriculum.name)
     settings = anchor_paths(settings)
-    vllm_notes = check_vllm(settings)
+    settings, vllm_notes = check_vllm(settings)
     problems = load_problems(settings, reward)
     for entry in settings.warm_start:
         problems.solutions(np.random.default_rng(0), 1, entry.options)
@@ -148,14 +148,14 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
     )
 
 
-def check_vllm(settings: config.Config) -> list[str]:
-    """Refuse a recipe that vLLM cannot serve, where it asks for vLLM; else sentences for the user."""
+def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
+    """Refuse a recipe that vLLM cannot serve, where it asks for vLLM; else its settings and sentences for the user."""
     if settings.rollout.engine == "native":
-        return []
+        return settings, []
     from whet.model.load import pick_device
-    from whet.rollout.vllm_fit import refuse_vllm
+    from whet.rollout.vllm_fit import as_vllm_runs, refuse_vllm
 
-    return refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
+    return as_vllm_runs(settings), refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
 
 
 def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:
@@ -391,11 +391,8 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
             from whet.fast.fused import KERNELS
 
             drafter.live.ops = KERNELS
-    engine: LocalEngine | VllmEngine
-    if settings.rollout.engine == "vllm":
-        engine = build_vllm(plan, model, room)
-    else:
-        engine = build_engine(plan, model, room, drafter)
+    vllm = settings.rollout.engine == "vllm"
+    engine = build_vllm(plan, model, room) if vllm else build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
         plan=plan,
@@ -477,7 +474,8 @@ def build_parts(plan: RunPlan, weights: Path | None = None) -> Parts:
 def refuse_unmet(parts: Parts) -> None:
     """Refuse a recipe that needs what the engine or the learner cannot do."""
     settings, name = parts.plan.settings, parts.plan.settings.curriculum.name
-    wanted = {"stream", settings.on_update} if settings.rollout.mode == "stream" else set()
+    exact = ["keyed_noise"] if settings.rollout.ordered else []  # without it a stream does not repeat
+    wanted = {"stream", settings.on_update, *exact} if settings.rollout.mode == "stream" else set()
     if missing := frozenset(wanted) - parts.engine.can:
         raise WhetError(f"This engine cannot do {', '.join(sorted(missing))}, which the recipe's [rollout] asks for.")
     if missing := parts.curriculum.needs - parts.learner.can_signal:
@@ -515,7 +513,7 @@ def build_engine(
     return engine
 
 
-def build_vllm(plan: RunPlan, model: PreTrainedModel, room: Room | None) -> VllmEngine:
+def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None) -> VllmEngine:
     from whet.model.memory import pool_of
     from whet.rollout.vllm import VllmEngine
 

@@ -22,6 +22,7 @@ from whet.assembly import (
     build_judge,
     build_learner,
     build_model,
+    build_vllm,
     refuse_unmet,
     tiny_skeleton,
     training_sampling,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
     from whet.rollout.engine import LocalEngine
+    from whet.rollout.vllm import VllmEngine
 
 
 def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> Parts:
@@ -78,8 +80,6 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
 
     if gpus == 1:
         return
-    if settings.rollout.engine == "vllm":
-        raise WhetError(f'rollout.engine = "vllm" decodes in one process; with --gpus {gpus} use "native".')
     if "eagle" in settings.draft.drafters:
         raise WhetError(
             f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'
@@ -115,7 +115,7 @@ def serve_member(handle: int, parent: int) -> None:
     run_member(handle, parent, build_member)
 
 
-def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine, Learner]:
+def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine | VllmEngine, Learner]:
     """What a process without data builds of a run."""
     from whet.model.load import check_model, eos_of, load_tokenizer
 
@@ -125,5 +125,5 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine,
     plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=order["size"])
     room = plan.room  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    engine = build_engine(plan, model, room)
+    engine = (build_vllm if settings.rollout.engine == "vllm" else build_engine)(plan, model, room)
     return engine, build_learner(plan, model, engine, order["rank"])

@@ -1,14 +1,19 @@
 """The program of a process with a fault, by its name: FAULT MARK HANDLE PARENT. Some faults come once: the file MARK is
 made when they do."""
 
+import json
+import mmap
+import os
 import sys
 import time
 from pathlib import Path
 
+import torch
+
 from whet.cluster.member import FleetMember
 from whet.processes import serve_member
 
-update, step = FleetMember.update, FleetMember.step
+begin, update, step = FleetMember.begin, FleetMember.update, FleetMember.step
 
 
 def once(member: FleetMember) -> bool:
@@ -16,6 +21,24 @@ def once(member: FleetMember) -> bool:
         return False
     mark.touch()
     return True
+
+
+def other_recipe(self, order):
+    settings = json.loads(order["settings"])
+    settings["learn"]["lr"] *= 1.0 + order["rank"]
+    return begin(self, {**order, "settings": json.dumps(settings)})
+
+
+def shares_memory(self, order):
+    torch.zeros(10**6).share_memory_()
+    return begin(self, order)
+
+
+def maps_memory(self, order):
+    """As NCCL does, which finds no space only when it writes."""
+    handle = os.open("/dev/shm/mapped", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(handle, 10**6)
+    mmap.mmap(handle, 10**6).write(bytes(10**6))
 
 
 def other_weights(self, *args):
@@ -50,6 +73,12 @@ if __name__ == "__main__":
             sys.exit("libfabric is missing")
         case "sleeps":
             time.sleep(10**6)
+        case "other recipe":
+            FleetMember.begin = other_recipe
+        case "shares memory":
+            FleetMember.begin = shares_memory
+        case "maps memory":
+            FleetMember.begin = maps_memory
         case "other weights":
             FleetMember.step = other_weights
         case "missed update":

@@ -6,19 +6,23 @@ import dataclasses
 import json
 import math
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from learner_batches import encode, exact_model, make_batch
 
 from whet.cluster.ranks import Ranks
 from whet.config import Learn, Lora
-from whet.learn.learner import Learner, warm_start
+from whet.fast.graphed import FastPasses, Graphed
+from whet.learn.learner import Learner, Passes, warm_start
 from whet.learn.team import Team
 from whet.model.lora import add_lora
 
@@ -67,11 +71,51 @@ def trained(case: str, team: Team | None = None) -> dict[str, Any]:
     return {"metrics": metrics, "signals": signals, "weights": weights, "state": learner.state_dict()}
 
 
+class Frail(FastPasses):
+    """On a CPU, where nothing is compiled or captured, but forms and buffers are those of a GPU; fails on order."""
+
+    fails: list[Exception]
+
+    def __init__(self, model: Any, config: Learn) -> None:
+        super().__init__(model, config)
+        self.form, self.graphed, self.fails = "whole", Graphed(model, config.pack_tokens), []
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def hidden_states(self, pack: Any) -> Tensor:
+        if self.fails:
+            raise self.fails.pop()
+        return super().hidden_states(pack)
+
+    log_probs = Passes.log_probs
+
+
+def gives_up(team: Team | None = None) -> list[list[Any]]:
+    """After each update how passes run, the tokens of a pack, the full memories, and the loss. In the second update the
+    last rank's compiler fails, in the third and fourth its memory is full."""
+    learner = Learner(exact_model(), Learn(lr=0.01, warmup=0, pack_tokens=400), encode=encode, passes=Frail, team=team)
+    passes, found = learner.passes, []
+    assert isinstance(passes, Frail)
+    for seed, failure in enumerate(
+        (None, TorchDynamoException("no"), torch.OutOfMemoryError(), torch.OutOfMemoryError())
+    ):
+        passes.fails = [failure] if failure is not None and learner.team.rank == learner.team.size - 1 else []
+        loss = learner.step(make_batch(MIXED, seed=seed)).metrics["learn/loss"]
+        assert not passes.fails
+        found.append([*passes.standing(), learner.pack_tokens, learner.ooms, loss])
+    return found
+
+
 if __name__ == "__main__":
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20))
-    found = {"warm start": taught(Ranks()), **{case: trained(case, Ranks()) for case in CASES}}
+    found = {
+        "warm start": taught(Ranks()),
+        "gives up": gives_up(Ranks()),
+        **{case: trained(case, Ranks()) for case in CASES},
+    }
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

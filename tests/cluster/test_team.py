@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from team_run import CASES, MIXED, encode, make_batch, taught, trained
+from team_run import CASES, MIXED, encode, gives_up, make_batch, taught, trained
 
 from whet.learn.losses import ESTIMATORS
 from whet.learn.samples import make_samples
@@ -59,6 +59,17 @@ def test_a_team_is_taught_as_one_learner(teams: list[dict[str, Any]]) -> None:
         for name, weights in alone["weights"].items():
             np.testing.assert_allclose(member["weights"][name], weights, rtol=1e-8, atol=1e-10)
         assert member["weights"] == teams[0]["warm start"]["weights"]
+
+
+@pytest.mark.filterwarnings("ignore:LlamaForCausalLM is trained without")
+def test_what_one_learner_gives_up_all_give_up(teams: list[dict[str, Any]]) -> None:
+    """Compiled forms, graphs that hold memory, and packs of the full size; the numbers stay."""
+    alone = gives_up()
+    for member in (found["gives up"] for found in teams):
+        assert [row[:2] for row in member] == [["whole", True], ["", True], ["", False], ["", False]]
+        assert [row[3] for row in member] == [0, 0, 1, 2] and member[3][2] < member[2][2]
+        assert member == teams[0]["gives up"]
+        np.testing.assert_allclose([row[4] for row in member], [row[4] for row in alone], rtol=1e-8)
 
 
 def test_groups_stay_whole_and_shares_are_even() -> None:

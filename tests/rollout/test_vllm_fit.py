@@ -6,6 +6,7 @@ import pytest
 
 from whet import config
 from whet.assembly import check_run, decoding_of
+from whet.cli import main
 from whet.errors import WhetError
 from whet.recipe import load_config
 from whet.rollout import vllm_fit
@@ -34,12 +35,18 @@ def chosen(*sets: str) -> config.Config:
         ("dev", "vLLM dev is installed, and whet runs with 0.24 to 0.32"),
     ],
 )
-def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str | None, why: str) -> None:
+def test_another_vllm_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], version: str | None, why: str
+) -> None:
     monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: version)
     with pytest.raises(WhetError) as refused:
         check_run(chosen())
     assert str(refused.value) == f'rollout.engine = "vllm" cannot run here: {why}.'
     assert {what: (found, fine) for what, found, fine in examine(settings=chosen())}["vllm"] == (why, False)
+    monkeypatch.setattr("sys.argv", ["whet", "doctor", f"--set={ASKED}"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1 and why.partition(",")[0] in " ".join(capsys.readouterr().out.split())
     unasked = {what: fine for what, _, fine in examine()}
     assert unasked.get("vllm", True), "who does not ask for it is not warned"
 
@@ -80,6 +87,20 @@ def test_a_recipe_that_fits_hears_what_it_loses() -> None:
         "0.32.0: barrier, stream, cut, recompute, keep, drafts by lookup on a GPU; no keyed noise",
         True,
     )
+
+
+@pytest.mark.usefixtures("installed")
+def test_exact_repetition_is_refused_only_where_the_recipe_asks_for_it() -> None:
+    small = ('model.device="cpu"', "data.0.options={train_count=40}", "rollout.max_tokens=8")
+    left_out = check_run(chosen(*small, "rollout.mode=stream")).settings
+    assert not left_out.rollout.ordered, "verdicts are taken as they come"
+    assert check_run(load_config(sets=[*small, "rollout.mode=stream"])).settings.rollout.ordered, "the native engine"
+    check_run(left_out)  # as a resumed run reads it from its folder
+    with pytest.raises(
+        WhetError, match=r"^rollout\.ordered = true asks for a run that repeats exactly, .* vLLM has none"
+    ):
+        check_run(chosen(*small, "rollout.mode=stream", "rollout.ordered=true"))
+    check_run(chosen(*small, "rollout.ordered=true"))  # under barrier it only waits for judges
 
 
 def test_drafts_are_measured_on_the_native_engine() -> None:

@@ -35,6 +35,7 @@ FORM_S = 60.0  # seconds for forming a group
 EXCHANGE_S = 900.0  # seconds that a process waits for the others in an exchange of gradients
 GRACE_S = 20.0  # seconds in which a failure may turn out to be the consequence of another's death
 LEAVE_S = 5.0  # seconds for leaving in order
+SPACE = "; df -h /dev/shm shows whether it is full, and a container gets more by --shm-size"
 MOST_RESTARTS = 3  # in a row, without an update in between
 CODE = "import sys; from whet.processes import serve_member; serve_member(int(sys.argv[1]), int(sys.argv[2]))"
 COMMAND = (sys.executable, "-c", CODE)
@@ -71,6 +72,7 @@ class Hand:
             self.process.wait(LEAVE_S)
         code = self.process.returncode
         how = "fell silent" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
+        how += ", as happens where /dev/shm is full" if code == -signal.SIGBUS else ""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
 
@@ -201,7 +203,10 @@ class Crew:
             found = getattr(errors, kind, None)
             if isinstance(found, type) and issubclass(found, WhetError):
                 raise found(text)
-            raise WhetError(f"A process of the fleet failed with {kind}: {text}")
+            text = " ".join(text.split())
+            full = SPACE if "/dev/shm" in text or "shared memory" in text else ""
+            short = text if len(text) <= 400 else f"{text[:200]} ... {text[-200:]}"  # the cause comes first or last
+            raise WhetError(f"A process of the fleet failed with {kind}: {short}{full}")
 
     def _ask(
         self,
@@ -354,7 +359,8 @@ class Crew:
             self.raise_failure(answers.get(number))
             self.hands[number].version = self.version
         if not any(hand.lost for hand in self.hands) and len(numbers) == self.size:
-            self.compare([answers[number][1] for number in numbers], "at the start")
+            for place, what in enumerate(("recipe", "weights")):
+                self.compare([answers[number][1][place] for number in numbers], "at the start", what)
 
     def _form(self) -> None:
         self._generation += 1
@@ -366,11 +372,12 @@ class Crew:
             for answer in answers.values():
                 self.raise_failure(answer)
 
-    def compare(self, sums: Sequence[str], when: str) -> None:
-        """Raise where members hold different weights, and name the one that is alone."""
+    def compare(self, sums: Sequence[str], when: str, what: str = "weights") -> None:
+        """Raise where members do not have the same, and name the one that is alone."""
         if odd := [number for number, own in enumerate(sums) if own != max(sums, key=sums.count)]:
             others = "the other processes" if self.size > 2 else f"process {1 - odd[0]}"
-            raise WhetError(f"Process {odd[0]} of {self.size} holds other weights than {others} {when}.")
+            holds = "holds other weights" if what == "weights" else f"has another {what}"
+            raise WhetError(f"Process {odd[0]} of {self.size} {holds} than {others} {when}.")
 
     def close(self) -> None:
         for hand in self.hands:

@@ -1,9 +1,9 @@
-"""An engine made of members: requests are divided among processes, each of which decodes with a `LocalEngine`.
+"""An engine made of members: requests are divided among processes, each of which decodes with an engine of its own.
 
 The loop and the evaluation use it as any other engine. A request goes to the member with the fewest rollouts under way,
 or to the one that has the group already. Rollouts come in the order in which they are written; the judge puts them in
 the order of their requests, so under barrier a run is the same for every number of members. What a lost member had is
-asked again: tokens depend on key and weights alone, so they are the same.
+asked again: with keyed noise tokens depend on key and weights alone, so they are the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from whet.cluster.crew import Crew
 from whet.cluster.states import divide_state, merge_states
-from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout, sampling_from_json
 
 LOOK_S = 0.05  # seconds after which `early` is called though nothing has come
@@ -31,14 +30,13 @@ MEANS = {
 
 
 class Fleet:
-    can = LocalEngine.can
-
     def __init__(self, crew: Crew, encode: Callable[[str], Sequence[int]], *, slots: int, mode: str) -> None:
         """slots: of each member."""
         self.crew, self.encode, self.slots, self.mode = crew, encode, slots, mode
         self.done: list[Rollout] = []
         self._open: dict[Place, tuple[int, Request]] = {}  # member, and a request for this rollout alone
         self._load = [0] * crew.size
+        self.can: frozenset[str] = crew.first("can")
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
         crew.deliver, crew.mended = self._deliver, self._ask_again

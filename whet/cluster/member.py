@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -31,8 +31,13 @@ from whet.cluster.ranks import Ranks, exchange
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
-from whet.rollout.engine import LocalEngine
 from whet.types import Batch, Report, Request
+
+if TYPE_CHECKING:
+    from whet.rollout.engine import LocalEngine
+    from whet.rollout.vllm import VllmEngine
+
+    OwnEngine = LocalEngine | VllmEngine
 
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
@@ -50,7 +55,7 @@ class SentPrompts:
 
 
 # Made by `whet.processes`: from what `begin` was given, the engine and the learner.
-Build = Callable[[Mapping[str, Any], SentPrompts], tuple[LocalEngine, Learner]]
+Build = Callable[[Mapping[str, Any], SentPrompts], tuple["OwnEngine", Learner]]
 
 
 class Gone(Exception):
@@ -63,17 +68,18 @@ class FleetMember:
     def __init__(self, channel: Channel, build: Build) -> None:
         self._channel, self._build = channel, build
         self._prompts = SentPrompts()
-        self._engine: LocalEngine | None = None
+        self._engine: OwnEngine | None = None
         self._heard = time.monotonic()
         self._rank = 0
 
     # ---- what it is told
 
-    def begin(self, order: Mapping[str, Any]) -> str:
-        """Build engine and learner. Returns what all members must agree on."""
+    def begin(self, order: Mapping[str, Any]) -> tuple[str, str]:
+        """Build engine and learner. Returns what all must agree on: what they were built by, and the weights."""
         self._rank = order["rank"]
         self._engine, self._learner = self._build(order, self._prompts)
-        return self._checksum(self._learner.model.parameters())
+        engine = [getattr(self._engine, name) for name in ("seed", "slots", "context", "mode", "on_update")]
+        return f"{self._learner.config!r} {engine}", self._checksum(self._learner.model.parameters())
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
@@ -179,6 +185,9 @@ class FleetMember:
         self._prompts.known = prompts
         self._local.load_state_dict(state)
 
+    def can(self) -> frozenset[str]:
+        return self._local.can
+
     def notes(self) -> list[str]:
         return self._local.notes()
 
@@ -255,7 +264,7 @@ class FleetMember:
         return message
 
     @property
-    def _local(self) -> LocalEngine:
+    def _local(self) -> OwnEngine:
         assert self._engine is not None, "a member begins first"
         return self._engine
 

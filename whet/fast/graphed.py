@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -402,6 +402,17 @@ class FastPasses(Passes):
         self.graphed.stop("the memory they hold is needed")
         self.graphed = None
         return True
+
+    def standing(self) -> tuple[str, bool]:
+        return self.form, self.graphed is not None and not self.graphed.stopped
+
+    def agree(self, standings: Iterable[tuple[str, bool]]) -> None:
+        forms, held = zip(*standings, strict=True)
+        if (least := max(forms, key=[*FORMS, ""].index)) != self.form:
+            self.form = least
+            self._say_what_is_compiled(least, "another process cannot compile more")
+        if not all(held):
+            self.free()
 
     def _best_form(self) -> str:
         """The form that works, tried before the first batch; where the compiler fails the model is trained as it is."""

@@ -81,6 +81,13 @@ class Passes:
         """On a full device: release memory that is held between passes; False where there is none."""
         return False
 
+    def standing(self) -> tuple[str, bool]:
+        """(the form that is compiled, whether memory is held between passes), to be told to a team."""
+        return "", False
+
+    def agree(self, standings: Iterable[tuple[str, bool]]) -> None:
+        """Give up what another learner of the team had to give up."""
+
 
 class _Terms(NamedTuple):
     """The terms of a loss beside the policy's."""
@@ -296,13 +303,14 @@ class Learner:
         return sums
 
     def _together(self, found: Sums) -> Sums:
-        """Add up the gradient and the sums of the team, which then has packs of one size."""
+        """Add up the gradient and the sums of the team, which then has packs of one size and passes of one form."""
         if self.team.size == 1:
             return found
-        own = (found.as_numbers(), self.optimizer.reached(), self.pack_tokens, self.ooms)
-        sums, reached, tokens, ooms = zip(*self.team.gather(own), strict=True)
+        own = (found.as_numbers(), self.optimizer.reached(), self.pack_tokens, self.ooms, self.passes.standing())
+        sums, reached, tokens, ooms, standings = zip(*self.team.gather(own), strict=True)
         self.team.add(self.optimizer.gradients(set().union(*reached)))
         self.pack_tokens, self.ooms = min(tokens), max(ooms)
+        self.passes.agree(standings)
         whole = Sums()
         for share in sums:
             whole.join(share)

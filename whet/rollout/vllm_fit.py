@@ -61,5 +61,20 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
         raise WhetError(
             f"{asked} draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}."
         )
+    if settings.rollout.mode == "stream" and _exact(settings):
+        wanted = "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise"
+        raise WhetError(f"{wanted}, and vLLM has none; leave it out or set it to false.")
     exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
     return [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
+
+
+def as_vllm_runs(settings: config.Config) -> config.Config:
+    """In a stream verdicts are taken as they come: their order would cost a wait, and no run of vLLM repeats by it."""
+    if settings.rollout.mode == "barrier" or _exact(settings):
+        return settings
+    return settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"ordered": False})})
+
+
+def _exact(settings: config.Config) -> bool:
+    """Whether the recipe itself asks for exact repetition."""
+    return settings.rollout.ordered and "ordered" in settings.rollout.model_fields_set
