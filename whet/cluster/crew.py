@@ -95,7 +95,8 @@ class Crew:
         backend: str,
         divided: bool = False,
     ) -> None:
-        """divided: masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
+        """order: what members build, and whether they build their learner later, when they are a group. divided:
+        masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
         self.divided = divided
         self.order, self.environments, self.backend = order, environments, backend
         self.size = len(environments)
@@ -365,6 +366,12 @@ class Crew:
         if not any(hand.lost for hand in self.hands):
             for answer in answers.values():
                 self.raise_failure(answer)
+        if self.order["later"] and not any(hand.lost for hand in self.hands):
+            answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
+            for answer in answers.values():
+                self.raise_failure(answer)
+            if not any(hand.lost for hand in self.hands):
+                self.compare([answers[number][1] for number in range(self.size)], "at the start")
 
     def compare(self, sums: Sequence[str], when: str) -> None:
         """Raise where members hold different weights, and name the one that is alone."""
