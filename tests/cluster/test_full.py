@@ -1,15 +1,21 @@
 """Processes that hold a part of every weight (`learn.shard = "full"`) train as one that has them all."""
 
+import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fleet_run import assert_like, pool, pooled, run, written  # noqa: F401 (fixtures)
 from safetensors.torch import load_file
 from small_run import SMALL, Stop, model_folder
+from team_run import CASES as TEAM
+from team_run import trained
 from test_deaths import Reaper
 from transformers import Qwen2Config
 
@@ -18,10 +24,11 @@ from whet.cluster.crew import Crew
 
 pytestmark = pytest.mark.filterwarnings("ignore:larger groups weigh more")
 FULL = "learn.shard=full"
+SCRIPT = Path(__file__).parent / "team_run.py"
 KINDS = {"weights", "gradients", "masters", "moments"}
 WARM = ("warm_start.steps=3", "warm_start.batch=5")
 CASES = {
-    "ten updates, warm start": ("steps=10", *WARM),
+    "warm start": ("steps=10", *WARM),
     # Small packs: one process has more of them than the other, which then makes idle passes.
     "kl, two updates": ("steps=10", "learn.kl_coef=0.1", "learn.updates=2", "learn.pack_tokens=20"),
     "minibatches, gradient scores": ("learn.minibatches=2", "curriculum.name=cures", "curriculum.cures.sigma=gradient"),
@@ -29,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("pooled")
 @pytest.mark.parametrize("case", CASES)
 def test_two_processes_with_half_of_each_weight_train_as_one(tmp_path: Path, case: str) -> None:
@@ -37,6 +45,7 @@ def test_two_processes_with_half_of_each_weight_train_as_one(tmp_path: Path, cas
     assert_like(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pooled")
 def test_adapters_and_the_weights_below_them_are_divided(tmp_path: Path) -> None:
     sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1", "steps=10")
@@ -50,6 +59,50 @@ def test_in_single_precision_they_differ_by_rounding(tmp_path: Path) -> None:
     run(tmp_path / "one", "model.dtype=float32")
     run(tmp_path / "two", "model.dtype=float32", FULL, gpus=2)
     assert_like(tmp_path / "one", tmp_path / "two", close=1e-5)
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str]:
+    """What both ranks of a team with parts of the weights found, and what one said where its memory was full."""
+    folder = tmp_path_factory.mktemp("shares")
+    own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[2])}
+    starts = [[sys.executable, str(SCRIPT), str(rank), "2", str(folder), "full"] for rank in range(2)]
+    processes = [subprocess.Popen(start, env=own, stderr=subprocess.PIPE, text=True) for start in starts]
+    said = [process.communicate()[1] for process in processes]
+    assert all(process.returncode == 0 for process in processes), said
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return found, (folder / "full memory").read_text()
+
+
+@pytest.mark.parametrize("case", TEAM)
+def test_a_team_with_parts_of_the_weights_takes_the_steps_of_one_learner(case: str, shares: Any) -> None:
+    alone, (members, _) = trained(case), shares
+    rough = case == "half precision"  # packs of other sizes round differently, and later updates follow that
+    close = {"rtol": 0.05, "atol": 0.05} if rough else {"rtol": 1e-8, "atol": 1e-10}
+    for member in (found[case] for found in members):
+        for mine, theirs in list(zip(alone["metrics"], member["metrics"], strict=True))[: 1 if rough else None]:
+            assert mine.keys() == theirs.keys()
+            for name in mine:
+                np.testing.assert_allclose(theirs[name], mine[name], err_msg=name, **close)
+        for mine, theirs in list(zip(alone["signals"], member["signals"], strict=True))[: 1 if rough else None]:
+            assert [tuple(key) for key, _ in theirs] == [key for key, _ in mine]
+            np.testing.assert_allclose([value for _, value in theirs], [value for _, value in mine], **close)
+        assert member["state"] == alone["state"]
+        for name, weights in alone["weights"].items():
+            np.testing.assert_allclose(member["weights"][name], weights, err_msg=name, **close)
+        assert member["types"] == ["torch.float32" if rough else "torch.float64"], "of masters and moments"
+    assert members[0][case]["weights"] == members[1][case]["weights"], "engines with one model, bit for bit"
+    trained_numbers = sum(map(len, alone["weights"].values()))
+    for kind, copies in (("masters", 1), ("moments", 2)):
+        held = [member[case]["held"][kind] for member in members]
+        assert sum(held) == copies * trained_numbers and max(held) < 0.6 * sum(held), "no rank holds all of it"
+
+
+def test_a_full_gpu_ends_the_run_in_a_sentence_and_the_others_notice(shares: Any) -> None:
+    members, sentence = shares
+    assert sentence.startswith("The GPU was full in an update")
+    assert "--set learn.pack_tokens=32 goes on" in sentence
+    assert members[0]["left alone"] == "unmet"
 
 
 def states_of(folder: Path, kind: str) -> dict[str, torch.Tensor]:
@@ -121,7 +174,7 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: Any, *sets: str) -> dict[st
     return {name: float(size) * units[unit] for name, size, unit in re.findall(r"([\w ()]+?) ([\d.]+) (.iB)", line)}
 
 
-@pytest.mark.parametrize("shard", ["none", "optimizer", "full"])
+@pytest.mark.parametrize("shard", ["full", *(pytest.param(s, marks=pytest.mark.slow) for s in ("none", "optimizer"))])
 def test_the_sizes_in_the_docs_are_those_of_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, shard: str
 ) -> None:
