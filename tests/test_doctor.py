@@ -158,6 +158,20 @@ def test_several_gpus_divide_masters_and_moments() -> None:
     assert "learn.shard" not in str(refused.value)
 
 
+def test_several_gpus_divide_gradients_and_the_learners_weights() -> None:
+    """The engine's weights stay whole; where only that division is enough, the sentence names it."""
+    eight, full = (replace(billion(*sets), processes=8) for sets in ((), ("learn.shard=full",)))
+    count, plan = full.shape.parameters, full.plan()
+    assert (plan.weights, plan.masters, plan.moments) == (2 * count, 4 * count // 8, 8 * count // 8)
+    assert plan.gradients == 4 * count // 8 + full.gathered() and full.gathered() < count
+    kl = replace(billion("learn.shard=full", "learn.kl_coef=0.1"), processes=8).plan()
+    assert kl.reference == 2 * count // 8
+    adapters = replace(billion("learn.shard=full", "model.lora.rank=16"), processes=8).plan()
+    assert adapters.weights == 2 * (count + 16 * 1_000_000) + 2 * count // 8, "frozen weights are divided, too"
+    within = full.lay_out(0).total
+    assert eight.ways_to_fit(within)[0] == ('learn.shard = "full"', full.lay_out(within).total)
+
+
 def test_a_training_that_cannot_fit_is_refused_before_it_begins() -> None:
     """20 bytes for each of 1.54 billion parameters are 28.7 GiB, and not all that it takes."""
     footprint = billion("learn.pack_tokens=16384")

@@ -435,8 +435,10 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
     return model
 
 
-def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int = 0) -> Learner:
-    """rank: this process among those that train together."""
+def build_learner(
+    plan: Basis, model: PreTrainedModel, engine: Engine, kind: Callable[..., Learner] | None = None
+) -> Learner:
+    """kind: what makes a learner that trains together with those of other processes."""
     from whet.learn.learner import Learner, Passes
 
     passes: Callable[[Any, config.Learn], Passes] = Passes
@@ -446,9 +448,7 @@ def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
     engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
-    shares = plan.footprint.shares
-    share = (rank if shares > 1 else 0, shares)
-    learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, share=share)
+    learner = (kind or Learner)(model, plan.settings.learn, encode=plan.encoded, passes=passes)
     engine.take_back()
     learner.rehearse()
     return learner

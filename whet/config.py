@@ -362,8 +362,8 @@ class Learn(Section):
     """A micro-batch has this many tokens; it is halved when memory runs out."""
     checkpoint_activations: bool = False
     """Activations are computed again in the backward pass, which saves memory and costs time."""
-    shard: Literal["none", "optimizer"] = "none"
-    """With --gpus, each GPU holds all masters and moments ("none") or its share of them ("optimizer")."""
+    shard: Literal["none", "optimizer", "full"] = "none"
+    """With --gpus, GPUs share masters and moments ("optimizer"), and gradients and the learner's weights ("full")."""
     compile: bool = True
     """On a GPU in bfloat16 the layers and the head are compiled once, before the first batch."""
 

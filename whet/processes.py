@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +49,16 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     assert plan.curriculum is not None
     settings, watch = plan.settings, Stopwatch()
     environments, backend = member_environments(plan, gpus)
-    order = {"settings": settings.model_dump_json(), "weights": str(weights or ""), "alphabet": plan.problems.alphabet}
+    order = {
+        "settings": settings.model_dump_json(),
+        "weights": str(weights or ""),
+        "alphabet": plan.problems.alphabet,
+        "later": settings.learn.shard == "full",
+    }
     with ExitStack() as stack:
         judge = build_judge(plan)
         stack.callback(judge.close)
-        crew = Crew(order, environments, backend, divided=settings.learn.shard == "optimizer")
+        crew = Crew(order, environments, backend, divided=settings.learn.shard != "none")
         stack.callback(crew.close)
         engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         ready = f"Ready after {watch.without():.0f} s: {gpus} processes with a model, an engine and a learner each."
@@ -78,8 +84,10 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
 
     from whet.model.load import pick_device
 
-    if gpus == 1:
+    if gpus == 1 and settings.learn.shard != "full":
         return
+    if settings.learn.shard == "full" and settings.rollout.engine == "vllm":
+        raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
     if "eagle" in settings.draft.drafters:
         raise WhetError(
             f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'
@@ -87,7 +95,7 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
     if pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
-    elif settings.model.device != "cpu":
+    elif settings.model.device != "cpu" and gpus > 1:
         raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
 
 
@@ -115,8 +123,8 @@ def serve_member(handle: int, parent: int) -> None:
     run_member(handle, parent, build_member)
 
 
-def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine | VllmEngine, Learner]:
-    """What a process without data builds of a run."""
+def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine | VllmEngine, Callable[[], Learner]]:
+    """What a process without data builds of a run: its engine, and what makes its learner."""
     from whet.model.load import check_model, eos_of, load_tokenizer
 
     settings = config.Config.model_validate_json(order["settings"])
@@ -126,4 +134,12 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine 
     room = plan.room  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
     engine = (build_vllm if settings.rollout.engine == "vllm" else build_engine)(plan, model, room)
-    return engine, build_learner(plan, model, engine, order["rank"])
+    if order["later"]:
+        from whet.cluster.shards import ShardedLearner
+
+        return engine, partial(build_learner, plan, model, engine, ShardedLearner)
+    from whet.learn.learner import Learner
+
+    shares = plan.footprint.shares
+    share = (order["rank"] if shares > 1 else 0, shares)
+    return engine, partial(build_learner, plan, model, engine, partial(Learner, share=share))

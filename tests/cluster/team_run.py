@@ -1,10 +1,12 @@
-"""Three updates of a tiny learner by each of `CASES`, and a warm start, alone or as one rank: RANK SIZE FOLDER."""
+"""Three updates of a tiny learner by each of `CASES`, and a warm start, alone or as one rank: RANK SIZE FOLDER [full].
+"full": each rank holds a part of every weight, and says how much that is, and what becomes of a full memory."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
@@ -19,10 +21,12 @@ from torch._dynamo.exc import TorchDynamoException
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from learner_batches import encode, exact_model, make_batch
 
-from whet.cluster.ranks import Ranks
+from whet.cluster.ranks import Ranks, is_unmet
 from whet.config import Learn, Lora
+from whet.errors import WhetError
 from whet.fast.graphed import FastPasses, Graphed
 from whet.learn.learner import Learner, Passes, warm_start
+from whet.learn.optimizer import part_of
 from whet.learn.team import Team
 from whet.model.lora import add_lora
 
@@ -50,12 +54,18 @@ def taught(team: Team | None = None) -> dict[str, Any]:
     return {"losses": losses, "weights": {name: p.flatten().tolist() for name, p in model.named_parameters()}}
 
 
-def trained(case: str, team: Team | None = None) -> dict[str, Any]:
+def trained(case: str, team: Team | None = None, full: bool = False) -> dict[str, Any]:
     """Metrics of each update, what its signals add up to, and the weights at the end."""
     model = exact_model(torch.bfloat16 if case == "half precision" else torch.float64)
     if case == "adapters":
         add_lora(model, Lora(rank=3, alpha=6.0), "base", 0)
-    learner = Learner(model, Learn(lr=0.01, warmup=0, **CASES[case]), encode=encode, team=team)
+    settings = Learn(lr=0.01, warmup=0, **CASES[case])
+    if full:
+        from whet.cluster.shards import ShardedLearner
+
+        learner: Learner = ShardedLearner(model, settings, encode=encode)
+    else:
+        learner = Learner(model, settings, encode=encode, team=team)
     metrics, signals = [], []
     for seed in range(3):
         batch = make_batch([[1.0, 0.0, 0.0]] if case == "one group" else MIXED, seed=seed)
@@ -68,7 +78,34 @@ def trained(case: str, team: Team | None = None) -> dict[str, Any]:
         metrics.append(report.metrics)
         signals.append(sorted((key, float(one["score"].sum())) for key, one in report.signals.items()))
     weights = {name: p.detach().double().flatten().tolist() for name, p in model.named_parameters() if p.requires_grad}
-    return {"metrics": metrics, "signals": signals, "weights": weights, "state": learner.state_dict()}
+    found = {"metrics": metrics, "signals": signals, "weights": weights, "state": learner.state_dict()}
+    if full:
+        own = {"masters": learner.optimizer.masters.values(), "moments": learner.optimizer.moment_tensors().values()}
+        held = {kind: [part_of(t, t) for t in tensors if t.ndim] for kind, tensors in own.items()}
+        found["held"] = {kind: sum(t.numel() for t in parts) for kind, parts in held.items()}
+        found["types"] = sorted({str(t.dtype) for parts in held.values() for t in parts})
+    return found
+
+
+def full_memory() -> str:
+    """What a learner with parts of the weights says where memory is full on the second rank."""
+    from whet.cluster.shards import ShardedLearner
+    from whet.learn.learner import Passes
+
+    class Full(Passes):
+        def log_probs(self, *args: Any) -> Any:
+            if dist.get_rank():
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().log_probs(*args)
+
+    learner = ShardedLearner(exact_model(), Learn(pack_tokens=64), encode=encode, passes=Full)
+    try:
+        learner.step(make_batch(MIXED))
+    except WhetError as error:
+        return str(error)
+    except RuntimeError as error:
+        return "unmet" if is_unmet(error) else repr(error)
+    return ""
 
 
 class Frail(FastPasses):
@@ -112,10 +149,16 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(minutes=20))
-    found = {
-        "warm start": taught(Ranks()),
-        "gives up": gives_up(Ranks()),
-        **{case: trained(case, Ranks()) for case in CASES},
-    }
+    full = sys.argv[4:] == ["full"]
+    found: dict[str, Any] = {case: trained(case, None if full else Ranks(), full) for case in CASES}
+    if not full:
+        found |= {"warm start": taught(Ranks()), "gives up": gives_up(Ranks())}
     (folder / f"{rank}.json").write_text(json.dumps(found))
+    if full and rank:
+        (folder / "full memory").write_text(full_memory())
+        sys.stdout.flush()
+        os._exit(0)  # the others wait for it in the pass, until it is gone
+    if full:
+        found["left alone"] = full_memory()
+        (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -97,7 +97,8 @@ class Crew:
         backend: str,
         divided: bool = False,
     ) -> None:
-        """divided: masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
+        """order: what members build, and whether they build their learner later, when they are a group. divided:
+        masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
         self.divided = divided
         self.order, self.environments, self.backend = order, environments, backend
         self.size = len(environments)
@@ -359,8 +360,7 @@ class Crew:
             self.raise_failure(answers.get(number))
             self.hands[number].version = self.version
         if not any(hand.lost for hand in self.hands) and len(numbers) == self.size:
-            for place, what in enumerate(("recipe", "weights")):
-                self.compare([answers[number][1][place] for number in numbers], "at the start", what)
+            self._compare_all(answers)
 
     def _form(self) -> None:
         self._generation += 1
@@ -371,6 +371,16 @@ class Crew:
         if not any(hand.lost for hand in self.hands):
             for answer in answers.values():
                 self.raise_failure(answer)
+        if self.order["later"] and not any(hand.lost for hand in self.hands):
+            answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
+            for answer in answers.values():
+                self.raise_failure(answer)
+            if not any(hand.lost for hand in self.hands):
+                self._compare_all(answers)
+
+    def _compare_all(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
+        for place, what in enumerate(("recipe", "weights")):
+            self.compare([answers[number][1][place] for number in range(self.size)], "at the start", what)
 
     def compare(self, sums: Sequence[str], when: str, what: str = "weights") -> None:
         """Raise where members do not have the same, and name the one that is alone."""

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.channel import Channel, attend, pack
-from whet.cluster.ranks import Ranks, exchange
+from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
@@ -54,8 +54,8 @@ class SentPrompts:
         return self.known[prompt_id]
 
 
-# Made by `whet.processes`: from what `begin` was given, the engine and the learner.
-Build = Callable[[Mapping[str, Any], SentPrompts], tuple["OwnEngine", Learner]]
+# Made by `whet.processes`: from what `begin` was given, the engine, and what builds the learner.
+Build = Callable[[Mapping[str, Any], SentPrompts], tuple["OwnEngine", Callable[[], Learner]]]
 
 
 class Gone(Exception):
@@ -76,10 +76,15 @@ class FleetMember:
 
     def begin(self, order: Mapping[str, Any]) -> tuple[str, str]:
         """Build engine and learner. Returns what all must agree on: what they were built by, and the weights."""
-        self._rank = order["rank"]
-        self._engine, self._learner = self._build(order, self._prompts)
+        self._rank, self._later = order["rank"], order["later"]
+        self._engine, self._make = self._build(order, self._prompts)
+        return ("", "") if self._later else self.complete()
+
+    def complete(self) -> tuple[str, str]:
+        """Build the learner: `later` than the engine where the group is needed to divide the weights."""
+        self._learner = self._make()
         engine = [getattr(self._engine, name) for name in ("seed", "slots", "context", "mode", "on_update")]
-        return f"{self._learner.config!r} {engine}", self._checksum(self._learner.model.parameters())
+        return f"{self._learner.config!r} {engine}", self._checksum(self._learner.whole.parameters())
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
@@ -88,8 +93,10 @@ class FleetMember:
         limit = timedelta(seconds=seconds)
         with exchange():
             dist.init_process_group(backend, init_method=meeting, rank=self._rank, world_size=size, timeout=limit)
-        self._learner.team = Ranks()
-        self._learner.team.gather(0)  # connections are made at the first use
+        team = Ranks()
+        team.gather(0)  # connections are made at the first use
+        if not self._later:
+            self._learner.team = team
         _set_pg_timeout(timedelta(seconds=later))  # a member may have more to compute than the others
 
     def position(self) -> int:
@@ -135,7 +142,7 @@ class FleetMember:
         # A step with one update changes nothing before its last exchange with the others. One with several updates,
         # or with scores to exchange after its update, must be able to go back.
         several = learner.config.updates * (batch.minibatches or learner.config.minibatches) > 1 or bool(needs)
-        held = self._held() if several and not learner.optimizer.divided else None
+        held = self._held() if several and not self._later and not learner.optimizer.divided else None
         try:
             return learner.step(batch, progress, needs), learner.scored_s
         except Exception:
@@ -166,7 +173,7 @@ class FleetMember:
         before = self._local.version
         self._local.update(version)
         self._hand_out(before)  # what was cut was written by the weights before
-        return self._learner.version, self._checksum(self._learner.optimizer.live.values())
+        return self._learner.version, self._checksum(self._learner.trained())
 
     def release(self) -> None:
         self._local.release()
@@ -198,14 +205,14 @@ class FleetMember:
         self._learner.write(Path(folder))
 
     def write_together(self, folder: str) -> None:
-        """The first member writes what all have: masters and moments are divided among them."""
+        """The first member writes what all have: masters and moments, at least, are divided among them."""
         learner, team = self._learner, self._learner.team
         assert isinstance(team, Ranks)
         kinds = learner.tensors()
-        whole = {kind: team.collect(kinds.get(kind, {})) for kind in ("masters", "optimizer")}
+        whole = {kind: team.collect(kinds.get(kind, {})) for kind in team.divided}
         if self._rank == 0:
             kinds |= {kind: tensors for kind, tensors in whole.items() if tensors}
-            write_weights(Path(folder), learner.model, kinds)
+            write_weights(Path(folder), learner.whole, kinds)
 
     def restore(self, folder: str) -> int:
         self._learner.restore(load_checkpoint(Path(folder)))
@@ -231,7 +238,8 @@ class FleetMember:
         except Gone:
             raise
         except Exception as error:
-            self._say("failed", serial, type(error).__name__, str(error) or repr(error))
+            kind = Unmet if is_unmet(error) else type(error)
+            self._say("failed", serial, kind.__name__, str(error) or repr(error))
         else:
             if name != "ask":
                 self._say("done", serial, value)

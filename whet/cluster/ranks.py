@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.tensor import DTensor
 
 from whet.learn.team import T, Team
 
@@ -22,6 +24,8 @@ class Unmet(Exception):
 
 class Ranks(Team):
     """This process among those of `group`, which is formed before; by default all of them."""
+
+    divided: tuple[str, ...] = ("masters", "optimizer")  # what a learner may hold a share of
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
@@ -67,6 +71,30 @@ class Ranks(Team):
         return values
 
 
+class ShardedRanks(Ranks):
+    """All processes, each of which holds a part of every weight. Gradients are added up within each pass, so all make
+    as many passes as the one with the most packs."""
+
+    divided = ("masters", "optimizer", "reference")
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        pass
+
+    def rounds(self, passes: int) -> int:
+        return max(self.gather(passes))
+
+    def norm(self, norm: float) -> float:
+        return math.sqrt(sum(part * part for part in self.gather(norm)))
+
+    def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.rank == 0:
+                found[name] = whole.cpu()
+        return found
+
+
 @contextmanager
 def exchange() -> Iterator[None]:
     """What goes on here takes all processes: a failure of torch.distributed is `Unmet`."""
@@ -74,6 +102,12 @@ def exchange() -> Iterator[None]:
         yield
     except RuntimeError as error:  # of every backend
         raise Unmet(str(error)) from error
+
+
+def is_unmet(error: Exception) -> bool:
+    """Whether a failure of work in which processes exchange something is one of the exchange."""
+    told = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+    return told or isinstance(error, Unmet | dist.DistError)
 
 
 def buckets(tensors: Sequence[Tensor], size: int = BUCKET) -> list[list[Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from whet.learn.spread import spread
+from whet.learn.team import spread
 from whet.rollout.base import join_traces, split_traces
 from whet.types import Rollout, Trace, rollout_to_json
 

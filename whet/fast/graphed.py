@@ -32,6 +32,7 @@ from whet.learn.samples import Sample
 from whet.model.head import head_of, log_probs
 from whet.model.memory import host_bound
 from whet.model.packing import Boundaries, Keys, Pack, Padding, hidden_states
+from whet.model.twin import changed
 
 MOST = 16  # sizes that are captured; those that come later take the plain way
 # Parts of the budget that tokens are padded to, by less than half unless they are fewer than the least.
@@ -42,6 +43,7 @@ KEYS = 3
 # The least sizes. There are few, since a capture takes as long as several plain passes, and blocks of attention that
 # find no sequence, or none so long, end at once.
 SEQUENCES, LONGEST = 256, 512
+TRIED = 2  # layers that are enough to try the compiler
 SPARE = 0.9  # share of the free memory that a capture may need: one that runs out half-way is worse than none
 
 
@@ -356,13 +358,19 @@ class FastPasses(Passes):
     """The learner's passes on a GPU in half precision: compiled, and captured where the host would hold the device up.
     Elsewhere, and where `config.compile` is off, they are the plain ones."""
 
-    def __init__(self, model: Any, config: Learn, graphs: bool = True) -> None:
-        """graphs: the memory of a pass may be kept from one step to the next."""
+    def __init__(self, model: Any, config: Learn, graphs: bool = True, whole: Any = None) -> None:
+        """graphs: the memory of a pass may be kept from one step to the next. Where weights are divided there are none,
+        since they hold addresses and a layer is gathered anew for each pass; and the compiler is tried on the first
+        layers of `whole`, since there is no room for a gradient of all."""
         super().__init__(model, config)
         self.config = config
-        fast = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16) and config.compile
-        self.form = self._best_form() if fast else ""  # one of `compiled.FORMS`; empty: nothing is compiled
-        graphs = graphs and fast and not config.checkpoint_activations and worth_graphs(model, config.pack_tokens)
+        tried = self.tried = model if whole is None else whole
+        fast = tried.device.type == "cuda" and tried.dtype in (torch.bfloat16, torch.float16) and config.compile
+        few = (tried.config.get_text_config(), "num_hidden_layers", TRIED)
+        with changed(*([] if whole is None else [few])):
+            self.form = self._best_form() if fast else ""  # one of `compiled.FORMS`; empty: nothing is compiled
+        graphs = graphs and fast and not config.checkpoint_activations and whole is None
+        graphs = graphs and worth_graphs(model, config.pack_tokens)
         self.graphed = Graphed(model, config.pack_tokens) if graphs else None
 
     def layers(self, model: Any) -> AbstractContextManager[None]:
@@ -419,7 +427,7 @@ class FastPasses(Passes):
         tokens, found = self.config.pack_tokens, None
         while found is None:
             try:
-                found = best_form(self.model, tokens, self.config.checkpoint_activations)
+                found = best_form(self.tried, tokens, self.config.checkpoint_activations)
             except torch.OutOfMemoryError:
                 tokens, found = tokens // 2, None if tokens > FEW else ("", "it does not fit in memory")
             torch.cuda.empty_cache()

@@ -18,7 +18,6 @@ import functools
 import hashlib
 import json
 import zipfile
-from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,19 +40,32 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 _HASH_THREADS = 4  # hashing releases the interpreter lock
 
 
-class TensorFiles(UserDict[str, Any]):
+class TensorFile(Mapping[str, Any]):
     """Tensors by name, read from the disk at each access: masters and moments are three times the size of a model."""
 
-    def __getitem__(self, name: str) -> dict[str, Tensor]:
-        from safetensors.torch import load_file
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
 
-        return load_file(self.data[name])
+        self._file = safe_open(path, framework="pt")
+        self._names = dict.fromkeys(self._file.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        found: Tensor = self._file.get_tensor(name)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     folder: Path
-    tensors: Mapping[str, dict[str, Tensor]]
+    tensors: Mapping[str, Mapping[str, Tensor]]
     arrays: Mapping[str, dict[str, np.ndarray]]
     states: Mapping[str, Any]
 
@@ -139,11 +151,11 @@ def _hashes(folder: Path, names: list[str]) -> dict[str, str]:
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read arrays and states now, tensors on access. The files are trusted: `verify_checkpoint` checks them."""
-    tensors, arrays, states = TensorFiles(), {}, {}
+    tensors, arrays, states = dict[str, TensorFile](), {}, {}
     try:
         for path in (folder / name for name in _read_manifest(folder) if Path(name).parent == Path(STATE)):
             if path.suffix == ".safetensors":
-                tensors[path.stem] = path
+                tensors[path.stem] = TensorFile(path)
             elif path.suffix == ".npz":
                 with np.load(path, allow_pickle=False) as archive:
                     arrays[path.stem] = dict(archive.items())

@@ -29,11 +29,20 @@ from whet.config import Learn
 from whet.errors import Diverged, WhetError
 from whet.learn.checkpoint import Checkpoint, load_weights_into, write_weights
 from whet.learn.losses import ESTIMATORS, importance, k3
-from whet.learn.optimizer import AdamW, learning_rate
+from whet.learn.optimizer import AdamW, learning_rate, part_of
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
 from whet.learn.team import Team
 from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
-from whet.model.packing import Pack, Pair, check_packing, hidden_states, make_packs, packed_attention, upload
+from whet.model.packing import (
+    Pack,
+    Pair,
+    check_packing,
+    hidden_states,
+    idle_pack,
+    make_packs,
+    packed_attention,
+    upload,
+)
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
@@ -49,7 +58,8 @@ class Passes:
     """The passes of a model over packs, without compilation. `whet.fast.graphed.FastPasses` compiles and captures them.
     All of them are called inside `packed_attention(model)` and `layers(model)`."""
 
-    def __init__(self, model: Any, config: Learn) -> None:
+    def __init__(self, model: Any, config: Learn, whole: Any = None) -> None:
+        """whole: the network with all of its weights, where those of `model` are divided among processes."""
         self.model = model
 
     def layers(self, model: Any) -> AbstractContextManager[None]:
@@ -123,8 +133,7 @@ class Learner:
         self.share = True  # prompts that several responses of a pack have are fed once
         self.device = model.device
         self.share_of_state = share
-        own: dict[str, Any] = {"weight_decay": config.weight_decay, "grad_clip": config.grad_clip, "share": share}
-        self.optimizer = AdamW(model, **own)
+        self.optimizer = self._optimizer(weight_decay=config.weight_decay, grad_clip=config.grad_clip)
         self.team = team or Team()
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
@@ -190,17 +199,29 @@ class Learner:
     ) -> None:
         """Train on worked solutions before the first step, see the function of this name."""
         given: dict[str, Any] = {"pack_tokens": self.config.pack_tokens, "on_step": on_step, "team": self.team}
-        warm_start(self.model, batches, steps=steps, lr=lr, share=self.share_of_state, **given)
+        warm_start(self.model, batches, steps=steps, lr=lr, optimizer=self._optimizer(), **given)
+
+    def _optimizer(self, **settings: Any) -> AdamW:
+        return AdamW(self.model, share=self.share_of_state, **settings)
+
+    @property
+    def whole(self) -> Any:
+        """The model with all of its weights."""
+        return self.model
+
+    def trained(self) -> list[Tensor]:
+        """The weights that are trained, as an engine has them."""
+        return [p.detach() for p in self.whole.parameters() if p.requires_grad]
 
     # ---- checkpoints
 
     def write(self, folder: Path) -> None:
         """Write the model and `tensors` into a checkpoint that is being prepared."""
-        write_weights(folder, self.model, self.tensors())
+        write_weights(folder, self.whole, self.tensors())
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Take over weights and state of a checkpoint."""
-        load_weights_into(self.model, checkpoint.folder)
+        load_weights_into(self.whole, checkpoint.folder)
         self.load(checkpoint.tensors, checkpoint.states["learner"])
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
@@ -223,6 +244,7 @@ class Learner:
             self._set_reference(reference)
         for name in STATE:
             setattr(self, name, state[name])
+        self.pack_tokens = min(self.pack_tokens, self.config.pack_tokens)  # a recipe may have been given smaller ones
 
     # ---- the reference
 
@@ -231,10 +253,13 @@ class Learner:
         """Copy what is trained and share what is frozen: a whole model, or under LoRA a second pair of adapters. Fresh
         adapters (B = 0) add exactly nothing, so their reference is the model with adapters off."""
         if self._reference is None:
-            frozen = [p for p in self.model.parameters() if not p.requires_grad]
-            self._reference = sharing_copy(self.model, frozen).requires_grad_(False)
+            self._reference = self._make_reference()
         for name, tensor in self._reference_tensors().items():
-            tensor.copy_(weights[name])
+            part_of(tensor, tensor).copy_(part_of(tensor, weights[name]))
+
+    def _make_reference(self) -> Any:
+        frozen = [p for p in self.model.parameters() if not p.requires_grad]
+        return sharing_copy(self.model, frozen).requires_grad_(False)
 
     def _reference_tensors(self) -> dict[str, Tensor]:
         if self._reference is None:
@@ -272,7 +297,7 @@ class Learner:
             sums = Sums()
             for part in parts:
                 found = self._together(self._within_memory(part, partial(self._gradient, part, terms)))
-                norm = self.optimizer.grad_norm()
+                norm = self.team.norm(self.optimizer.grad_norm())
                 sums.join(found, 1 / count)
                 metrics = {**sums.metrics(), "learn/grad_norm": norm}
                 if not (math.isfinite(float(found.loss)) and math.isfinite(norm)):
@@ -295,20 +320,24 @@ class Learner:
         """Leave the gradient of all samples in the optimiser, pack by pack."""
         sums = Sums()
         with packed_attention(self.model, self.config.checkpoint_activations), self.passes.layers(self.model):
-            for pack in self._packs(samples, self.device):
+            packs, idle = self._rounds(samples)
+            for pack in packs:
                 loss, metrics = self._loss(pack, [samples[i] for i in pack.members], terms)
                 loss.backward()
                 self.optimizer.accumulate()  # half-precision gradients are summed in fp32
                 sums.add(loss, metrics)
+            for pack in idle:
+                lp, _ = self.passes.log_probs(self.passes.hidden_states(pack), self.model, pack, 1.0)
+                (0.0 * lp).sum().backward()
+                self.optimizer.accumulate()
         return sums
 
     def _together(self, found: Sums) -> Sums:
         """Add up the gradient and the sums of the team, which then has packs of one size and passes of one form."""
         if self.team.size == 1:
             return found
-        own = (found.as_numbers(), self.optimizer.reached(), self.pack_tokens, self.ooms, self.passes.standing())
-        sums, reached, tokens, ooms, standings = zip(*self.team.gather(own), strict=True)
-        self.team.add(self.optimizer.gradients(set().union(*reached)))
+        own = (found.as_numbers(), self.pack_tokens, self.ooms, self.passes.standing())
+        sums, tokens, ooms, standings = zip(*add_up(self.team, self.optimizer, own), strict=True)
         self.pack_tokens, self.ooms = min(tokens), max(ooms)
         self.passes.agree(standings)
         whole = Sums()
@@ -342,10 +371,13 @@ class Learner:
         """Log-probs of every response under `model`, in the order of the samples."""
         out: dict[int, Tensor] = {}
         with packed_attention(model), self.passes.layers(model):
-            for pack in self._packs(samples, self.device):
+            packs, idle = self._rounds(samples)
+            for pack in packs:
                 members = [samples[i] for i in pack.members]
                 lp, _ = self._forward(model, pack, members, partial(self.passes.read, model), scores)
                 out.update(zip(pack.members, lp.split(pack.counts), strict=True))
+            for pack in idle:
+                self.passes.read(model, pack)
         return [out[i] for i in range(len(samples))]
 
     def _forward(
@@ -364,6 +396,11 @@ class Learner:
 
     def _packs(self, samples: list[Sample], device: torch.device) -> list[Pack]:
         return make_packs([(s.prompt, s.response) for s in samples], self.pack_tokens, device, self.share)
+
+    def _rounds(self, samples: list[Sample]) -> tuple[list[Pack], list[Pack]]:
+        """The packs of these samples, and those that are run besides where the team makes its passes together."""
+        packs = self._packs(samples, self.device)
+        return packs, [idle_pack(self.device)] * (self.team.rounds(len(packs)) - len(packs))
 
     def _within_memory(self, samples: list[Sample], work: Callable[[], T]) -> T:
         """Run `work`, again with smaller packs each time the device is full, down to one sequence per pack."""
@@ -400,7 +437,7 @@ def warm_start(
     pack_tokens: int = 4096,
     on_step: Callable[[int, float], None] | None = None,
     team: Team | None = None,
-    share: tuple[int, int] = (0, 1),
+    optimizer: AdamW | None = None,
 ) -> float:
     """Supervised fine-tuning on worked solutions, so that the base is sometimes right; returns the last loss.
 
@@ -411,22 +448,22 @@ def warm_start(
     """
     model.eval()
     check_packing(model)
-    optimizer, team = AdamW(model, share=share), team or Team()
+    optimizer, team = optimizer or AdamW(model), team or Team()
     loss, step = math.nan, -1
     for step, pairs in enumerate(itertools.islice(batches, steps)):
         loss, tokens = 0.0, sum(len(response) for _, response in pairs)
         with packed_attention(model):
-            for pack in make_packs(pairs[team.rank :: team.size], pack_tokens, model.device):
+            packs = make_packs(pairs[team.rank :: team.size], pack_tokens, model.device)
+            idle = [idle_pack(model.device)] * (team.rounds(len(packs)) - len(packs))
+            for number, pack in enumerate((*packs, *idle)):
                 lp, _ = log_probs(hidden_states(model, pack), head_of(model), pack.targets)
-                part = -lp.sum() / tokens
+                part = -lp.sum() / tokens if number < len(packs) else (0.0 * lp).sum()
                 part.backward()
                 optimizer.accumulate()
                 loss += float(part.detach())
         if team.size > 1:
-            losses, reached = zip(*team.gather((loss, optimizer.reached())), strict=True)
-            team.add(optimizer.gradients(set().union(*reached)))
-            loss = sum(losses)
-        norm = optimizer.grad_norm()
+            loss = sum(add_up(team, optimizer, loss))
+        norm = team.norm(optimizer.grad_norm())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise Diverged(f"The warm start was not finite at step {step} (loss {loss}); lower warm_start.lr = {lr}.")
         optimizer.step(warm_start_rate(lr, step, steps), norm)
@@ -437,6 +474,13 @@ def warm_start(
     if step + 1 < steps:
         raise WhetError(f"The warm start wants {steps} batches of worked solutions and got {step + 1}.")
     return loss
+
+
+def add_up(team: Team, optimizer: AdamW, own: T) -> list[T]:
+    """Replace the gradient of each member by the sum of all; returns what each found, by rank."""
+    owns, reached = zip(*team.gather((own, optimizer.reached())), strict=True)
+    team.add(optimizer.gradients(set().union(*reached)))
+    return list(owns)
 
 
 def warm_start_rate(lr: float, step: int, steps: int) -> float:

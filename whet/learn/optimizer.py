@@ -7,19 +7,22 @@ decoupled and spares norms and biases (fewer than two dimensions), embeddings, a
 backward and `accumulate` for each micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
 
 A team may divide masters and moments: each member then updates the parameters that it owns, and their owners give the
-new live weights to the others (`owned`).
+new live weights to the others (`owned`). Or it divides every weight (`whet.cluster.shards`): then a parameter is a
+DTensor, and what is kept and updated here is the part of it that this process holds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from whet.errors import WhetError
-from whet.learn.spread import spread
+from whet.learn.team import spread
 
 TINY_MODEL = 10_000_000  # parameters: a model up to this size bears the learning rate of adapters
 _HALF = (torch.bfloat16, torch.float16)
@@ -61,8 +64,10 @@ class AdamW:
         weight_decay: float = 0.0,
         grad_clip: float = 1.0,
         share: tuple[int, int] = (0, 1),
+        half: bool = False,
     ) -> None:
-        """share: (rank, size) of the team among which masters and moments are divided."""
+        """share: (rank, size) of the team among which masters and moments are divided. half: the parameters are fp32
+        parts of a model that runs in half precision, so they are masters themselves."""
         self.grad_clip, self.divided = grad_clip, share[1] > 1
         self.live = {name: p for name, p in model.named_parameters() if p.requires_grad}
         places = spread({number: p.numel() for number, p in enumerate(self.live.values())}, share[1])
@@ -70,9 +75,13 @@ class AdamW:
         own = {name for name, rank in self.owners.items() if rank == share[0]}
         self._halves = [name for name, p in self.live.items() if p.dtype in _HALF]
         copies = {name: _master_of(self.live[name], hollow=name not in own) for name in self._halves}
-        self.masters = {name: copies.get(name, p) for name, p in self.live.items()}
+        # What this process holds of a divided parameter, in the same memory.
+        parts = {n: nn.Parameter(part_of(p, p.detach())) for n, p in self.live.items() if isinstance(p, DTensor)}
+        self._parts = list(parts)
+        self.masters = {name: (copies | parts).get(name, p) for name, p in self.live.items()}
         self._own = {name: master for name, master in self.masters.items() if name in own}
         self._own_halves = [name for name in self._halves if name in own]
+        self._kept = self._parts if half else self._halves  # their masters are part of a checkpoint
         # At the last write from a master.
         self._written = {name: self.live[name]._version for name in self._own_halves}
         embedded = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -91,6 +100,9 @@ class AdamW:
                 master.grad = torch.empty_like(master) if master.grad is None else master.grad
                 pairs.append((master.grad, live.grad))
                 live.grad = None
+        for name in self._parts:  # summed over the team and the packs so far
+            grad = self.live[name].grad
+            self.masters[name].grad = grad.to_local() if isinstance(grad, DTensor) else None
         for pairs, write in ((first, torch._foreach_copy_), (more, torch._foreach_add_)):
             if pairs:  # one launch for all tensors, not one for each
                 write([to for to, _ in pairs], [what for _, what in pairs])
@@ -132,29 +144,32 @@ class AdamW:
         self._adam.state.clear()
 
     def master_tensors(self) -> dict[str, Tensor]:
-        """Masters that are not the live weights themselves."""
+        """Masters that are not the live weights themselves. Those of a divided parameter, and moments, are DTensors."""
         self._follow_live()
-        return {name: self.masters[name].detach() for name in self._own_halves}
+        return {n: _like(self.live[n], self.masters[n].detach()) for n in self._kept if n in self._own}
 
     def moment_tensors(self) -> dict[str, Tensor]:
         """exp_avg, exp_avg_sq and step of each parameter that was updated, as "exp_avg.NAME"."""
-        return {f"{part}.{n}": t for n, m in self._own.items() for part, t in self._adam.state.get(m, {}).items()}
+        states = {n: self._adam.state.get(m, {}) for n, m in self._own.items()}
+        return {f"{part}.{n}": _like(self.live[n], t) for n, state in states.items() for part, t in state.items()}
 
     @torch.no_grad()
     def load(self, masters: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
         """Copy in place what `master_tensors` and `moment_tensors` returned; the live weights follow the masters."""
-        if odd := sorted(set(masters) ^ set(self._halves)):
+        if odd := sorted(set(masters) ^ set(self._kept)):
             differ = f"The checkpoint's masters do not fit this model (first difference: {odd[0]})"
             raise WhetError(f"{differ}; same model and dtype?")
-        for name in self._own_halves:
-            self.masters[name].copy_(masters[name])
+        for name in self._kept:
+            if name in self._own:
+                self.masters[name].copy_(part_of(self.live[name], masters[name]))
         self.reset()
         for key, tensor in moments.items():
             part, _, name = key.partition(".")
             if name not in self.masters:
                 raise WhetError(f"The checkpoint's optimiser holds {name}, which this model does not train.")
             if (master := self._own.get(name)) is not None:
-                self._adam.state[master][part] = tensor.to(master.device, copy=True)
+                own = part_of(self.live[name], tensor)
+                self._adam.state[master][part] = own.to(master.device, copy=True)
         self._write_live()
 
     @torch.no_grad()
@@ -178,3 +193,22 @@ def _master_of(live: nn.Parameter, hollow: bool) -> nn.Parameter:
     master = torch.empty_like(live, dtype=torch.float32)
     master.untyped_storage().resize_(0)
     return nn.Parameter(master)
+
+
+def part_of(like: Tensor, value: Tensor) -> Tensor:
+    """What this process holds of a value, whole or divided, for a parameter; all of it unless that is divided."""
+    if isinstance(value, DTensor):
+        return value.to_local()
+    if not isinstance(like, DTensor) or not value.ndim:
+        return value
+    rows = -(-len(value) // like.device_mesh.size())
+    first = rows * like.device_mesh.get_local_rank()
+    return value[first : first + rows]
+
+
+def _like(parameter: Tensor, part: Tensor) -> Tensor:
+    """This process's part of a tensor that is divided as the parameter is."""
+    if not isinstance(parameter, DTensor) or not part.ndim:
+        return part
+    sizes: dict[str, Any] = {"shape": parameter.shape, "stride": parameter.stride()}
+    return DTensor.from_local(part, parameter.device_mesh, parameter.placements, run_check=False, **sizes)

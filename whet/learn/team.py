@@ -13,7 +13,6 @@ from typing import TypeVar
 from torch import Tensor
 
 from whet.learn.samples import Sample
-from whet.learn.spread import spread
 
 T = TypeVar("T")
 
@@ -32,6 +31,14 @@ class Team:
     def gather(self, value: T) -> list[T]:
         """The values of all members, by rank."""
         return [value]
+
+    def rounds(self, passes: int) -> int:
+        """How many passes this member makes that has so many packs."""
+        return passes
+
+    def norm(self, norm: float) -> float:
+        """The norm of the whole gradient, from that of what this member holds of it."""
+        return norm
 
     def divide(self, samples: list[Sample]) -> list[Sample]:
         """The samples that this member runs, in their order."""
@@ -55,3 +62,17 @@ def share_of(samples: Sequence[Sample], size: int) -> list[int]:
         tokens[sample.key[0]] = tokens.get(sample.key[0], sample.prompt.size) + sample.response.size
     ranks = spread(tokens, size)
     return [ranks[sample.key[0]] for sample in samples]
+
+
+def spread(costs: Mapping[int, int], count: int) -> dict[int, int]:
+    """How things of different cost are divided among a few places: groups among learners or engines, parameters among
+    processes that own them. The next goes where the least lies so far, to the first of equals.
+
+    >>> spread({7: 5, 8: 2, 9: 2, 4: 9}, 2)
+    {7: 0, 8: 1, 9: 1, 4: 1}
+    """
+    load, places = [0] * count, dict[int, int]()
+    for one, cost in costs.items():
+        places[one] = load.index(min(load))
+        load[places[one]] += cost
+    return places

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from whet import config
 from whet.errors import WhetError
@@ -46,6 +47,7 @@ class ModelShape:
     vocab: int
     softcap: bool  # attention scores are soft-capped; there is no flash kernel for that, so scores are kept
     flash: bool  # the flash kernel has this attention: not soft-capped, heads of 8, 16, ... 256
+    ends: int = 0  # of the parameters, those outside the layers: embedding, last norm, head
 
 
 def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
@@ -53,6 +55,7 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
     settings, kv, head = model.config, kv_shapes(model), model.get_output_embeddings()
     heads, softcap = settings.num_attention_heads, getattr(settings, "attn_logit_softcapping", None) is not None
     linear = [(f".{name}", m) for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
+    inside = {p for m in model.modules() if isinstance(m, GradientCheckpointingLayer) for p in m.parameters()}
     adapted = [m for name, m in linear if not targets or any(name.endswith(f".{target}") for target in targets)]
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
@@ -66,6 +69,7 @@ def measure(model: Any, targets: tuple[str, ...] = ()) -> ModelShape:
         vocab=head.weight.shape[0],
         softcap=softcap,
         flash=not softcap and all(s.key_dim == s.value_dim <= 256 and s.key_dim % 8 == 0 for s in kv),
+        ends=sum(p.numel() for p in model.parameters() if p not in inside),
     )
 
 
@@ -174,7 +178,12 @@ class Footprint:
     @property
     def shares(self) -> int:
         """Parts in which masters and moments are divided."""
-        return self.processes if self.settings.learn.shard == "optimizer" else 1
+        return self.processes if self.settings.learn.shard != "none" else 1
+
+    @property
+    def full(self) -> bool:
+        """Gradients and the learner's weights are divided, too, and the engine has weights of its own."""
+        return self.settings.learn.shard == "full"
 
     @property
     def size(self) -> int:
@@ -199,7 +208,10 @@ class Footprint:
         (4; 8 for float64): weights N b; masters n w for bf16 only; moments 2 n w; gradients n w, and n b more for bf16,
         whose gradients are widened after each pack; a reference, under KL, n b.
 
-        A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes per parameter, an fp32 one 4 + 8 + 4 = 16.
+        A full bf16 training: 2 + 4 + 8 + 6 = 20 bytes per parameter, an fp32 one 4 + 8 + 4 = 16. With learn.shard =
+        "optimizer" each of P processes has 1/P of masters and moments. With "full" it has all weights for its engine,
+        and 1/P of masters (of every type), moments, gradients (n w), frozen weights and the reference (all N b); beside
+        them, what is whole for a moment, see `gathered`.
         """
         shape, size, learn, rollout = self.shape, self.size, self.settings.learn, self.settings.rollout
         wide, half = max(4, size), size < 4
@@ -208,7 +220,7 @@ class Footprint:
         pages, page = pool_of(rollout)
         activations = self.activations()
         captured = self.flash and half and learn.compile and not learn.checkpoint_activations
-        captured = captured and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
+        captured = captured and not self.full and host_bound(shape.parameters, shape.layers, learn.pack_tokens)
         graphs = drafter = 0
         if rollout.graphs:
             # One pool for all graphs, an estimate: 18 bytes per logit of the largest batch (measured: 226 MiB for
@@ -221,21 +233,35 @@ class Footprint:
             h, kv = shape.hidden, shape.cached // shape.layers
             drafter = 2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner
             drafter = drafter * (size + 16) + BUFFER * h * size
+        weights = (shape.parameters + adapters) * size
+        reference, gradients = trained * size, trained * (wide + size if half else wide)
+        if self.full:
+            reference, gradients = weights // self.shares, trained * wide // self.shares + self.gathered()
         return MemoryPlan(
-            weights=(shape.parameters + adapters) * size * (2 if self.settings.rollout.engine == "vllm" else 1),
-            masters=trained * wide // self.shares if half else 0,
+            weights=weights * (2 if self.settings.rollout.engine == "vllm" else 1)
+            + (shape.parameters * size // self.shares if self.full and adapters else 0),
+            masters=trained * wide // self.shares if half or self.full else 0,
             moments=2 * trained * wide // self.shares,
-            reference=trained * size if learn.kl_coef else 0,
+            reference=reference if learn.kl_coef else 0,
             cache=(pages + 1) * page * self.cached,  # one page is for padding
             graphs=graphs,
             replays=activations + 2 * trained * size if captured else 0,
             drafter=drafter,
-            gradients=trained * (wide + size if half else wide),
+            gradients=gradients,
             activations=activations,
             # Four wide copies of the logits of a chunk: logits, log-probs, probabilities, their product.
             logits=4 * min(self.pack_tokens, max(1, CHUNK // shape.vocab)) * shape.vocab * wide,
             decoding=self.decoding(rollout.slots, PREFILL),
         )
+
+    def gathered(self) -> int:
+        """An estimate of what is whole on a GPU during a pass with learn.shard = "full": the weights outside the layers
+        and those of two layers, one of which is gathered ahead; and, without adapters, the gradients of the former and
+        of a layer, as they come and widened to be summed."""
+        shape, size = self.shape, self.size
+        layer = (shape.parameters - shape.ends) // shape.layers
+        slopes = 0 if self.settings.model.lora.rank else (shape.ends + layer) * (size + max(4, size))
+        return (shape.ends + 2 * layer) * size + slopes
 
     def activations(self) -> int:
         """An estimate of what a pack keeps for its backward pass, for a network like Llama.
@@ -307,8 +333,9 @@ class Footprint:
             return [value >> n for n in range(1, value.bit_length()) if value >> n >= least]
 
         s, before = self.settings, self.lay_out(within).total
+        shards = ["none", "optimizer", "full"][: 2 if s.rollout.engine == "vllm" else 3]
         choices: list[tuple[str, list[Any]]] = [
-            ("learn.shard", ["optimizer"] if self.shares < self.processes else []),
+            ("learn.shard", shards[shards.index(s.learn.shard) + 1 :] if self.processes > 1 else []),
             ("learn.pack_tokens", halves(s.learn.pack_tokens, max(16, s.rollout.context))),
             ("rollout.slots", halves(s.rollout.slots, 1)),
             ("learn.checkpoint_activations", [True]),
