@@ -61,7 +61,8 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
         crew = Crew(order, environments, backend, divided=settings.learn.shard != "none")
         stack.callback(crew.close)
         engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-        ready = f"Ready after {watch.without():.0f} s: {gpus} processes with a model, an engine and a learner each."
+        many, each = ("1 process", "") if gpus == 1 else (f"{gpus} processes", " each")
+        ready = f"Ready after {watch.without():.0f} s: {many} with a model, an engine and a learner{each}."
         parts = Parts(
             plan=plan,
             model=None,

@@ -54,6 +54,7 @@ def test_adapters_and_the_weights_below_them_are_divided(tmp_path: Path) -> None
     assert_like(tmp_path / "one", tmp_path / "two")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("pooled")
 def test_in_single_precision_they_differ_by_rounding(tmp_path: Path) -> None:
     run(tmp_path / "one", "model.dtype=float32")
@@ -128,12 +129,12 @@ def test_masters_of_a_half_precision_model_are_fp32_and_whole_in_a_checkpoint(tm
 
 @pytest.mark.usefixtures("pooled")
 def test_a_run_goes_on_with_another_number_of_processes_and_another_division(tmp_path: Path) -> None:
-    sets = ("steps=8", "save.every=1", "learn.kl_coef=0.1", *WARM)
+    sets = ("steps=4", "save.every=1", "learn.kl_coef=0.1", *WARM)
     run(tmp_path / "whole", *sets)
     folder = tmp_path / "parts"
-    run(folder, *sets, FULL, gpus=2, silent=Stop(2))
-    run(folder, *sets, resume=True, silent=Stop(4))
-    run(folder, *sets, FULL, gpus=2, resume=True, silent=Stop(6))
+    run(folder, *sets, FULL, gpus=2, silent=Stop(1))
+    run(folder, *sets, resume=True, silent=Stop(2))
+    run(folder, *sets, FULL, gpus=2, resume=True, silent=Stop(3))
     run(folder, *sets, "learn.shard=optimizer", gpus=2, resume=True)
     assert_like(tmp_path / "whole", folder)
 
@@ -174,7 +175,8 @@ def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: Any, *sets: str) -> dict[st
     return {name: float(size) * units[unit] for name, size, unit in re.findall(r"([\w ()]+?) ([\d.]+) (.iB)", line)}
 
 
-@pytest.mark.parametrize("shard", ["full", *(pytest.param(s, marks=pytest.mark.slow) for s in ("none", "optimizer"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", ["none", "optimizer", "full"])
 def test_the_sizes_in_the_docs_are_those_of_a_dry_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, shard: str
 ) -> None:
