@@ -3,12 +3,13 @@
 The member's engine keeps the model with all weights in its own type; the learner has a second model around parts of
 them, which is what `shard_model` makes. A layer is whole only while it runs: its weights are gathered before, its
 gradients are summed and divided after, so masters, moments and gradients take 1/N of their memory each. After a step
-the weights go into the engine's copy, tensor by tensor. A pass takes all processes: they make as many of them
+the weights go into the engine's copy, bucket by bucket. A pass takes all processes: they make as many of them
 (`Team.rounds`), and none can repeat one alone.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from whet.cluster.ranks import ShardedRanks
+from whet.cluster.ranks import ShardedRanks, buckets, exchange
 from whet.config import Learn
 from whet.errors import WhetError
 from whet.learn.checkpoint import Checkpoint
@@ -115,12 +116,26 @@ class ShardedLearner(Learner):
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Write the weights into the engine's copy, one tensor at a time."""
-        for name, p in self.optimizer.live.items():
-            target = self._targets[name]
-            part = p.detach().to(target.dtype)
-            assert isinstance(part, DTensor)
-            target.copy_(part.full_tensor())
+        """Write the weights into the engine's copy, a bucket at a time: one exchange for many tensors."""
+        live, size = self.optimizer.live, self.team.size
+        sides = {id(target): (live[name], target) for name, target in self._targets.items()}
+        for bucket in buckets(list(self._targets.values())):
+            parts, targets = zip(*(sides[id(target)] for target in bucket), strict=True)
+            rows = [-(-len(target) // size) for target in targets]  # of each part; the last ones may have fewer
+            ends = list(itertools.accumulate(n * target[0].numel() for n, target in zip(rows, targets, strict=True)))
+            spans = list(itertools.starmap(slice, itertools.pairwise((0, *ends))))
+            own = bucket[0].new_zeros(ends[-1])
+            whole = own.new_empty(size * ends[-1])
+            locals_ = [part.to_local().flatten() for part in parts]
+            places = [own[span][: local.numel()] for span, local in zip(spans, locals_, strict=True)]
+            torch._foreach_copy_(places, locals_)
+            with exchange():
+                dist.all_gather_into_tensor(whole, own)
+            by_rank = whole.view(size, -1)
+            found = [
+                by_rank[:, span].reshape(-1)[: target.numel()] for span, target in zip(spans, targets, strict=True)
+            ]
+            torch._foreach_copy_([target.view(-1) for target in targets], found)
 
     @torch.no_grad()
     def _follow(self) -> None:

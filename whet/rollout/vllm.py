@@ -308,6 +308,8 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
             "distributed_executor_backend": "uni",
             "disable_log_stats": True,
         }
+        if not on_cpu:
+            settings["gpu_memory_utilization"] = 0.01  # vLLM wants so much to be free, and takes what it is told above
         if drafting:
             settings["speculative_config"] = {
                 "method": "ngram",
