@@ -108,7 +108,8 @@ def run_recipe(
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
         before = newest = run.newest_checkpoint(watcher.message)
-        parts = build_fleet_parts(plan, gpus, newest) if gpus > 1 else build_parts(plan, weights=newest)
+        several = gpus > 1 or settings.cluster.workers > 0
+        parts = build_fleet_parts(plan, gpus, newest) if several else build_parts(plan, weights=newest)
         stack.callback(parts.close)
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train

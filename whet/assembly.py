@@ -438,8 +438,8 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
     return model
 
 
-def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int = 0) -> Learner:
-    """rank: this process among those that train together."""
+def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine | None, rank: int = 0) -> Learner:
+    """engine: that of this process, which lends its memory; rank: this process among those that train together."""
     from whet.learn.learner import Learner, Passes
 
     passes: Callable[[Any, config.Learn], Passes] = Passes
@@ -448,11 +448,13 @@ def build_learner(plan: Basis, model: PreTrainedModel, engine: Engine, rank: int
 
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
-    engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
+    if engine is not None:
+        engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
     shares = plan.footprint.shares
     share = (rank if shares > 1 else 0, shares)
     learner = Learner(model, plan.settings.learn, encode=plan.encoded, passes=passes, share=share)
-    engine.take_back()
+    if engine is not None:
+        engine.take_back()
     learner.rehearse()
     return learner
 

@@ -32,28 +32,30 @@ from whet.text import Codec
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
+    from whet.cluster.crew import Crew
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
     from whet.rollout.engine import LocalEngine
 
 
+SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
+
+
 def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> Parts:
-    """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each."""
+    """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each, or by the
+    actors of a cluster."""
     from whet.cluster.chorus import Chorus
-    from whet.cluster.crew import Crew
     from whet.cluster.fleet import Fleet
 
     assert plan.curriculum is not None
     settings, watch = plan.settings, Stopwatch()
-    environments, backend = member_environments(plan, gpus)
     order = {"settings": settings.model_dump_json(), "weights": str(weights or ""), "alphabet": plan.problems.alphabet}
     with ExitStack() as stack:
         judge = build_judge(plan)
         stack.callback(judge.close)
-        crew = Crew(order, environments, backend, divided=settings.learn.shard == "optimizer")
-        stack.callback(crew.close)
-        engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-        ready = f"Ready after {watch.without():.0f} s: {gpus} processes with a model, an engine and a learner each."
+        crew, decoding, what = build_crews(plan, gpus, order, stack)
+        engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
+        ready = f"Ready after {watch.without():.0f} s: {what}."
         parts = Parts(
             plan=plan,
             model=None,
@@ -68,6 +70,46 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
         refuse_unmet(parts)
         stack.pop_all()
     return parts
+
+
+def build_crews(plan: RunPlan, gpus: int, order: Mapping[str, Any], stack: ExitStack) -> tuple[Crew, Crew, str]:
+    """The processes that train, those that decode, which may be the same, and what there is in words."""
+    from whet.cluster.crew import Crew
+
+    environments, backend = member_environments(plan, gpus)
+    cluster, divided = plan.settings.cluster, plan.settings.learn.shard == "optimizer"
+    if not cluster.workers:
+        crew = Crew(order, environments, backend, divided=divided)
+        stack.callback(crew.close)
+        return crew, crew, f"{gpus} processes with a model, an engine and a learner each"
+    if not os.environ.get("RAY_ADDRESS"):  # read when Ray is loaded; else its ports are open to the network
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    from whet.cluster.stations import Stations, join_cluster
+    from whet.cluster.workers import Workers
+
+    cuda, cores = backend == "nccl", available_cores()
+    stack.callback(join_cluster(max(cores, cluster.workers + gpus)))
+    environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
+    stations = Stations(build_member, environment, cpus=1, gpus=cluster.gpus_per_worker if cuda else 0)
+    if cluster.placement == "colocated":
+        crew = Crew(order, [{}] * cluster.workers, backend, divided=divided, start=stations.start)
+        stack.callback(crew.close)
+        return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
+    learning = Stations(build_member, environment, cpus=1, gpus=1 if cuda else 0)
+    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=learning.start)
+    stack.callback(crew.close)
+    workers = Workers(
+        {**order, "role": "worker"},
+        stations.start,
+        crew,
+        stations,
+        workers=cluster.workers,
+        least=cluster.min_workers,
+        silent_s=cluster.timeout_s,
+    )
+    stack.callback(workers.close)
+    workers.on_message = lambda sentence: crew.on_message(sentence)  # which is set later
+    return crew, workers, f"{cluster.workers} actors that decode and {gpus} that learn"
 
 
 def check_gpus(settings: config.Config, gpus: int) -> None:
@@ -95,7 +137,7 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     """The environment of each process, with its own GPU or its share of the cores, and how they exchange gradients."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     cuda = plan.footprint.device.type == "cuda"
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     environments = []
@@ -108,6 +150,10 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     return environments, "nccl" if cuda else "gloo"
 
 
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def serve_member(handle: int, parent: int) -> None:
     """The program of a process of `build_fleet_parts`."""
     from whet.cluster.member import run_member
@@ -115,15 +161,17 @@ def serve_member(handle: int, parent: int) -> None:
     run_member(handle, parent, build_member)
 
 
-def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine, Learner]:
-    """What a process without data builds of a run."""
+def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[Any, LocalEngine | None, Learner | None]:
+    """What a process without data builds of a run: the model, with an engine, a learner or both, by its role."""
     from whet.model.load import check_model, eos_of, load_tokenizer
 
     settings = config.Config.model_validate_json(order["settings"])
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
-    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=order["size"])
-    room = plan.room  # measured before the weights are loaded
+    role, shares = order.get("role", "both"), order["size"]
+    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=shares)
+    room = plan.room if role == "both" else None  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    engine = build_engine(plan, model, room)
-    return engine, build_learner(plan, model, engine, order["rank"])
+    engine = build_engine(plan, model, room) if role != "learner" else None
+    learner = build_learner(plan, model, engine, order["rank"]) if role != "worker" else None
+    return model, engine, learner

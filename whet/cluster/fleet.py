@@ -79,12 +79,12 @@ class Fleet:
 
     @property
     def free(self) -> int | None:
-        return None if self.mode == "barrier" else sum(max(0, self.slots - load) for load in self._load)
+        return None if self.mode == "barrier" else sum(max(0, self.slots - self._load[n]) for n in self.crew.present)
 
     def update(self, version: int) -> None:
         """Tell all members, and compare what they hold."""
         self.crew.version = version
-        answers = self.crew.call("update", version)
+        answers = self.crew.refresh(version)
         self.crew.compare([sums for _, sums in answers], f"after update {version}")
         self.crew.restarts = 0
 
@@ -106,16 +106,20 @@ class Fleet:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.idle, "state is loaded into an engine that has not begun"
-        states = divide_state(state, self.crew.size)
         self.crew.version = int(state["version"])
-        prompts = [{row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]} for own in states]
-        for number, own in enumerate(states):
+        there = list(self.crew.present)
+        states = dict(zip(there, divide_state(state, len(there)), strict=True))
+        given = {
+            number: (own, {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]})
+            for number, own in states.items()
+        }
+        for number, own in states.items():
             for row in (*own["flights"], *own["done"]):
-                given = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
-                request = Request(**given, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
+                named = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
+                request = Request(**named, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
                 self._open[None, request.group_id, request.first_index] = (number, request)
                 self._load[number] += 1
-        self.crew.call_each("load_state", list(zip(states, prompts, strict=True)), again=False)
+        self.crew.call_each("load_state", given, again=False)
 
     def close(self) -> None:
         self.crew.close()
@@ -123,11 +127,12 @@ class Fleet:
     # ---- requests, and what becomes of them
 
     def _send(self, ticket: int | None, requests: Iterable[Request]) -> None:
+        self.crew.prepare()
         shares: dict[int, list[Request]] = {}
         homes = {place[:2]: number for place, (number, _) in self._open.items()}
         for request in requests:
             group = (ticket, request.group_id)
-            number = homes.setdefault(group, min(range(self.crew.size), key=lambda n: (self._load[n], n)))
+            number = homes.setdefault(group, min(self.crew.present, key=lambda n: (self._load[n], n)))
             shares.setdefault(number, []).append(request)
             self._load[number] += request.n
             for index in range(request.first_index, request.first_index + request.n):

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import queue
 import signal
 import socket
 import sys
@@ -21,19 +22,22 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.channel import Channel, attend, pack
-from whet.cluster.ranks import Ranks, exchange
+from whet.cluster.ranks import Ranks, Unmet, exchange
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
 from whet.rollout.engine import LocalEngine
 from whet.types import Batch, Report, Request
 
+Parcel = Mapping[str, np.ndarray]  # the bytes of each tensor, by its name
+DELIVERY_S = 300.0  # seconds that a worker waits for weights that were announced
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
@@ -49,8 +53,9 @@ class SentPrompts:
         return self.known[prompt_id]
 
 
-# Made by `whet.processes`: from what `begin` was given, the engine and the learner.
-Build = Callable[[Mapping[str, Any], SentPrompts], tuple[LocalEngine, Learner]]
+# Made by `whet.processes`: from what `begin` was given, the model, the engine and the learner; a rollout worker has no
+# learner, and a learner apart from the workers has no engine.
+Build = Callable[[Mapping[str, Any], SentPrompts], tuple[Any, LocalEngine | None, Learner | None]]
 
 
 class Gone(Exception):
@@ -64,6 +69,8 @@ class FleetMember:
         self._channel, self._build = channel, build
         self._prompts = SentPrompts()
         self._engine: LocalEngine | None = None
+        self.parcel: Parcel = {}  # weights for the workers
+        self.parcels: queue.SimpleQueue[Parcel] = queue.SimpleQueue()  # weights that were brought here
         self._heard = time.monotonic()
         self._rank = 0
 
@@ -72,8 +79,39 @@ class FleetMember:
     def begin(self, order: Mapping[str, Any]) -> str:
         """Build engine and learner. Returns what all members must agree on."""
         self._rank = order["rank"]
-        self._engine, self._learner = self._build(order, self._prompts)
-        return self._checksum(self._learner.model.parameters())
+        self._model, self._engine, learner = self._build(order, self._prompts)
+        if learner is not None:
+            self._learner = learner
+        return self._checksum(self._model.parameters())
+
+    def meeting_place(self) -> str:
+        """Where the group can meet: a port of this node that is free."""
+        host = self._channel.end.getsockname()[0]
+        with socket.create_server((host, 0)) as server:
+            return f"tcp://{host}:{server.getsockname()[1]}"
+
+    def pack_up(self) -> str:
+        """Copy the weights that are trained to main memory, for the workers. Returns their checksum."""
+        live = self._learner.optimizer.live
+        self.parcel = {name: _as_bytes(tensor) for name, tensor in live.items()}
+        return self._checksum(live.values())
+
+    def publish(self, version: int) -> str:
+        """Take over the weights that were brought here; the checksum of what this member then holds."""
+        try:
+            parcel = self.parcels.get(timeout=DELIVERY_S)
+        except queue.Empty:
+            raise Unmet(f"no weights came within {DELIVERY_S:g} s") from None
+        self._hand_out()
+        weights = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, data in parcel.items():
+                weights[name].copy_(_from_bytes(data, weights[name]))
+        before = self._local.version
+        if version != before:
+            self._local.update(version)
+            self._hand_out(before)  # what was cut was written by the weights before
+        return self._checksum(weights[name] for name in parcel)
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
@@ -275,6 +313,17 @@ class FleetMember:
         """Equal where the weights are: a sum per tensor in double precision."""
         sums = torch.stack([tensor.detach().sum(dtype=torch.float64) for tensor in tensors])
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
+
+
+def _as_bytes(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+
+
+def _from_bytes(data: np.ndarray, like: Tensor) -> Tensor:
+    """A tensor over these bytes, which are only read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the bytes of Ray's store cannot be written
+        return torch.from_numpy(data).view(like.dtype).view(like.shape)
 
 
 def run_member(handle: int, parent: int, build: Build) -> None:
