@@ -13,7 +13,6 @@ import pytest
 from fleet_run import assert_like, run
 from small_run import Stop
 
-
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
     pytest.mark.filterwarnings("ignore:larger groups weigh more"),
@@ -129,4 +128,3 @@ def test_nothing_listens_to_the_network() -> None:
     import ray
 
     assert ray.util.get_node_ip_address() == "127.0.0.1"
-
