@@ -391,11 +391,8 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
             from whet.fast.fused import KERNELS
 
             drafter.live.ops = KERNELS
-    engine: LocalEngine | VllmEngine
-    if settings.rollout.engine == "vllm":
-        engine = build_vllm(plan, model, room)
-    else:
-        engine = build_engine(plan, model, room, drafter)
+    vllm = settings.rollout.engine == "vllm"
+    engine = build_vllm(plan, model, room) if vllm else build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
     return Actor(
         plan=plan,

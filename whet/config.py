@@ -400,9 +400,9 @@ class Cluster(Section):
     placement: Literal["split", "colocated"] = "split"
     """Learners have their own GPUs (--gpus), or each worker trains, too ("colocated")."""
     min_workers: int = Field(1, ge=1)
-    """The run waits where fewer workers than this are left, and then ends."""
+    """The run needs at least this many; it waits where fewer are left, and then saves and ends."""
     timeout_s: float = Field(300.0, gt=0)
-    """A worker that decodes and says nothing for this many seconds is started again."""
+    """A worker that says nothing, or gets no weights, for this many seconds is started again."""
 
 
 class Config(Section):

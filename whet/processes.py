@@ -1,14 +1,16 @@
 """A run by several processes: which it may have, how they are started, and what each of them builds.
 
-`api.py` calls it where `--gpus` is more than 1. The process of the run keeps the loop, the data, the judges and the
-folder, and holds no weights; `whet.cluster` has what moves between it and the others.
+`api.py` calls it where `--gpus` is more than 1, or where the recipe has workers in a cluster. The process of the run
+keeps the loop, the data, the judges and the folder, and holds no weights; `whet.cluster` has what moves between it and
+the others.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,15 +35,29 @@ from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from whet.cluster.crew import Crew
+    from whet.cluster.workers import Workers
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
     from whet.rollout.engine import LocalEngine
 
 
+RAY = "2.60"  # the version of Ray that whet is written for
 SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
 
 
-def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> Parts:
+class Company:
+    """What outlives the loss of a learner: the connection to a cluster, and the workers there. say: for the user."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.workers: Workers | None = None
+        self.stack = ExitStack()
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path | None = None) -> Parts:
     """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each, or by the
     actors of a cluster."""
     from whet.cluster.chorus import Chorus
@@ -53,7 +69,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     with ExitStack() as stack:
         judge = build_judge(plan)
         stack.callback(judge.close)
-        crew, decoding, what = build_crews(plan, gpus, order, stack)
+        crew, decoding, what = build_crews(plan, gpus, order, stack, company)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         ready = f"Ready after {watch.without():.0f} s: {what}."
         parts = Parts(
@@ -72,7 +88,9 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     return parts
 
 
-def build_crews(plan: RunPlan, gpus: int, order: Mapping[str, Any], stack: ExitStack) -> tuple[Crew, Crew, str]:
+def build_crews(
+    plan: RunPlan, gpus: int, order: Mapping[str, Any], stack: ExitStack, company: Company
+) -> tuple[Crew, Crew, str]:
     """The processes that train, those that decode, which may be the same, and what there is in words."""
     from whet.cluster.crew import Crew
 
@@ -82,34 +100,43 @@ def build_crews(plan: RunPlan, gpus: int, order: Mapping[str, Any], stack: ExitS
         crew = Crew(order, environments, backend, divided=divided)
         stack.callback(crew.close)
         return crew, crew, f"{gpus} processes with a model, an engine and a learner each"
-    if not os.environ.get("RAY_ADDRESS"):  # read when Ray is loaded; else its ports are open to the network
+    theirs = os.environ.get("RAY_ADDRESS")
+    if not theirs:  # read when Ray is loaded; else its ports are open to the network
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     from whet.cluster.stations import Stations, join_cluster
     from whet.cluster.workers import Workers
 
-    cuda, cores = backend == "nccl", available_cores()
-    stack.callback(join_cluster(max(cores, cluster.workers + gpus)))
+    company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
+    cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # nobody joins a cluster of our own
     environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
-    stations = Stations(build_member, environment, cpus=1, gpus=cluster.gpus_per_worker if cuda else 0)
+    decoding = {"CPU": 1.0} | ({"GPU": cluster.gpus_per_worker} if cuda else {})
     if cluster.placement == "colocated":
+        stations = Stations(build_member, environment, decoding)
+        stations.await_room(cluster.workers, "workers", patience, company.say)
         crew = Crew(order, [{}] * cluster.workers, backend, divided=divided, start=stations.start)
         stack.callback(crew.close)
         return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
-    learning = Stations(build_member, environment, cpus=1, gpus=1 if cuda else 0)
-    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=learning.start)
+    learning = {"CPU": 1.0} | ({"GPU": 1.0} if cuda else {})
+    learners = Stations(build_member, environment, learning)
+    stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
+    learners.await_room(gpus, "learners", patience, company.say)
+    stations.await_room(cluster.min_workers, "workers", patience, company.say)
+    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=learners.start)
     stack.callback(crew.close)
-    workers = Workers(
-        {**order, "role": "worker"},
-        stations.start,
-        crew,
-        stations,
-        workers=cluster.workers,
-        least=cluster.min_workers,
-        silent_s=cluster.timeout_s,
-    )
-    stack.callback(workers.close)
-    workers.on_message = lambda sentence: crew.on_message(sentence)  # which is set later
-    return crew, workers, f"{cluster.workers} actors that decode and {gpus} that learn"
+    if company.workers is None:
+        company.workers = Workers(
+            {**order, "role": "worker"},
+            stations,
+            crew,
+            workers=cluster.workers,
+            least=cluster.min_workers,
+            timeout_s=cluster.timeout_s,
+        )
+        company.workers.on_message = company.say
+        company.stack.callback(company.workers.end)
+    else:
+        company.workers.follow(crew)
+    return crew, company.workers, f"{len(company.workers.present)} actors that decode and {gpus} that learn"
 
 
 def check_gpus(settings: config.Config, gpus: int) -> None:
@@ -118,19 +145,39 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
 
     from whet.model.load import pick_device
 
-    if gpus == 1:
+    workers = settings.cluster.workers
+    if gpus == 1 and not workers:
         return
+    by = f"cluster.workers = {workers}" if workers else f"--gpus {gpus}"
     if settings.rollout.engine == "vllm":
-        raise WhetError(f'rollout.engine = "vllm" decodes in one process; with --gpus {gpus} use "native".')
+        raise WhetError(f'rollout.engine = "vllm" decodes in one process; with {by} use "native".')
     if "eagle" in settings.draft.drafters:
-        raise WhetError(
-            f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'
-        )
-    if pick_device(settings.model).type == "cuda":
+        raise WhetError(f'draft.drafters holds "eagle", which trains in one process; with {by} use ngram or suffix.')
+    if workers:
+        refuse_cluster(settings.cluster, gpus)
+    elif pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
     elif settings.model.device != "cpu":
         raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
+
+
+def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
+    """Refuse a cluster that cannot be, before anything is started."""
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if not version.startswith(f"{RAY}."):
+        there = f"Ray {version} is installed, and whet runs with {RAY}" if version else "Ray is not installed"
+        raise WhetError(f"cluster.workers = {cluster.workers}, but {there}: pip install 'whet[ray]'.")
+    if cluster.min_workers > cluster.workers:
+        few = f"cluster.workers = {cluster.workers}"
+        raise WhetError(f"cluster.min_workers = {cluster.min_workers} is more than {few}.")
+    if cluster.placement == "colocated" and gpus > 1:
+        raise WhetError(
+            f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
+        )
 
 
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:

@@ -1,5 +1,6 @@
 """Workers and learners as Ray actors: real ones, on this machine. A run is the same as by one process."""
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -60,7 +61,7 @@ class Reaper:
                 number, sign = chosen
                 pid = crew.hands[crew.present[number % len(crew.present)]].dialled.pid
                 self.struck += 1
-                threading.Timer(0.02, os.kill, [pid, sign]).start()
+                threading.Timer(0.02, strike_down, [pid, sign]).start()
 
         def told(crew: Any, *args: Any) -> None:
             strike(crew)
@@ -72,6 +73,11 @@ class Reaper:
 
         monkeypatch.setattr(Crew, "tell", told)
         monkeypatch.setattr(Crew, "_ask", asked)
+
+
+def strike_down(pid: int, sign: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # two may hit one
+        os.kill(pid, sign)
 
 
 def test_two_workers_and_a_learner_train_as_one_process(tmp_path: Path, whole: Path) -> None:

@@ -126,7 +126,7 @@ class Crew:
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
-        self.silent_s = SILENT_S
+        self.silent_s, self.answer_s = SILENT_S, ANSWER_S
         # For the user: a process was started again, or warns.
         self.on_message: Callable[[str], None] = lambda sentence: None
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
@@ -139,7 +139,7 @@ class Crew:
             self.hands.extend(self._start(number) for number in range(self.size))
             self._begin_all()
         except BaseException:
-            self.close()
+            Crew.close(self)
             raise
         self.order = {**order, "weights": ""}  # one that is started again gets its weights from another
 
@@ -153,7 +153,7 @@ class Crew:
         """Ask those members, each with its own arguments."""
         while True:
             numbers = [number for number in args if number in self.present]
-            answers = self._ask(numbers, name, [args[number] for number in numbers], ANSWER_S)
+            answers = self._ask(numbers, name, [args[number] for number in numbers], self.answer_s)
             for number in numbers:
                 self.raise_failure(answers.get(number))
             if not self.lacking:
@@ -385,11 +385,12 @@ class Crew:
 
     def _begin_all(self) -> None:
         self._begin(range(self.size))
+        kind = Lost if self._starter is not None else WhetError  # what runs elsewhere may go, and is tried again
         if lost := [hand.lost for hand in self.hands if hand.lost]:
-            raise WhetError(f"{lost[0]} while it started; nothing was trained.")
+            raise kind(f"{lost[0]} while it started; nothing was trained.")
         self._form()
         if lost := [hand.lost for hand in self.hands if hand.lost]:
-            raise WhetError(f"{lost[0]} while the processes met; nothing was trained.")
+            raise kind(f"{lost[0]} while the processes met; nothing was trained.")
 
     def _begin(self, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import hashlib
 import os
-import queue
 import signal
 import socket
 import sys
@@ -29,7 +28,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.channel import Channel, attend, pack
-from whet.cluster.ranks import Ranks, Unmet, exchange
+from whet.cluster.ranks import Ranks, exchange
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
@@ -37,7 +36,6 @@ from whet.rollout.engine import LocalEngine
 from whet.types import Batch, Report, Request
 
 Parcel = Mapping[str, np.ndarray]  # the bytes of each tensor, by its name
-DELIVERY_S = 300.0  # seconds that a worker waits for weights that were announced
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
@@ -70,7 +68,7 @@ class FleetMember:
         self._prompts = SentPrompts()
         self._engine: LocalEngine | None = None
         self.parcel: Parcel = {}  # weights for the workers
-        self.parcels: queue.SimpleQueue[Parcel] = queue.SimpleQueue()  # weights that were brought here
+        self.brought: Parcel = {}  # weights that were brought here
         self._heard = time.monotonic()
         self._rank = 0
 
@@ -98,10 +96,7 @@ class FleetMember:
 
     def publish(self, version: int) -> str:
         """Take over the weights that were brought here; the checksum of what this member then holds."""
-        try:
-            parcel = self.parcels.get(timeout=DELIVERY_S)
-        except queue.Empty:
-            raise Unmet(f"no weights came within {DELIVERY_S:g} s") from None
+        parcel, self.brought = self.brought, {}
         self._hand_out()
         weights = dict(self._model.named_parameters())
         with torch.no_grad():
@@ -205,6 +200,10 @@ class FleetMember:
 
     def take_back(self) -> None:
         self._local.take_back()
+
+    def drop(self) -> None:
+        """Forget what was asked for: the run goes on from an earlier checkpoint."""
+        self._local.drop()
 
     def stats(self) -> dict[str, float]:
         return self._local.stats()

@@ -26,6 +26,7 @@ from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
+Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
 class Station:
@@ -57,15 +58,16 @@ class Station:
         with contextlib.suppress(Gone):
             self._member.serve()
 
-    def fetch(self) -> Any:
-        """The weights that the learner here has packed; Ray keeps them once per node."""
+    def fetch(self) -> tuple[None, Any]:
+        """Nothing, which tells that all went well, and the weights that the learner here has packed. Ray keeps them
+        once per node."""
         assert self._member is not None
-        return self._member.parcel
+        return None, self._member.parcel
 
     def deliver(self, parcel: Any) -> None:
         """Weights for the engine here. Ray has brought them to this node before it calls."""
         assert self._member is not None
-        self._member.parcels.put(parcel)
+        self._member.brought = parcel
 
 
 def _receive(end: socket.socket, size: int) -> bytes:
@@ -148,22 +150,76 @@ def _first_line(error: Exception) -> str:
 
 
 class Stations:
-    """Starts actors with `cpus` and `gpus` each, and carries weights between them."""
+    """Starts actors that `need` so much of a node each, beside others that need theirs, and carries weights."""
 
-    def __init__(self, build: Build, environment: Mapping[str, str], *, cpus: float, gpus: float) -> None:
+    def __init__(self, build: Build, environment: Mapping[str, str], need: Need, beside: Sequence[Need] = ()) -> None:
         self.secret = secrets.token_bytes(SECRET)
-        self.build, self.environment = build, environment
-        self.kind = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, max_concurrency=4)(Station)
+        self.build, self.environment, self.need, self.beside = build, environment, need, beside
+        asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
+        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
+
+    def places(self, most: int) -> int:
+        return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
+
+    def await_room(self, count: int, what: str, seconds: float, say: Callable[[str], None]) -> None:
+        """Raise where the cluster has no room for so many of them, and gets none in time."""
+        until = time.monotonic() + seconds
+        while (there := self.places(count)) < count:
+            total = ray.cluster_resources()
+            has = f"it has {total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs"
+            each = " and ".join(f"{number:g} {kind}" for kind, number in self.need.items())
+            few = f"The cluster has room for {there} of {count} {what} with {each} each"
+            few += f" beside {len(self.beside)} learners" * bool(self.beside)
+            if time.monotonic() >= until:
+                raise WhetError(f"{few}: {has}.")
+            if seconds:
+                say(f"{few}: {has}. The run waits for more, {seconds:g} s at most.")
+            seconds = 0.0  # said once
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
     def start(self, number: int, name: str) -> ActorHand:
         return ActorHand(number, name, self.kind.remote(self.secret, self.build, self.environment), self.secret)
 
-    def send(self, source: Hand, workers: Sequence[Hand]) -> None:
+    def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
         assert isinstance(source, ActorHand)
-        parcel = source.actor.fetch.remote()
-        for hand in workers:
-            assert isinstance(hand, ActorHand)
-            hand.actor.deliver.remote(parcel)
+        packed, parcel = source.actor.fetch.options(num_returns=2).remote()
+        try:
+            ray.get(packed, timeout=seconds)
+        except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
+            full = "The object store of the learner's node has no room for the weights, nor has its disk"
+            raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
+        except ray.exceptions.RayError as error:
+            return source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
+        going = {hand.actor.deliver.remote(parcel): hand for hand in workers if isinstance(hand, ActorHand)}
+        came, late = ray.wait(list(going), num_returns=len(going), timeout=seconds) if going else ([], [])
+        for ref in came:
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayError as error:
+                going[ref].lose(f"was lost while it got the weights: {_first_line(error)}")
+        for ref in late:
+            going[ref].lose(f"did not get the weights within {seconds:g} s")
+
+
+def places(nodes: Sequence[Need], need: Need, most: int, beside: Sequence[Need] = ()) -> int:
+    """How many, of `most`, find what they need on these nodes, beside others.
+
+    >>> places([{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}], {"CPU": 1, "GPU": 0.5}, 9)
+    2
+    >>> places([{"CPU": 4.0}, {"CPU": 1.0}], {"CPU": 2}, 9, beside=[{"CPU": 1}])
+    1
+    """
+    left = [dict(node) for node in nodes]
+
+    def place(need: Need) -> bool:
+        fits = (node for node in left if all(node.get(kind, 0) >= number for kind, number in need.items()))
+        if (node := next(fits, None)) is not None:
+            node.update({kind: node[kind] - number for kind, number in need.items()})
+        return node is not None
+
+    for other in beside:
+        place(other)
+    return next((count for count in range(most) if not place(need)), most)
 
 
 def join_cluster(cores: int) -> Callable[[], None]:
