@@ -1,83 +1,16 @@
 """Workers and learners as Ray actors: real ones, on this machine. A run is the same as by one process."""
 
-import contextlib
-import importlib.util
-import os
 import random
 import signal
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fleet_run import assert_like, run
+from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, whole
 from small_run import Stop
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.filterwarnings("ignore:larger groups weigh more"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
-WARM = ("warm_start.steps=3", "warm_start.batch=5")
-TEN = ("steps=10", *WARM)
-SPLIT = ("cluster.workers=2",)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """One cluster for all tests of the file."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        from whet.cluster.stations import join_cluster
-
-        leave = join_cluster(6)
-        yield
-        leave()
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    run(folder, *TEN)
-    return folder
-
-
-class Reaper:
-    """Sends a signal to a worker a little after chosen questions of the driver to its workers."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, signal.Signals]]) -> None:
-        from whet.cluster.crew import Crew
-        from whet.cluster.workers import Workers
-
-        self.asked, self.struck = 0, 0
-        tell, ask = Crew.tell, Crew._ask
-
-        def strike(crew: Any) -> None:
-            self.asked += isinstance(crew, Workers) and len(crew.present) > 0
-            if isinstance(crew, Workers) and (chosen := when.pop(self.asked, None)) is not None:
-                number, sign = chosen
-                pid = crew.hands[crew.present[number % len(crew.present)]].dialled.pid
-                self.struck += 1
-                threading.Timer(0.02, strike_down, [pid, sign]).start()
-
-        def told(crew: Any, *args: Any) -> None:
-            strike(crew)
-            tell(crew, *args)
-
-        def asked(crew: Any, *args: Any, **named: Any) -> Any:
-            strike(crew)
-            return ask(crew, *args, **named)
-
-        monkeypatch.setattr(Crew, "tell", told)
-        monkeypatch.setattr(Crew, "_ask", asked)
-
-
-def strike_down(pid: int, sign: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # two may hit one
-        os.kill(pid, sign)
+pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
+__all__ = ["cluster", "whole"]
 
 
 def test_two_workers_and_a_learner_train_as_one_process(tmp_path: Path, whole: Path) -> None:

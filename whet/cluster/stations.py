@@ -22,11 +22,11 @@ import ray
 from whet.cluster.channel import Channel
 from whet.cluster.crew import LEAVE_S, Hand
 from whet.cluster.member import Build, FleetMember, Gone
+from whet.cluster.workers import Need, places
 from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
-Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
 class Station:
@@ -199,27 +199,6 @@ class Stations:
                 going[ref].lose(f"was lost while it got the weights: {_first_line(error)}")
         for ref in late:
             going[ref].lose(f"did not get the weights within {seconds:g} s")
-
-
-def places(nodes: Sequence[Need], need: Need, most: int, beside: Sequence[Need] = ()) -> int:
-    """How many, of `most`, find what they need on these nodes, beside others.
-
-    >>> places([{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}], {"CPU": 1, "GPU": 0.5}, 9)
-    2
-    >>> places([{"CPU": 4.0}, {"CPU": 1.0}], {"CPU": 2}, 9, beside=[{"CPU": 1}])
-    1
-    """
-    left = [dict(node) for node in nodes]
-
-    def place(need: Need) -> bool:
-        fits = (node for node in left if all(node.get(kind, 0) >= number for kind, number in need.items()))
-        if (node := next(fits, None)) is not None:
-            node.update({kind: node[kind] - number for kind, number in need.items()})
-        return node is not None
-
-    for other in beside:
-        place(other)
-    return next((count for count in range(most) if not place(need)), most)
 
 
 def join_cluster(cores: int) -> Callable[[], None]:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
+Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
+
 
 class Post(Protocol):
     """Starts workers, and carries weights from a learner to them."""
@@ -202,3 +204,24 @@ class Workers(Crew):
 
     def end(self) -> None:
         super().close()
+
+
+def places(nodes: Sequence[Need], need: Need, most: int, beside: Sequence[Need] = ()) -> int:
+    """How many, of `most`, find what they need on these nodes, beside others.
+
+    >>> places([{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}], {"CPU": 1, "GPU": 0.5}, 9)
+    2
+    >>> places([{"CPU": 4.0}, {"CPU": 1.0}], {"CPU": 2}, 9, beside=[{"CPU": 1}])
+    1
+    """
+    left = [dict(node) for node in nodes]
+
+    def place(need: Need) -> bool:
+        fits = (node for node in left if all(node.get(kind, 0) >= number for kind, number in need.items()))
+        if (node := next(fits, None)) is not None:
+            node.update({kind: node[kind] - number for kind, number in need.items()})
+        return node is not None
+
+    for other in beside:
+        place(other)
+    return next((count for count in range(most) if not place(need)), most)
