@@ -58,11 +58,10 @@ class Station:
         with contextlib.suppress(Gone):
             self._member.serve()
 
-    def fetch(self) -> tuple[None, Any]:
-        """Nothing, which tells that all went well, and the weights that the learner here has packed. Ray keeps them
-        once per node."""
+    def fetch(self) -> list[Any]:
+        """The weights that the learner here has packed, in the store of this node; Ray keeps them once per node."""
         assert self._member is not None
-        return None, self._member.parcel
+        return [ray.put(self._member.parcel)]
 
     def deliver(self, parcel: Any) -> None:
         """Weights for the engine here. Ray has brought them to this node before it calls."""
@@ -182,9 +181,8 @@ class Stations:
 
     def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
         assert isinstance(source, ActorHand)
-        packed, parcel = source.actor.fetch.options(num_returns=2).remote()
         try:
-            ray.get(packed, timeout=seconds)
+            (parcel,) = ray.get(source.actor.fetch.remote(), timeout=seconds)
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
             raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
@@ -195,8 +193,10 @@ class Stations:
         for ref in came:
             try:
                 ray.get(ref)
-            except ray.exceptions.RayError as error:
+            except ray.exceptions.RayActorError as error:
                 going[ref].lose(f"was lost while it got the weights: {_first_line(error)}")
+            except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
+                source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
         for ref in late:
             going[ref].lose(f"did not get the weights within {seconds:g} s")
 
