@@ -125,7 +125,7 @@ def build_crews(
     stack.callback(crew.close)
     if company.workers is None:
         company.workers = Workers(
-            {**order, "role": "worker"},
+            {**order, "role": "worker", "weights": ""},  # they come from the learner; a checkpoint may be gone by then
             stations,
             crew,
             workers=cluster.workers,

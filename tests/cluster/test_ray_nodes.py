@@ -114,3 +114,11 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
             hand.stop()
         finally:
             ray.shutdown()
+
+
+def test_the_launcher_file_is_one_that_ray_takes() -> None:
+    import yaml
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    path = Path(__file__).parents[2] / "docs" / "cluster" / "launcher.yaml"
+    validate_config(prepare_config(yaml.safe_load(path.read_text())))
