@@ -145,7 +145,7 @@ class ActorHand(Hand):
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__
 
 
 class Stations:
