@@ -91,20 +91,19 @@ class Told:
 
 
 def drive(folder: Path, sets: Sequence[str], resume: bool) -> None:
-    """Train; write down which process is what, and what was trained."""
+    """Train; write down which processes learn, and what was trained."""
     from whet.cluster.chorus import Chorus
     from whet.cluster.crew import Crew
 
     ask, step = Crew._ask, Chorus.step
-    known: dict[str, dict[int, int]] = {"learner": {}, "worker": {}}
+    known: list[int] = []
 
     def asked(crew: Any, *args: Any, **named: Any) -> Any:
-        role = "learner" if type(crew) is Crew else "worker"
-        pids = {hand.number: hand.dialled.pid for hand in crew.hands if not hand.lost}
-        if pids != known[role]:
-            known[role] = pids
+        pids = [hand.dialled.pid for hand in crew.hands if not hand.lost and type(crew) is Crew]
+        if pids and pids != known:
+            known[:] = pids
             spare = folder.with_suffix(".new")
-            spare.write_text(json.dumps({role: [*own.values()] for role, own in known.items()}))
+            spare.write_text(json.dumps(known))
             spare.replace(folder.with_suffix(".pids"))
         return ask(crew, *args, **named)
 
@@ -155,7 +154,11 @@ class Driver:
         if kind == "judge":  # they are forked, so have the driver's own words
             return [pid for pid in children_of(self.process.pid) if words_of(pid) == words_of(self.process.pid)]
         path = self.folder.with_suffix(".pids")
-        return json.loads(path.read_text())[kind] if path.exists() else []
+        learners = json.loads(path.read_text()) if path.exists() else []
+        if kind == "learner":
+            return learners
+        actors = [pid for raylet in children_of(os.getpid()) for pid in children_of(raylet)]
+        return [pid for pid in actors if words_of(pid).startswith(b"ray::Station") and pid not in learners]
 
     def kill(self, kind: str, seed: int) -> bool:
         """Kill one of them; False where none is there."""

@@ -35,6 +35,7 @@ from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from whet.cluster.crew import Crew
+    from whet.cluster.stations import Stations
     from whet.cluster.workers import Workers
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 
 RAY = "2.60"  # the version of Ray that whet is written for
+RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
 SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
 
 
@@ -50,6 +52,7 @@ class Company:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
+        self.learners: Stations | None = None  # where they are started, again and again
         self.workers: Workers | None = None
         self.stack = ExitStack()
 
@@ -117,11 +120,15 @@ def build_crews(
         stack.callback(crew.close)
         return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
     learning = {"CPU": 1.0} | ({"GPU": 1.0} if cuda else {})
-    learners = Stations(build_member, environment, learning)
     stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
-    learners.await_room(gpus, "learners", patience, company.say)
-    stations.await_room(cluster.min_workers, "workers", patience, company.say)
-    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=learners.start)
+    if company.learners is None:
+        company.learners = Stations(build_member, environment, learning)
+        company.learners.await_room(gpus, "learners", patience, company.say)
+        stations.await_room(cluster.min_workers, "workers", patience, company.say)
+        company.stack.callback(company.learners.free)
+        company.learners.reserve(gpus, max(patience, RESERVE_S))
+    start = company.learners.start
+    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
     stack.callback(crew.close)
     if company.workers is None:
         company.workers = Workers(

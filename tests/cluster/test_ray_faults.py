@@ -97,6 +97,22 @@ def test_a_lost_learner_comes_back_and_workers_stay(
     assert sum("goes on from its last checkpoint" in line for line in said.messages) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_learner_of_two_and_a_worker_are_lost_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that comes back gets weights that the new learner has never packed."""
+
+    def strike(crew: Any) -> None:
+        kill_first(crew)
+        kill_first(watched.workers)
+
+    run(tmp_path / "one", "save.every=1")
+    watched = Watched(monkeypatch, "Crew", "step", 3, strike)
+    run(tmp_path / "ray", "save.every=1", *SPLIT, gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "ray", counters=False)
+    assert watched.left < 0
+
+
 def faulty(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
     """Stations of which the next that gets weights for the second time has the next fault."""
 

@@ -74,7 +74,7 @@ def test_a_node_that_joins_is_used_and_may_leave(
     said = run(tmp_path / "ray", *TEN, "cluster.workers=2", silent=guest)
     assert asked == {1: {0}, 2: {0, 1}}, "it is used as soon as it is there"
     assert any("1 actors that decode" in line for line in said.messages), "the run does not wait for it"
-    assert any("Process 1 of 2" in line and "it is started again" in line for line in said.messages)
+    assert any("Worker 1 of 2" in line and "it is started again" in line for line in said.messages)
     assert_like(whole, tmp_path / "ray", counters=False)
 
 

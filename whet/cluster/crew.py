@@ -107,6 +107,8 @@ class Crew:
     """deliver: called with the number of a member, and rollouts with their tickets, as they come. mended: called with
     the numbers of the members that were started again; what they were asked must be asked again."""
 
+    kind = "Process"  # what a member is called
+
     def __init__(
         self,
         order: Mapping[str, Any],
@@ -378,7 +380,7 @@ class Crew:
             hand.version = self.version
 
     def _start(self, number: int) -> Hand:
-        name = f"Process {number} of {self.size}"
+        name = f"{self.kind} {number} of {self.size}"
         if self._starter is not None:
             return self._starter(number, name)
         return Child(number, name, self.environments[number], self.folder / f"{number}.log")

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from whet.cluster.channel import Channel
 from whet.cluster.crew import LEAVE_S, Hand
@@ -156,6 +158,7 @@ class Stations:
         self.build, self.environment, self.need, self.beside = build, environment, need, beside
         asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
         self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
+        self._group: Any = None
 
     def places(self, most: int) -> int:
         return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
@@ -176,8 +179,24 @@ class Stations:
             seconds = 0.0  # said once
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
 
+    def reserve(self, count: int, seconds: float) -> None:
+        """Keep room for so many, by their numbers: one that is started again must not wait behind others in a queue."""
+        group = placement_group([dict(self.need)] * count)
+        self._group = group
+        if not group.wait(seconds):
+            self.free()
+            raise WhetError(f"Others use the cluster: no room for {count} learners was free within {seconds:g} s.")
+
+    def free(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                remove_placement_group(self._group)
+
     def start(self, number: int, name: str) -> ActorHand:
-        return ActorHand(number, name, self.kind.remote(self.secret, self.build, self.environment), self.secret)
+        kind = self.kind
+        if self._group is not None:
+            kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
+        return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
 
     def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
         assert isinstance(source, ActorHand)

@@ -35,6 +35,8 @@ class Workers(Crew):
     """`workers` places, of which at least `least` must be taken. timeout_s: for a word from a worker that decodes, for
     an answer, and for weights to arrive."""
 
+    kind = "Worker"
+
     def __init__(
         self, order: Mapping[str, Any], post: Post, learners: Crew, *, workers: int, least: int, timeout_s: float
     ) -> None:
@@ -46,6 +48,7 @@ class Workers(Crew):
         self._losses: Counter[int] = Counter()  # of each place, since the last update
         self._short = False
         self._sums = ""  # of the weights that were sent last
+        self._source: Hand | None = None  # the learner that has packed them
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
         self.silent_s = self.answer_s = timeout_s
@@ -89,12 +92,15 @@ class Workers(Crew):
                     ready.append(number)
             if hand.lost:
                 self._again(number)
-        if ready and not self._stale:
+        late = not self._stale
+        if ready and late:
             self._publish(ready)
         for number in ready:
             if self.hands[number].lost:
                 self._again(number)
         self.present = sorted({*self.present, *(n for n in ready if n not in self._begun and not self.hands[n].lost)})
+        if late:
+            self.prepare()  # where another learner has to pack the weights first
 
     def _again(self, number: int) -> None:
         """Start a lost worker again, or wait with that for the next update where it is lost again and again."""
@@ -128,7 +134,7 @@ class Workers(Crew):
         """Send the learner's weights where they may have changed."""
         while self._stale:
             self._sums = self.learners.first("pack_up")
-            self._stale = False
+            self._source, self._stale = self.learners.hands[0], False
             self._publish(list(self.present))
             if self.lacking:
                 self.mend()
@@ -136,6 +142,9 @@ class Workers(Crew):
     def _publish(self, numbers: Sequence[int]) -> None:
         """Members that do not get the weights in time, or get others, are lost."""
         source = self.learners.hands[0]
+        if source is not self._source:  # it was replaced, and has packed nothing
+            self._stale = True
+            return
         self.post.send(source, [self.hands[number] for number in numbers], self._timeout_s)
         if source.lost:
             self.learners.mend()  # which ends the run, or makes another hold the same weights
