@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from whet.loop import Watcher
     from whet.processes import Company
 
-MOST_TRIES = 2  # in a row, without a checkpoint in between
+MOST_TRIES = 3  # in a row, without a checkpoint in between
 
 
 @dataclass(frozen=True, kw_only=True)

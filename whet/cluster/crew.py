@@ -387,12 +387,15 @@ class Crew:
 
     def _begin_all(self) -> None:
         self._begin(range(self.size))
-        kind = Lost if self._starter is not None else WhetError  # what runs elsewhere may go, and is tried again
-        if lost := [hand.lost for hand in self.hands if hand.lost]:
-            raise kind(f"{lost[0]} while it started; nothing was trained.")
+        self._raise_lost("while it started")
         self._form()
+        self._raise_lost("while the processes met")
+
+    def _raise_lost(self, when: str) -> None:
         if lost := [hand.lost for hand in self.hands if hand.lost]:
-            raise kind(f"{lost[0]} while the processes met; nothing was trained.")
+            if self._starter is not None:  # what runs elsewhere may go, and is tried again
+                raise Lost(f"{lost[0]} {when}.")
+            raise WhetError(f"{lost[0]} {when}; nothing was trained.")
 
     def _begin(self, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)
