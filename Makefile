@@ -8,12 +8,15 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
-test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
-test-all: kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile
+test: .venv/installed ; $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow" $(NO_RAY)
+test-all: kernels ; $(BIN)/python -m pytest -n 2 --dist loadfile $(NO_RAY)
+# Real Ray clusters of this machine, one test at a time; SHORT=1 leaves out the slow tests.
+NO_RAY := --ignore-glob='*/cluster/test_ray*.py'
+test-ray: .venv/ray ; $(BIN)/python -m pytest tests/cluster/test_ray*.py $(if $(SHORT),-m "not slow")
 test-gpu: $(READY) ; $(RUN) -m benchmarks.gpu_tests
 test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapters/test_trl*.py tests/adapters/test_course.py $(if $(SHORT),-m "not slow") # SHORT=1: what every change runs
 # verl 0.9.1 on a CPU; SHORT=1 leaves out the slow tests.
@@ -34,6 +37,10 @@ clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm runs build dist
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,lora,dev]'
+	touch $@
+
+.venv/ray: .venv/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	touch $@
 
 # TRL lies over .venv by a .pth file, so that torch is installed once and `make test` runs without TRL.

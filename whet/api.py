@@ -18,12 +18,15 @@ from whet import config, files
 from whet.errors import Collapsed, Lost, Stopped, WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
-from whet.run import Run, read_metrics
+from whet.run import Run, checkpoint_steps, read_metrics
 from whet.types import Prompt
 
 if TYPE_CHECKING:
     from whet.assembly import Parts
     from whet.loop import Watcher
+    from whet.processes import Company
+
+MOST_TRIES = 3  # in a row, without a checkpoint in between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,26 +94,54 @@ def run_recipe(
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
-    from whet.assembly import build_parts, check_run
-    from whet.processes import build_fleet_parts, check_gpus
+    from whet.processes import Company, check_gpus
 
     check_gpus(settings, gpus)
+    given: dict[str, Any] = {"watcher": watcher, "reward": reward, "gpus": gpus}
+    tries = 0
+    with closing(Company(watcher.message)) as company:
+        while True:
+            before = checkpoint_steps(folder)[-1:]
+            try:
+                return _run_once(settings, folder, company, resume=resume, **given)
+            except Lost as lost:  # by all processes that had them: the newest weights
+                tries = tries + 1 if checkpoint_steps(folder)[-1:] == before else 0
+                if tries > MOST_TRIES:  # it would be lost again
+                    raise
+                watcher.message(f"{lost} The run goes on from its last checkpoint.")
+            resume = True
+
+
+def _run_once(
+    settings: config.Config,
+    folder: Path,
+    company: Company,
+    *,
+    watcher: Watcher,
+    resume: bool,
+    reward: JudgeFunction | None,
+    gpus: int,
+) -> int:
+    from whet.assembly import build_parts, check_run
+    from whet.processes import build_fleet_parts
+
     plan = check_run(settings, reward)
     plan.processes = gpus
     _ = plan.room  # a training that cannot fit is refused here, before there is a folder
     recipe = dump_config(plan.settings)
     collapsed: Collapsed | None = None
-    lost: Lost | None = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
         for note in plan.notes:
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."
         stack.enter_context(run.stop_signals(lambda: watcher.message(stopping)))
-        before = newest = run.newest_checkpoint(watcher.message)
-        several = gpus > 1 or settings.learn.shard == "full"
-        parts = build_fleet_parts(plan, gpus, newest) if several else build_parts(plan, weights=newest)
+        newest = run.newest_checkpoint(watcher.message)
+        several = gpus > 1 or settings.cluster.workers > 0 or settings.learn.shard == "full"
+        parts = build_fleet_parts(plan, gpus, company, newest) if several else build_parts(plan, weights=newest)
         stack.callback(parts.close)
+        if company.workers is not None:
+            company.workers.on_short = run.stop
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train
 
@@ -119,18 +150,17 @@ def run_recipe(
         except Collapsed as error:
             collapsed = error
         except Lost as error:
-            lost, newest = error, run.newest_checkpoint(watcher.message)
-    if lost is not None:
-        if newest == before or run.stopping:  # it would be lost again, or was to stop
-            raise lost
-        watcher.message(f"{lost} The run goes on from its last checkpoint.")
-        return run_recipe(settings, folder, watcher=watcher, resume=True, reward=reward, gpus=gpus)
+            if run.stopping:
+                raise WhetError(f"{error} --resume goes on from the last checkpoint.") from error
+            raise
     from whet.report.page import write_page
 
     # Not before the folder is free: the page says whether the run still goes on.
     write_page(folder / "report.html", [folder], title=folder.name, note="")
     if collapsed is not None:
         raise collapsed
+    if run.why and not parts.done:
+        raise WhetError(run.why)
     return 0 if parts.done else run.signal
 
 

@@ -436,9 +436,9 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
 
 
 def build_learner(
-    plan: Basis, model: PreTrainedModel, engine: Engine, kind: Callable[..., Learner] | None = None
+    plan: Basis, model: PreTrainedModel, engine: Engine | None, kind: Callable[..., Learner] | None = None
 ) -> Learner:
-    """kind: what makes a learner that trains together with those of other processes."""
+    """engine: that of this process, which lends its memory. kind: what makes a learner that trains with others."""
     from whet.learn.learner import Learner, Passes
 
     passes: Callable[[Any, config.Learn], Passes] = Passes
@@ -447,9 +447,11 @@ def build_learner(
 
         # There are no graphs where the KV cache lends the memory of a pass.
         passes = partial(FastPasses, graphs=plan.room is None or plan.room.plan.replays > 0)
-    engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
+    if engine is not None:
+        engine.release()  # fp32 masters and the compiler's trial need the memory that an update would have
     learner = (kind or Learner)(model, plan.settings.learn, encode=plan.encoded, passes=passes)
-    engine.take_back()
+    if engine is not None:
+        engine.take_back()
     learner.rehearse()
     return learner
 

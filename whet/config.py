@@ -392,6 +392,19 @@ class Save(Section):
     """This many rollouts per step and per evaluation are written to RUN/rollouts."""
 
 
+class Cluster(Section):
+    workers: int = Field(0, ge=0)
+    """This many Ray actors decode rollouts; 0 means that the run needs no Ray."""
+    gpus_per_worker: float = Field(1.0, gt=0)
+    """Each worker has this many GPUs, or this share of one; on a CPU it has a core."""
+    placement: Literal["split", "colocated"] = "split"
+    """Learners have their own GPUs (--gpus), or each worker trains, too ("colocated")."""
+    min_workers: int = Field(1, ge=1)
+    """The run needs at least this many; it waits where fewer are left, and then saves and ends."""
+    timeout_s: float = Field(300.0, gt=0)
+    """A worker that says nothing, or gets no weights, for this many seconds is started again."""
+
+
 class Config(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """All other seeds derive from this one."""
@@ -416,6 +429,7 @@ class Config(Section):
     learn: Learn = Learn()
     judge: JudgeSettings = JudgeSettings()
     save: Save = Save()
+    cluster: Cluster = Cluster()
 
     @field_validator("data", "eval", "reward", "warm_start", mode="before")
     @classmethod

@@ -1,11 +1,13 @@
 """A run by several processes: which it may have, how they are started, and what each of them builds.
 
-`api.py` calls it where `--gpus` is more than 1. The process of the run keeps the loop, the data, the judges and the
-folder, and holds no weights; `whet.cluster` has what moves between it and the others.
+`api.py` calls it where `--gpus` is more than 1, or where the recipe has workers in a cluster. The process of the run
+keeps the loop, the data, the judges and the folder, and holds no weights; `whet.cluster` has what moves between it and
+the others.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -34,21 +36,41 @@ from whet.text import Codec
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
+    from whet.cluster.crew import Crew
+    from whet.cluster.stations import Stations
+    from whet.cluster.workers import Workers
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
     from whet.rollout.engine import LocalEngine
     from whet.rollout.vllm import VllmEngine
 
 
-def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> Parts:
-    """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each."""
+RAY = "2.60"  # the version of Ray that whet is written for
+RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
+SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
+
+
+class Company:
+    """What outlives the loss of a learner: the connection to a cluster, and the workers there. say: for the user."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.learners: Stations | None = None  # where they are started, again and again
+        self.workers: Workers | None = None
+        self.stack = ExitStack()
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path | None = None) -> Parts:
+    """The parts of a run whose model is held by `gpus` processes, with a GPU or a share of the cores each, or by the
+    actors of a cluster."""
     from whet.cluster.chorus import Chorus
-    from whet.cluster.crew import Crew
     from whet.cluster.fleet import Fleet
 
     assert plan.curriculum is not None
     settings, watch = plan.settings, Stopwatch()
-    environments, backend = member_environments(plan, gpus)
     order = {
         "settings": settings.model_dump_json(),
         "weights": str(weights or ""),
@@ -58,11 +80,9 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     with ExitStack() as stack:
         judge = build_judge(plan)
         stack.callback(judge.close)
-        crew = Crew(order, environments, backend, divided=settings.learn.shard != "none")
-        stack.callback(crew.close)
-        engine = Fleet(crew, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-        many, each = ("1 process", "") if gpus == 1 else (f"{gpus} processes", " each")
-        ready = f"Ready after {watch.without():.0f} s: {many} with a model, an engine and a learner{each}."
+        crew, decoding, what = build_crews(plan, gpus, order, stack, company)
+        engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
+        ready = f"Ready after {watch.without():.0f} s: {what}."
         parts = Parts(
             plan=plan,
             model=None,
@@ -79,32 +99,115 @@ def build_fleet_parts(plan: RunPlan, gpus: int, weights: Path | None = None) -> 
     return parts
 
 
+def build_crews(
+    plan: RunPlan, gpus: int, order: Mapping[str, Any], stack: ExitStack, company: Company
+) -> tuple[Crew, Crew, str]:
+    """The processes that train, those that decode, which may be the same, and what there is in words."""
+    from whet.cluster.crew import Crew
+
+    environments, backend = member_environments(plan, gpus)
+    cluster, divided = plan.settings.cluster, plan.settings.learn.shard != "none"
+    if not cluster.workers:
+        crew = Crew(order, environments, backend, divided=divided)
+        stack.callback(crew.close)
+        many, each = ("1 process", "") if gpus == 1 else (f"{gpus} processes", " each")
+        return crew, crew, f"{many} with a model, an engine and a learner{each}"
+    theirs = os.environ.get("RAY_ADDRESS")
+    if not theirs:  # read when Ray is loaded; else its ports are open to the network
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    from whet.cluster.stations import Stations, join_cluster
+    from whet.cluster.workers import Workers
+
+    company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
+    cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # nobody joins a cluster of our own
+    environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
+    decoding = {"CPU": 1.0} | ({"GPU": cluster.gpus_per_worker} if cuda else {})
+    if cluster.placement == "colocated":
+        stations = Stations(build_member, environment, decoding)
+        stations.await_room(cluster.workers, "workers", patience, company.say)
+        crew = Crew(order, [{}] * cluster.workers, backend, divided=divided, start=stations.start)
+        stack.callback(crew.close)
+        return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
+    learning = {"CPU": 1.0} | ({"GPU": 1.0} if cuda else {})
+    stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
+    if company.learners is None:
+        company.learners = Stations(build_member, environment, learning)
+        company.learners.await_room(gpus, "learners", patience, company.say)
+        stations.await_room(cluster.min_workers, "workers", patience, company.say)
+        company.stack.callback(company.learners.free)
+        company.learners.reserve(gpus, max(patience, RESERVE_S))
+    start = company.learners.start
+    crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
+    stack.callback(crew.close)
+    if company.workers is None:
+        company.workers = Workers(
+            {
+                **order,
+                "role": "worker",
+                "weights": "",
+                "later": False,
+            },  # they come from the learner; a checkpoint may be gone by then
+            stations,
+            crew,
+            workers=cluster.workers,
+            least=cluster.min_workers,
+            timeout_s=cluster.timeout_s,
+        )
+        company.workers.on_message = company.say
+        company.stack.callback(company.workers.end)
+    else:
+        company.workers.follow(crew)
+    return crew, company.workers, f"{len(company.workers.present)} actors that decode and {gpus} that learn"
+
+
 def check_gpus(settings: config.Config, gpus: int) -> None:
     """Refuse a number of processes that this machine or this recipe cannot have."""
     import torch
 
     from whet.model.load import pick_device
 
-    if gpus == 1 and settings.learn.shard != "full":
+    workers = settings.cluster.workers
+    if gpus == 1 and not workers and settings.learn.shard != "full":
         return
+    by = f"cluster.workers = {workers}" if workers else f"--gpus {gpus}"
     if settings.learn.shard == "full" and settings.rollout.engine == "vllm":
         raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
+    if settings.rollout.engine == "vllm" and workers:
+        raise WhetError(f'rollout.engine = "vllm" does not decode in a cluster yet; with {by} use "native".')
     if "eagle" in settings.draft.drafters:
-        raise WhetError(
-            f'draft.drafters holds "eagle", which trains in one process; with --gpus {gpus} use ngram or suffix.'
-        )
-    if pick_device(settings.model).type == "cuda":
+        raise WhetError(f'draft.drafters holds "eagle", which trains in one process; with {by} use ngram or suffix.')
+    if workers:
+        refuse_cluster(settings.cluster, gpus)
+    elif pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
     elif settings.model.device != "cpu" and gpus > 1:
         raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
 
 
+def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
+    """Refuse a cluster that cannot be, before anything is started."""
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    if not version.startswith(f"{RAY}."):
+        there = f"Ray {version} is installed, and whet runs with {RAY}" if version else "Ray is not installed"
+        raise WhetError(f"cluster.workers = {cluster.workers}, but {there}: pip install 'whet[ray]'.")
+    if cluster.min_workers > cluster.workers:
+        few = f"cluster.workers = {cluster.workers}"
+        raise WhetError(f"cluster.min_workers = {cluster.min_workers} is more than {few}.")
+    if cluster.placement == "colocated" and gpus > 1:
+        raise WhetError(
+            f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
+        )
+
+
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
     """The environment of each process, with its own GPU or its share of the cores, and how they exchange gradients."""
     import torch
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     cuda = plan.footprint.device.type == "cuda"
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     environments = []
@@ -117,6 +220,10 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     return environments, "nccl" if cuda else "gloo"
 
 
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def serve_member(handle: int, parent: int) -> None:
     """The program of a process of `build_fleet_parts`."""
     from whet.cluster.member import run_member
@@ -124,23 +231,30 @@ def serve_member(handle: int, parent: int) -> None:
     run_member(handle, parent, build_member)
 
 
-def build_member(order: Mapping[str, Any], encode: Encode) -> tuple[LocalEngine | VllmEngine, Callable[[], Learner]]:
-    """What a process without data builds of a run: its engine, and what makes its learner."""
+def build_member(
+    order: Mapping[str, Any], encode: Encode
+) -> tuple[Any, LocalEngine | VllmEngine | None, Callable[[], Learner] | None]:
+    """What a process without data builds of a run: the model, and by its role an engine, what makes a learner, or
+    both."""
     from whet.model.load import check_model, eos_of, load_tokenizer
 
     settings = config.Config.model_validate_json(order["settings"])
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
-    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=order["size"])
-    room = plan.room  # measured before the weights are loaded
+    role, shares = order.get("role", "both"), order["size"]
+    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=shares)
+    room = plan.room if role == "both" else None  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    engine = (build_vllm if settings.rollout.engine == "vllm" else build_engine)(plan, model, room)
+    build = build_vllm if settings.rollout.engine == "vllm" else build_engine
+    engine = build(plan, model, room) if role != "learner" else None
+    if role == "worker":
+        return model, engine, None
     if order["later"]:
         from whet.cluster.shards import ShardedLearner
 
-        return engine, partial(build_learner, plan, model, engine, ShardedLearner)
+        return model, engine, partial(build_learner, plan, model, engine, ShardedLearner)
     from whet.learn.learner import Learner
 
     shares = plan.footprint.shares
     share = (order["rank"] if shares > 1 else 0, shares)
-    return engine, partial(build_learner, plan, model, engine, partial(Learner, share=share))
+    return model, engine, partial(build_learner, plan, model, engine, partial(Learner, share=share))

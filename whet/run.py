@@ -41,6 +41,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.signal = 0  # the first signal that asked to stop (finish the step, save, leave); 0 for none
+        self.why = ""  # why the run stops, where that is a fault
         self._lock = _lock(folder / LOCK)
 
     @classmethod
@@ -74,7 +75,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     @property
     def stopping(self) -> bool:
-        return self.signal != 0
+        return self.signal != 0 or bool(self.why)
+
+    def stop(self, why: str) -> None:
+        """Finish the step, save, and leave with this sentence."""
+        self.why = why
 
     def close(self, *_: object) -> None:
         if self._lock in _HELD:

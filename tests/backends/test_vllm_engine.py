@@ -30,8 +30,7 @@ from vllm_parts import (
 from whet.errors import WhetError
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
-from whet.rollout.vllm import BLOCK
-from whet.rollout.vllm_weights import first_difference, named_weights
+from whet.rollout.vllm import BLOCK, first_difference, named_weights
 
 
 def local(model: Any, **how: Any) -> LocalEngine:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from slow_engine import ask, make_engine, sharp_model
 
-from whet.cluster.states import divide_state, merge_states
+from whet.cluster.fleet import divide_state, merge_states
 from whet.rollout.engine import LocalEngine
 from whet.types import Rollout
 

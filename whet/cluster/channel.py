@@ -38,6 +38,10 @@ class Channel:
         """Bytes that the other side has not taken yet."""
         return sum(part.nbytes for part in self._going)
 
+    def ready(self) -> bool:
+        """Whether the other side can be reached; what is sent before that waits."""
+        return True
+
     def send(self, packed: bytes) -> None:
         """Queue a packed message, and hand over what the socket takes now; `attend` hands over the rest."""
         if not self.closed:  # a closed channel drops it, since no reader is left
@@ -87,7 +91,7 @@ def attend(channels: Sequence[Channel], timeout: float | None) -> None:
     """Wait until a message, or a part of one, moves on one of the channels; then move all that can be moved."""
     with selectors.DefaultSelector() as selector:
         for channel in channels:
-            if not channel.closed:
+            if channel.ready() and not channel.closed:
                 waits = selectors.EVENT_WRITE if channel.pending else 0
                 selector.register(channel.end, selectors.EVENT_READ | waits, channel)
         for key, events in selector.select(timeout) if selector.get_map() else ():

@@ -42,7 +42,33 @@ COMMAND = (sys.executable, "-c", CODE)
 
 
 class Hand:
-    """One place in the crew, and the process that has it."""
+    """One place in the crew, and the process that has it, wherever that runs."""
+
+    def __init__(self, number: int, name: str, channel: Channel) -> None:
+        self.number, self.name, self.channel = number, name, channel
+        self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
+        self.version: int | None = None  # of the weights that it decodes with
+        self.since = time.monotonic()  # the last word from it, or to it
+        self.lost = ""  # why it is of no use any more
+
+    def lose(self, why: str) -> None:
+        if not self.lost:
+            self.lost = f"{self.name} {why}"
+
+    def ended(self) -> str:
+        """How the process ended, in words."""
+        raise NotImplementedError
+
+    def leave(self, seconds: float) -> None:
+        """Wait so long at most for a process that was told to leave."""
+
+    def stop(self) -> None:
+        """End the process, with all that it started."""
+        raise NotImplementedError
+
+
+class Child(Hand):
+    """A process of this machine, at the other end of a pair of sockets."""
 
     def __init__(self, number: int, name: str, environment: Mapping[str, str], log: Path) -> None:
         ours, theirs = socket.socketpair()
@@ -56,39 +82,34 @@ class Hand:
                 stderr=errors_to,
                 start_new_session=True,  # Ctrl-C is the driver's affair, and what it starts ends with it
             )
-        self.number, self.name, self.log, self.channel = number, name, log, Channel(ours)
-        self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
-        self.version: int | None = None  # of the weights that it decodes with
-        self.since = time.monotonic()  # the last word from it, or to it
-        self.lost = ""  # why it is of no use any more
-
-    def lose(self, why: str) -> None:
-        if not self.lost:
-            self.lost = f"{self.name} {why}"
+        self.log = log
+        super().__init__(number, name, Channel(ours))
 
     def ended(self) -> str:
-        """How the process ended, in words."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVE_S)
+        self.leave(LEAVE_S)
         code = self.process.returncode
         how = "fell silent" if code is None else f"was killed by signal {-code}" if code < 0 else f"ended ({code})"
         how += ", as happens where /dev/shm is full" if code == -signal.SIGBUS else ""
         lines = self.log.read_text(errors="replace").strip().splitlines() if self.log.exists() else []
         return f"{how}, and said: {lines[-1].strip()[:300]}" if lines and (code or 0) > 0 else how
 
+    def leave(self, seconds: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(seconds)
+
     def stop(self) -> None:
-        """End the process, with all that it started."""
         self.channel.close()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVE_S)
+        self.leave(LEAVE_S)
 
 
 class Crew:
     """deliver: called with the number of a member, and rollouts with their tickets, as they come. mended: called with
     the numbers of the members that were started again; what they were asked must be asked again."""
+
+    kind = "Process"  # what a member is called
 
     def __init__(
         self,
@@ -96,17 +117,21 @@ class Crew:
         environments: Sequence[Mapping[str, str]],
         backend: str,
         divided: bool = False,
+        start: Callable[[int, str], Hand] | None = None,
     ) -> None:
         """order: what members build, and whether they build their learner later, when they are a group. divided:
-        masters and moments are shared out, so what a lost member had is in the last checkpoint alone."""
-        self.divided = divided
+        masters and moments are shared out, so what a lost member had is in the last checkpoint alone. start: starts the
+        member of a number and a name, where it is no process of this machine."""
+        self.divided, self._starter = divided, start
         self.order, self.environments, self.backend = order, environments, backend
         self.size = len(environments)
+        self.present: Sequence[int] = range(self.size)  # the members that can be asked
         self.version = 0  # of the weights that all decode with
         self.deliver: Callable[[int, list[Any]], None] = lambda number, found: None
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
+        self.silent_s, self.answer_s = SILENT_S, ANSWER_S
         # For the user: a process was started again, or warns.
         self.on_message: Callable[[str], None] = lambda sentence: None
         self.folder = Path(tempfile.mkdtemp(prefix="whet-"))
@@ -117,14 +142,9 @@ class Crew:
         self._closing = weakref.finalize(self, _stop_all, self.hands, self.folder, os.getpid())
         try:
             self.hands.extend(self._start(number) for number in range(self.size))
-            self._begin(range(self.size))
-            if lost := [hand.lost for hand in self.hands if hand.lost]:
-                raise WhetError(f"{lost[0]} while it started; nothing was trained.")
-            self._form()
-            if lost := [hand.lost for hand in self.hands if hand.lost]:
-                raise WhetError(f"{lost[0]} while the processes met; nothing was trained.")
+            self._begin_all()
         except BaseException:
-            self.close()
+            Crew.close(self)
             raise
         self.order = {**order, "weights": ""}  # one that is started again gets its weights from another
 
@@ -132,18 +152,32 @@ class Crew:
 
     def call(self, name: str, *args: Any, again: bool = True) -> list[Any]:
         """Ask all members; their answers. After a death all are asked again, unless `again` is False."""
-        return self.call_each(name, [args] * self.size, again)
+        return self.call_each(name, dict.fromkeys(self.present, args), again)
 
-    def call_each(self, name: str, args: Sequence[tuple[Any, ...]], again: bool = True) -> list[Any]:
+    def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
+        """Ask those members, each with its own arguments."""
         while True:
-            answers = self._ask(range(self.size), name, args, ANSWER_S)
-            for hand in self.hands:
-                self.raise_failure(answers.get(hand.number))
-            if not any(hand.lost for hand in self.hands):
-                return [answers[number][1] for number in range(self.size)]
+            numbers = [number for number in args if number in self.present]
+            answers = self._ask(numbers, name, [args[number] for number in numbers], self.answer_s)
+            for number in numbers:
+                self.raise_failure(answers.get(number))
+            if not self.lacking:
+                return [answers[number][1] for number in numbers]
             self.mend()
             if not again:
-                return [answers[number][1] if number in answers else None for number in range(self.size)]
+                return [answers[number][1] for number in numbers if number in answers]
+
+    @property
+    def lacking(self) -> bool:
+        """Whether a member is lost that `mend` has not seen to."""
+        return any(self.hands[number].lost for number in self.present)
+
+    def prepare(self) -> None:
+        """Called before requests are sent."""
+
+    def refresh(self, version: int) -> list[Any]:
+        """The weights of all members have changed; version and checksum of each."""
+        return self.call("update", version)
 
     def first(self, name: str, *args: Any) -> Any:
         """Ask the first member alone."""
@@ -158,7 +192,7 @@ class Crew:
         """Ask all for what they can only do together; the answers of those that did it. Where one has died, the others
         may have failed: the crew is whole again on return, and `position` tells the caller what was done."""
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=EXCHANGE_S)
-        if not any(hand.lost for hand in self.hands):
+        if not self.lacking:
             for number in range(self.size):
                 self.raise_failure(answers.get(number))
         else:
@@ -169,7 +203,7 @@ class Crew:
         """Ask all for what they can only do together, and `then` send them what it takes. False where one was lost: the
         crew is not whole, and the others may be anywhere in it."""
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=0.1, then=then)
-        if any(hand.lost for hand in self.hands):
+        if self.lacking:
             return False
         for number in range(self.size):
             self.raise_failure(answers.get(number))
@@ -192,9 +226,9 @@ class Crew:
         """Take what has come, and make the crew whole if one is lost. `owing`: members that decode, so must speak."""
         self._hear(timeout)
         for hand in map(self.hands.__getitem__, owing):
-            if time.monotonic() - hand.since > SILENT_S:
-                hand.lose(f"did not say a word for {SILENT_S:g} s while it decoded")
-        if any(hand.lost for hand in self.hands):
+            if time.monotonic() - hand.since > self.silent_s:
+                hand.lose(f"did not say a word for {self.silent_s:g} s while it decoded")
+        if self.lacking:
             self.mend()
 
     @staticmethod
@@ -236,7 +270,7 @@ class Crew:
             now = time.monotonic()
             waiting = [hand for hand in waited if serial not in hand.replies and not hand.lost]
             failures = [hand.replies[serial][1] for hand in waited if hand.replies.get(serial, ("",))[0] == "failed"]
-            if any(hand.lost for hand in self.hands):
+            if self.lacking:
                 gone = min(gone, now)
             elif any(kind != Unmet.__name__ for kind in failures):
                 break  # the member itself failed: the caller raises that, since the others may never answer
@@ -283,8 +317,11 @@ class Crew:
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)
             hand.version = self.version  # it has heard of the version that was current when it was asked
-            if serial != self._awaited:  # no answer was wanted: it can only be a failure
+            if not self._expects(hand, serial):  # no answer was wanted: it can only be a failure
                 self.raise_failure(hand.replies.pop(serial))
+
+    def _expects(self, hand: Hand, serial: int) -> bool:
+        return serial == self._awaited
 
     # ---- starting, and starting again
 
@@ -303,9 +340,9 @@ class Crew:
             if self.divided:
                 raise Lost(f"{why}, and with it went its share of masters and moments.")
             self._replace(lost, why)
-            if not any(hand.lost for hand in self.hands):
+            if not self.lacking:
                 self._form()
-            if not any(hand.lost for hand in self.hands):
+            if not self.lacking:
                 self._share(gone)
         if gone:
             self.mended(gone)
@@ -318,9 +355,9 @@ class Crew:
             if self.restarts > MOST_RESTARTS:
                 raise WhetError(f"Processes were lost {self.restarts} times in a row, the last time because {why}.")
             self._replace(list(self.hands), why)
-            if not any(hand.lost for hand in self.hands):
+            if not self.lacking:
                 self._form()
-            if not any(hand.lost for hand in self.hands):
+            if not self.lacking:
                 return
 
     def _replace(self, lost: Sequence[Hand], why: str) -> None:
@@ -336,21 +373,35 @@ class Crew:
         answers = self._ask(range(self.size), "position", [()] * self.size, ANSWER_S)
         known = {number: answer[1] for number, answer in answers.items() if answer[0] == "done"}
         old = {number: version for number, version in known.items() if number not in fresh}
-        if not old or any(hand.lost for hand in self.hands):
+        if not old or self.lacking:
             return
         source = max(old, key=lambda number: (old[number], -number))
         those = [number for number in range(self.size) if number in fresh or known[number] < known[source]]
         given = (source, those, self.version)
         answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
-        if not any(hand.lost for hand in self.hands):
+        if not self.lacking:
             for answer in answers.values():
                 self.raise_failure(answer)
         for hand in self.hands:
             hand.version = self.version
 
     def _start(self, number: int) -> Hand:
-        name = f"Process {number} of {self.size}"
-        return Hand(number, name, self.environments[number], self.folder / f"{number}.log")
+        name = f"{self.kind} {number} of {self.size}"
+        if self._starter is not None:
+            return self._starter(number, name)
+        return Child(number, name, self.environments[number], self.folder / f"{number}.log")
+
+    def _begin_all(self) -> None:
+        self._begin(range(self.size))
+        self._raise_lost("while it started")
+        self._form()
+        self._raise_lost("while the processes met")
+
+    def _raise_lost(self, when: str) -> None:
+        if lost := [hand.lost for hand in self.hands if hand.lost]:
+            if self._starter is not None:  # what runs elsewhere may go, and is tried again
+                raise Lost(f"{lost[0]} {when}.")
+            raise WhetError(f"{lost[0]} {when}; nothing was trained.")
 
     def _begin(self, numbers: Iterable[int]) -> None:
         numbers = sorted(numbers)
@@ -359,23 +410,25 @@ class Crew:
         for number in numbers:
             self.raise_failure(answers.get(number))
             self.hands[number].version = self.version
-        if not any(hand.lost for hand in self.hands) and len(numbers) == self.size:
+        if not self.lacking and len(numbers) == self.size:
             self._compare_all(answers)
 
     def _form(self) -> None:
         self._generation += 1
         meeting = f"file://{self.folder / f'meeting-{self._generation}'}"
+        if self._starter is not None:  # members may not see this folder
+            meeting = self.first("meeting_place")
         given = (meeting, self.size, self.backend, FORM_S, EXCHANGE_S)
         # Where one dies meanwhile, the others find out by their own limit.
         answers = self._ask(range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S)
-        if not any(hand.lost for hand in self.hands):
+        if not self.lacking:
             for answer in answers.values():
                 self.raise_failure(answer)
-        if self.order["later"] and not any(hand.lost for hand in self.hands):
+        if self.order["later"] and not self.lacking:
             answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
             for answer in answers.values():
                 self.raise_failure(answer)
-            if not any(hand.lost for hand in self.hands):
+            if not self.lacking:
                 self._compare_all(answers)
 
     def _compare_all(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
@@ -391,12 +444,11 @@ class Crew:
 
     def close(self) -> None:
         for hand in self.hands:
-            if not hand.lost and hand.process.poll() is None:
+            if not hand.lost:
                 hand.channel.send(pack((0, "leave", ())))
         until = time.monotonic() + LEAVE_S
         for hand in self.hands:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                hand.process.wait(max(0.0, until - time.monotonic()))
+            hand.leave(max(0.0, until - time.monotonic()))
         self._closing()
 
 

@@ -12,12 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from whet.cluster.crew import Crew
-from whet.cluster.states import divide_state, merge_states
-from whet.types import Request, Rollout, sampling_from_json
+from whet.learn.team import spread
+from whet.rollout.base import join_traces, split_traces
+from whet.types import Request, Rollout, Trace, rollout_to_json, sampling_from_json
 
 LOOK_S = 0.05  # seconds after which `early` is called though nothing has come
 Place = tuple[int | None, int, int]  # ticket, group and index: one rollout that was asked for
+State = Mapping[str, Any]
+Row = tuple[dict[str, Any], Trace]  # a flight or a finished rollout, and its tokens so far
 
 # Statistics that are means, with what they are weighted by; the others are sums.
 MEANS = {
@@ -77,12 +82,12 @@ class Fleet:
 
     @property
     def free(self) -> int | None:
-        return None if self.mode == "barrier" else sum(max(0, self.slots - load) for load in self._load)
+        return None if self.mode == "barrier" else sum(max(0, self.slots - self._load[n]) for n in self.crew.present)
 
     def update(self, version: int) -> None:
         """Tell all members, and compare what they hold."""
         self.crew.version = version
-        answers = self.crew.call("update", version)
+        answers = self.crew.refresh(version)
         self.crew.compare([sums for _, sums in answers], f"after update {version}")
         self.crew.restarts = 0
 
@@ -104,16 +109,20 @@ class Fleet:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.idle, "state is loaded into an engine that has not begun"
-        states = divide_state(state, self.crew.size)
         self.crew.version = int(state["version"])
-        prompts = [{row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]} for own in states]
-        for number, own in enumerate(states):
+        there = list(self.crew.present)
+        states = dict(zip(there, divide_state(state, len(there)), strict=True))
+        given = {
+            number: (own, {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]})
+            for number, own in states.items()
+        }
+        for number, own in states.items():
             for row in (*own["flights"], *own["done"]):
-                given = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
-                request = Request(**given, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
+                named = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
+                request = Request(**named, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
                 self._open[None, request.group_id, request.first_index] = (number, request)
                 self._load[number] += 1
-        self.crew.call_each("load_state", list(zip(states, prompts, strict=True)), again=False)
+        self.crew.call_each("load_state", given, again=False)
 
     def close(self) -> None:
         self.crew.close()
@@ -121,11 +130,12 @@ class Fleet:
     # ---- requests, and what becomes of them
 
     def _send(self, ticket: int | None, requests: Iterable[Request]) -> None:
+        self.crew.prepare()
         shares: dict[int, list[Request]] = {}
         homes = {place[:2]: number for place, (number, _) in self._open.items()}
         for request in requests:
             group = (ticket, request.group_id)
-            number = homes.setdefault(group, min(range(self.crew.size), key=lambda n: (self._load[n], n)))
+            number = homes.setdefault(group, min(self.crew.present, key=lambda n: (self._load[n], n)))
             shares.setdefault(number, []).append(request)
             self._load[number] += request.n
             for index in range(request.first_index, request.first_index + request.n):
@@ -171,3 +181,64 @@ def merge_stats(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
         total = sum(value * weight for value, weight in pairs)
         merged[name] = total / (sum(weight for _, weight in pairs) or 1.0) if by else total
     return merged
+
+
+# ---- checkpoints
+#
+# A checkpoint holds the state of one engine, whatever the number of engines that wrote it. Rollouts that were under way
+# go on with the same tokens wherever they are put. The forms are those of `LocalEngine.state_dict`.
+
+
+def merge_states(states: Sequence[State], done: Sequence[Rollout] = ()) -> dict[str, Any]:
+    """One state with all rollouts of these, and with `done`, which have finished and wait elsewhere. Flights are
+    numbered anew, in the order in which they arrived."""
+    assert len({state["version"] for state in states}) == 1, "engines have weights of different versions"
+    rows = [_rows(state) for state in states]
+    waiting = [({**rollout_to_json(r), "tokens": r.length}, r.trace) for r in done if r.trace is not None]
+    flights = sorted((row for own, _ in rows for row in own), key=lambda row: row[0]["arrival"])
+    prompts = {
+        name: mean for s in states for name, mean in zip(s["length_prompts"], s["length_means"].tolist(), strict=True)
+    }
+    return _state(
+        [({**data, "arrival": number}, trace) for number, (data, trace) in enumerate(flights)],
+        [row for _, own in rows for row in own] + waiting,
+        like=states[0],
+        begun=np.unique(np.concatenate([state["begun"] for state in states])),
+        length_sums=np.sum([state["length_sums"] for state in states], axis=0),
+        length_prompts=list(prompts),
+        length_means=np.array(list(prompts.values()), np.float64),
+    )
+
+
+def divide_state(state: State, count: int) -> list[dict[str, Any]]:
+    """A state per engine. A group stays whole, so that its prompt is fed once, and goes to the engine with the fewest
+    flights so far; what has finished goes to the first engine. Sums of lengths are divided, so that merging adds up."""
+    flights, done = _rows(state)
+    sizes: dict[int, int] = {}
+    for data, _ in flights:
+        sizes[data["group_id"]] = sizes.get(data["group_id"], 0) + 1
+    where = spread(sizes, count)
+    return [
+        _state(
+            [row for row in flights if where[row[0]["group_id"]] == number],
+            done if number == 0 else [],
+            like=state,
+            begun=np.array([group for group in state["begun"] if where.get(int(group), 0) == number], np.int64),
+            length_sums=state["length_sums"] / count,
+        )
+        for number in range(count)
+    ]
+
+
+def _rows(state: State) -> tuple[list[Row], list[Row]]:
+    """(flights, finished rollouts), each with its tokens."""
+    data = [*state["flights"], *state["done"]]
+    rows = list(zip(data, split_traces(state, [row["tokens"] for row in data]), strict=True))
+    return rows[: len(state["flights"])], rows[len(state["flights"]) :]
+
+
+def _state(flights: Sequence[Row], done: Sequence[Row], like: State, **changed: Any) -> dict[str, Any]:
+    arrivals = max((data["arrival"] + 1 for data, _ in flights), default=0)
+    rows = {"flights": [data for data, _ in flights], "done": [data for data, _ in done]}
+    tokens = join_traces([trace for _, trace in (*flights, *done)], like["log_probs"].dtype)
+    return {**like, **rows, **tokens, "arrivals": max(arrivals, like["arrivals"]), **changed}

@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     OwnEngine = LocalEngine | VllmEngine
 
+Parcel = Mapping[str, np.ndarray]  # the bytes of each tensor, by its name
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
@@ -54,8 +56,9 @@ class SentPrompts:
         return self.known[prompt_id]
 
 
-# Made by `whet.processes`: from what `begin` was given, the engine, and what builds the learner.
-Build = Callable[[Mapping[str, Any], SentPrompts], tuple["OwnEngine", Callable[[], Learner]]]
+# Made by `whet.processes`: from what `begin` was given, the model, the engine, and what builds the learner. A rollout
+# worker has no learner, and a learner apart from the workers has no engine.
+Build = Callable[[Mapping[str, Any], SentPrompts], tuple[Any, "OwnEngine | None", Callable[[], Learner] | None]]
 
 
 class Gone(Exception):
@@ -69,6 +72,8 @@ class FleetMember:
         self._channel, self._build = channel, build
         self._prompts = SentPrompts()
         self._engine: OwnEngine | None = None
+        self.parcel: Parcel = {}  # weights for the workers
+        self.brought: Parcel = {}  # weights that were brought here
         self._heard = time.monotonic()
         self._rank = 0
 
@@ -77,14 +82,43 @@ class FleetMember:
     def begin(self, order: Mapping[str, Any]) -> tuple[str, str]:
         """Build engine and learner. Returns what all must agree on: what they were built by, and the weights."""
         self._rank, self._later = order["rank"], order["later"]
-        self._engine, self._make = self._build(order, self._prompts)
+        self._model, self._engine, self._make = self._build(order, self._prompts)
         return ("", "") if self._later else self.complete()
 
     def complete(self) -> tuple[str, str]:
         """Build the learner: `later` than the engine where the group is needed to divide the weights."""
-        self._learner = self._make()
-        engine = [getattr(self._engine, name) for name in ("seed", "slots", "context", "mode", "on_update")]
-        return f"{self._learner.config!r} {engine}", self._checksum(self._learner.whole.parameters())
+        recipe = [getattr(self._engine, name, "") for name in ("seed", "slots", "context", "mode", "on_update")]
+        if self._make is not None:
+            self._learner = self._make()
+            recipe.append(self._learner.config)
+        return repr(recipe), self._checksum(self._model.parameters())
+
+    def meeting_place(self) -> str:
+        """Where the group can meet: a port of this node that is free."""
+        host = self._channel.end.getsockname()[0]
+        with socket.create_server((host, 0)) as server:
+            return f"tcp://{host}:{server.getsockname()[1]}"
+
+    def pack_up(self) -> str:
+        """Copy the weights that are trained to main memory, for the workers. Returns their checksum."""
+        weights = dict(self._model.named_parameters())  # whole, though a learner may hold parts
+        live = {name: weights[name] for name in self._learner.optimizer.live}
+        self.parcel = {name: _as_bytes(tensor) for name, tensor in live.items()}
+        return self._checksum(live.values())
+
+    def publish(self, version: int) -> str:
+        """Take over the weights that were brought here; the checksum of what this member then holds."""
+        parcel, self.brought = self.brought, {}
+        self._hand_out()
+        weights = dict(self._model.named_parameters())
+        with torch.no_grad():
+            for name, data in parcel.items():
+                weights[name].copy_(_from_bytes(data, weights[name]))
+        before = self._local.version
+        if version != before:
+            self._local.update(version)
+            self._hand_out(before)  # what was cut was written by the weights before
+        return self._checksum(weights[name] for name in parcel)
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
@@ -180,6 +214,10 @@ class FleetMember:
 
     def take_back(self) -> None:
         self._local.take_back()
+
+    def drop(self) -> None:
+        """Forget what was asked for: the run goes on from an earlier checkpoint."""
+        self._local.drop()
 
     def stats(self) -> dict[str, float]:
         return self._local.stats()
@@ -292,6 +330,17 @@ class FleetMember:
         """Equal where the weights are: a sum per tensor in double precision."""
         sums = torch.stack([tensor.detach().sum(dtype=torch.float64) for tensor in tensors])
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
+
+
+def _as_bytes(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+
+
+def _from_bytes(data: np.ndarray, like: Tensor) -> Tensor:
+    """A tensor over these bytes, which are only read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the bytes of Ray's store cannot be written
+        return torch.from_numpy(data).view(like.dtype).view(like.shape)
 
 
 def run_member(handle: int, parent: int, build: Build) -> None:

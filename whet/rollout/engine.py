@@ -169,6 +169,15 @@ class LocalEngine(FlightEngine):
         if self.speculation is not None and state["draft"] is not None:
             self.speculation.chooser.load_state_dict(state["draft"])
 
+    def drop(self) -> None:
+        self._evict_all()
+        if self.speculation is not None:
+            for flight in self.scheduler.waiting:
+                self.speculation.ended(flight)
+        self.scheduler.waiting.clear()
+        self.scheduler.begun.clear()
+        super().drop()
+
     def close(self) -> None:
         """Nothing was started that would have to end."""
 

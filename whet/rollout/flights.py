@@ -121,6 +121,10 @@ class FlightEngine(ABC):
         del self._tickets[ticket]
         return [found[f.arrival] for f in flights]
 
+    def drop(self) -> None:
+        """Forget all that was asked for and not handed out."""
+        self.done, self._tickets = [], {}
+
     @property
     def busy(self) -> bool:
         return self.load > 0

@@ -2,8 +2,8 @@
 
 `VllmEngine` keeps the queue, one vLLM request per rollout, so that each has its own limit and seed, and reads tokens as
 they are drawn, so that each knows the version of the weights that drew it. vLLM holds a copy of the weights. It is
-filled from the learner's Parameters after each update and then compared with them (`vllm_weights.py`). What vLLM lacks
-is keyed noise: a token depends on the batch that it was drawn in, so a run does not repeat exactly.
+filled from the learner's Parameters after each update and then compared with them. What vLLM lacks is keyed noise: a
+token depends on the batch that it was drawn in, so a run does not repeat exactly.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import tempfile
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from whet.errors import WhetError
@@ -33,7 +34,6 @@ from whet.model.twin import kv_shapes
 from whet.rollout.flights import FlightEngine
 from whet.rollout.rows import Flight
 from whet.rollout.vllm_fit import KNOWN, version_of_vllm
-from whet.rollout.vllm_weights import first_difference, module_names, named_weights
 from whet.types import Finish, Trace
 
 BLOCK = 128  # the largest block of tokens that vLLM caches as one, on any device
@@ -164,6 +164,12 @@ class VllmEngine(FlightEngine):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.begun, self.stale = self._load(state), True
+
+    def drop(self) -> None:
+        self._evict_all()
+        self.waiting.clear()
+        self.begun.clear()
+        super().drop()
 
     # ---- one step
 
@@ -381,3 +387,56 @@ def _own_state() -> Iterator[None]:
             torch.set_num_threads = threads
             random.setstate(states[0])
             np.random.set_state(states[1])
+
+
+# ---- weights
+#
+# vLLM joins some matrices into one (q, k and v; gate and up) and on a CPU packs them into a form of its own, from which
+# they cannot be read back. Matrices that are there are compared number by number; of a packed one the product with a
+# fixed vector is, which every number of it enters.
+
+CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the largest product: what rounding may make
+
+
+def named_weights(model: Any, modules: Set[str]) -> dict[str, Tensor]:
+    """The weights by the names of a checkpoint. A tied head is among them under its own name, too, if it is one of
+    vLLM's `modules`: vLLM may have packed it apart from the embedding."""
+    weights: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        again = any(tensor is other for other in weights.values())
+        if not again or name.rpartition(".")[0] in modules:
+            weights[name] = tensor
+    return {name: tensor.detach() for name, tensor in weights.items()}
+
+
+def module_names(theirs: Any) -> set[str]:
+    return {name for name, _ in theirs.named_modules()}
+
+
+@torch.no_grad()
+def first_difference(theirs: Any, ours: Mapping[str, Tensor]) -> str | None:
+    """The first tensor of ours that vLLM's model does not hold as it is; None where it holds all of them."""
+    joined = getattr(theirs, "packed_modules_mapping", {})
+    left = dict(ours)
+    for name, module in theirs.named_modules():
+        above, _, own = name.rpartition(".")
+        for kind, held in module.named_parameters(recurse=False):
+            names = [f"{above}.{part}.{kind}".lstrip(".") for part in joined.get(own, [own])]
+            pieces = [ours[piece] for piece in names if piece in ours]
+            if len(pieces) == len(names) and not _holds(module, held, pieces):
+                return names[0]
+            for piece in names:
+                left.pop(piece, None)
+    tied = {tensor.data_ptr() for name, tensor in ours.items() if name not in left}
+    return next((name for name, tensor in left.items() if tensor.data_ptr() not in tied), None)
+
+
+def _holds(module: Any, held: Tensor, pieces: Sequence[Tensor]) -> bool:
+    whole = torch.cat(list(pieces)) if len(pieces) > 1 else pieces[0]
+    packed = getattr(module, "cpu_linear", None) if whole.ndim == 2 else None
+    same = held.shape[1:] == whole.shape[1:] and torch.equal(held[: whole.shape[0]], whole)  # vocabularies are padded
+    if packed is None or (held.numel() and not same):
+        return same
+    probe = torch.cos(torch.arange(whole.shape[1])).to(whole.dtype)
+    product, wanted = packed(probe[None], held, None)[0, : whole.shape[0]].float(), (whole @ probe).float()
+    return bool((product - wanted).abs().max() <= CLOSE[whole.dtype] * wanted.abs().max())

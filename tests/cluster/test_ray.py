@@ -1,0 +1,66 @@
+"""Workers and learners as Ray actors: real ones, on this machine. A run is the same as by one process."""
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+from fleet_run import assert_like, run
+from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, whole
+from small_run import Stop
+
+pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
+__all__ = ["cluster", "whole"]
+
+
+def test_two_workers_and_a_learner_train_as_one_process(tmp_path: Path, whole: Path) -> None:
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray")
+    assert any("2 actors that decode and 1 that learn" in line for line in said.messages)
+
+
+@pytest.mark.slow
+def test_two_workers_that_learn_train_as_one_process(tmp_path: Path, whole: Path) -> None:
+    run(tmp_path / "ray", *TEN, *SPLIT, "cluster.placement=colocated")
+    assert_like(whole, tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_two_learners_apart_from_three_workers(tmp_path: Path) -> None:
+    sets = ("curriculum.name=speed", "curriculum.speed.n_init=2", "learn.kl_coef=0.1")
+    run(tmp_path / "one", *sets)
+    run(tmp_path / "ray", *sets, "cluster.workers=3", gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_killed_workers_change_no_number(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(0)
+    when = {n: (rng.randrange(2), signal.SIGKILL) for n in rng.sample(range(6, 40), 4)}
+    reaper = Reaper(monkeypatch, when)
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    assert reaper.struck == 4
+    assert sum("started again" in line for line in said.messages) >= 3  # two may hit one
+
+
+@pytest.mark.slow
+def test_a_worker_that_hangs_is_replaced(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reaper = Reaper(monkeypatch, {9: (1, signal.SIGSTOP)})
+    said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=12")
+    assert_like(whole, tmp_path / "ray", counters=False)
+    assert reaper.struck == 1 and any("started again" in line for line in said.messages)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_workers(tmp_path: Path, whole: Path) -> None:
+    stop = Stop(5)
+    run(tmp_path / "ray", *TEN, *SPLIT, silent=stop)
+    run(tmp_path / "ray", *TEN, *SPLIT, resume=True)
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
+def test_nothing_listens_to_the_network() -> None:
+    import ray
+
+    assert ray.util.get_node_ip_address() == "127.0.0.1"

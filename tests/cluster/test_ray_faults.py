@@ -1,0 +1,219 @@
+"""Faults of a cluster: the run is what it would have been, or ends in a sentence within its limit."""
+
+import importlib.metadata
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fleet_run import assert_like, run
+from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole
+from small_run import SMALL, Silent, small_config
+
+from whet import api, cli
+from whet.cluster.crew import Crew
+from whet.errors import WhetError
+from whet.run import checkpoint_steps, read_metrics
+
+pytestmark = MARKS
+__all__ = ["cluster", "whole"]
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(sentence: str, *sets: str, gpus: int = 1) -> None:
+        with pytest.raises(WhetError, match=sentence):
+            api.run_recipe(small_config(*SPLIT, *sets), tmp_path / "run", watcher=Silent(), gpus=gpus)
+        assert not (tmp_path / "run").exists()
+
+    refused("cluster.min_workers = 3 is more than cluster.workers = 2", "cluster.min_workers=3")
+    refused('"colocated" trains in each of its 2 workers: leave out --gpus 2', "cluster.placement=colocated", gpus=2)
+    refused('"eagle", which trains in one process; with cluster.workers = 2 use', "draft.drafters=['eagle']")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0")
+    refused(r"Ray 2.9.0 is installed, and whet runs with 2.60: pip install 'whet\[ray\]'")
+
+
+def test_the_command_says_that_there_is_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    sets = [f"--set={item}" for item in (*SMALL, *SPLIT)]
+    monkeypatch.setattr(sys, "argv", ["whet", "train", *sets, f"--out={tmp_path / 'run'}"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2 and not (tmp_path / "run").exists()
+    assert "cluster.workers = 2, but Ray is not installed: pip install 'whet[ray]'." in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_placement_that_cannot_be_met_says_what_is_missing(tmp_path: Path) -> None:
+    few = "The cluster has room for 5 of 9 workers with 1 CPU each beside 1 learners: it has 6 CPUs and 0 GPUs"
+    with pytest.raises(WhetError, match=few):
+        run(tmp_path / "run", "cluster.workers=9", "cluster.min_workers=9")
+
+
+class Watched:
+    """Sees the crews of a run, and calls `strike` at the nth question of a name to one kind of them."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, kind: str, name: str, nth: int, strike: Callable[[Any], None]
+    ) -> None:
+        self.pids: list[set[int]] = []  # of the workers, whenever a question of this name was asked
+        self.workers: Any = None
+        self.left = nth
+
+        def seen(crew: Crew, asked: str) -> None:
+            if type(crew).__name__ == "Workers":
+                self.workers = crew
+            if asked == name and type(crew).__name__ == kind:
+                if self.workers is not None:
+                    self.pids.append({hand.dialled.pid for hand in self.workers.hands})
+                self.left -= 1
+                if not self.left:
+                    strike(crew)
+
+        on_question(monkeypatch, seen)
+
+
+def kill_first(crew: Any) -> None:
+    threading.Timer(0.02, strike_down, [crew.hands[0].dialled.pid]).start()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_lost_learner_comes_back_and_workers_stay(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed while it packs weights; in other instants by the test of chaos."""
+    watched = Watched(monkeypatch, "Crew", "pack_up", 5, kill_first)
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    assert watched.left < 0 and len(set(map(frozenset, watched.pids))) == 1, "the same workers from first to last"
+    assert sum("goes on from its last checkpoint" in line for line in said.messages) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_learner_of_two_and_a_worker_are_lost_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker that comes back gets weights that the new learner has never packed."""
+
+    def strike(crew: Any) -> None:
+        kill_first(crew)
+        kill_first(watched.workers)
+
+    run(tmp_path / "one", "save.every=1")
+    watched = Watched(monkeypatch, "Crew", "step", 3, strike)
+    run(tmp_path / "ray", "save.every=1", *SPLIT, gpus=2)
+    assert_like(tmp_path / "one", tmp_path / "ray", counters=False)
+    assert watched.left < 0
+
+
+def faulty(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
+    """Stations of which the next that gets weights for the second time has the next fault."""
+
+    def due() -> str:
+        for fault in faults:
+            try:
+                (folder / fault).touch(exist_ok=False)
+                return fault
+            except FileExistsError:
+                continue
+        return ""
+
+    class Faulty(base):  # type: ignore[misc]
+        got = 0
+
+        def deliver(self, parcel: Any) -> None:
+            self.got += 1
+            fault = due() if self.got == 2 else ""
+            if fault == "dies before":
+                os._exit(1)
+            if fault == "never arrives":
+                time.sleep(3600)
+            if fault == "other weights":
+                parcel = {name: data.copy() for name, data in parcel.items()}
+                next(iter(parcel.values()))[:8] = 7
+            super().deliver(parcel)
+            if fault == "dies after":
+                threading.Timer(0.05, os._exit, [1]).start()
+
+    return Faulty
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_publish_that_fails_replaces_the_worker(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from whet.cluster import stations
+
+    faults = ("dies before", "other weights", "never arrives", "dies after")
+    monkeypatch.setattr(stations, "Station", faulty(stations.Station, tmp_path, faults))
+    said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=12")
+    assert all((tmp_path / fault).exists() for fault in faults)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    text = "\n".join(said.messages)
+    for sentence in (
+        "was lost while it got the weights",
+        "holds other weights than the learner after version",
+        "did not get the weights within 12 s",
+    ):
+        assert sentence in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_too_few_workers_end_the_run_after_a_checkpoint(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whet.cluster import workers
+
+    def strike(crew: Any) -> None:
+        monkeypatch.setattr(workers, "START_S", 0.5)  # less than a process takes to start
+        kill_first(crew)
+
+    Watched(monkeypatch, "Workers", "publish", 4, strike)
+    sets = (*TEN, *SPLIT, "cluster.min_workers=2", "save.every=100")
+    few = "cluster.min_workers = 2, and only 1 of 2 workers are left; the run was saved, and --resume goes on"
+    with pytest.raises(WhetError, match=few):
+        run(tmp_path / "ray", *sets)
+    last = int(read_metrics(tmp_path / "ray")[-1]["step"])
+    assert 0 < last < 10 and checkpoint_steps(tmp_path / "ray")[-1] == last
+    monkeypatch.undo()
+    run(tmp_path / "ray", *sets, resume=True)
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_stream_goes_on_beside_a_slow_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]
+) -> None:
+    """One of three workers has a tenth of its time. How long steps take is recorded, not asserted."""
+    over, seconds = threading.Event(), dict[str, float]()
+
+    def slow_down(crew: Any) -> None:
+        pid = crew.hands[0].dialled.pid
+
+        def work() -> None:
+            while not over.wait(0.02):
+                strike_down(pid, signal.SIGSTOP)
+                over.wait(0.18)
+                strike_down(pid, signal.SIGCONT)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    sets = ("steps=12", "rollout.mode=stream", "curriculum.max_age=2", "cluster.workers=3")
+    for name, nth in (("alike", 10**9), ("one slow", 1)):
+        with monkeypatch.context() as patch:
+            Watched(patch, "Workers", "publish", nth, slow_down)
+            run(tmp_path / name, *sets)
+        over.set()
+        rows = read_metrics(tmp_path / name)
+        seconds[name] = (rows[-1]["time_s"] - rows[3]["time_s"]) / (len(rows) - 4)
+        over.clear()
+    assert len(read_metrics(tmp_path / "one slow")) == 13
+    record_property("seconds a step", seconds)

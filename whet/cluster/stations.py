@@ -1,0 +1,244 @@
+"""Members that are Ray actors, anywhere in a cluster.
+
+Ray places them, says that they are gone, and carries weights; `crew.py` talks to them over the same channels as to
+processes of its own machine. A station listens on the address of its node for one connection, which must begin with
+the secret of this run: what comes over a channel is unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from whet.cluster.channel import Channel
+from whet.cluster.crew import LEAVE_S, Hand
+from whet.cluster.member import Build, FleetMember, Gone
+from whet.cluster.workers import Need, places
+from whet.errors import WhetError
+
+SECRET = 32  # bytes
+LOOPBACK = "127.0.0.1"
+
+
+class Station:
+    """The actor: the program of a member, and a window for weights. Ray runs each call in a thread of its own."""
+
+    def __init__(self, secret: bytes, build: Build, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        self._secret, self._build = secret, build
+        self._member: FleetMember | None = None
+        host = ray.util.get_node_ip_address()
+        self._listener = socket.create_server((host, 0))
+        self._where = (*self._listener.getsockname()[:2], os.getpid())
+
+    def where(self) -> tuple[str, int, int]:
+        """Address and port on which it listens, and its process."""
+        return self._where
+
+    def serve(self) -> None:
+        """Take the first connection that knows the secret, and obey it until it ends."""
+        with self._listener:
+            while True:
+                end, _ = self._listener.accept()
+                end.settimeout(LEAVE_S)
+                with contextlib.suppress(OSError):
+                    if hmac.compare_digest(_receive(end, SECRET), self._secret):
+                        break
+                end.close()
+        self._member = FleetMember(Channel(end), self._build)
+        with contextlib.suppress(Gone):
+            self._member.serve()
+
+    def fetch(self) -> list[Any]:
+        """The weights that the learner here has packed, in the store of this node; Ray keeps them once per node."""
+        assert self._member is not None
+        return [ray.put(self._member.parcel)]
+
+    def deliver(self, parcel: Any) -> None:
+        """Weights for the engine here. Ray has brought them to this node before it calls."""
+        assert self._member is not None
+        self._member.brought = parcel
+
+
+def _receive(end: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size and (more := end.recv(size - len(got))):
+        got += more
+    return got
+
+
+class Dialled(Channel):
+    """A channel to a station that may not have been placed yet. What is sent before that waits."""
+
+    def __init__(self, actor: Any, secret: bytes) -> None:
+        self._actor, self._secret = actor, secret
+        self._asked = actor.where.remote()
+        self.pid, self.host = 0, ""
+        self.begun = time.monotonic()
+        # An unconnected end, so that it can be closed like any other.
+        super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+
+    def ready(self) -> bool:
+        if self._asked is None or self.closed:
+            return True
+        if not ray.wait([self._asked], timeout=0.02)[0]:
+            return False
+        try:
+            self.host, port, self.pid = ray.get(self._asked)
+            end = socket.create_connection((self.host, port), timeout=LEAVE_S)
+            self._actor.serve.remote()
+            end.sendall(self._secret)
+        except (ray.exceptions.RayError, OSError):
+            self.closed = True
+            return True
+        finally:
+            self._asked = None
+        self.end.close()
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.setblocking(False)
+        self.end = end
+        self.write()
+        return True
+
+    def write(self) -> None:
+        if self._asked is None:
+            super().write()
+
+
+class ActorHand(Hand):
+    """A place in the crew whose process is an actor."""
+
+    def __init__(self, number: int, name: str, actor: Any, secret: bytes) -> None:
+        self.actor, self.dialled = actor, Dialled(actor, secret)
+        super().__init__(number, name, self.dialled)
+
+    def ended(self) -> str:
+        try:
+            ray.get(self.actor.where.remote(), timeout=LEAVE_S)
+        except ray.exceptions.ActorDiedError as error:
+            return f"was lost: {_first_line(error)}"
+        except ray.exceptions.RayError:
+            return "fell silent"
+        return "closed its channel"
+
+    def stop(self) -> None:
+        self.channel.close()
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self.actor)
+        if self.dialled.host and self.dialled.host == ray.util.get_node_ip_address():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                until = time.monotonic() + LEAVE_S
+                while time.monotonic() < until:
+                    os.kill(self.dialled.pid, 0)
+                    time.sleep(0.05)
+                os.kill(self.dialled.pid, signal.SIGKILL)  # one that is stopped does not hear Ray
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300].rstrip(".") if lines else type(error).__name__
+
+
+class Stations:
+    """Starts actors that `need` so much of a node each, beside others that need theirs, and carries weights."""
+
+    def __init__(self, build: Build, environment: Mapping[str, str], need: Need, beside: Sequence[Need] = ()) -> None:
+        self.secret = secrets.token_bytes(SECRET)
+        self.build, self.environment, self.need, self.beside = build, environment, need, beside
+        asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
+        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
+        self._group: Any = None
+
+    def places(self, most: int) -> int:
+        return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
+
+    def await_room(self, count: int, what: str, seconds: float, say: Callable[[str], None]) -> None:
+        """Raise where the cluster has no room for so many of them, and gets none in time."""
+        until = time.monotonic() + seconds
+        while (there := self.places(count)) < count:
+            total = ray.cluster_resources()
+            has = f"it has {total.get('CPU', 0):g} CPUs and {total.get('GPU', 0):g} GPUs"
+            each = " and ".join(f"{number:g} {kind}" for kind, number in self.need.items())
+            few = f"The cluster has room for {there} of {count} {what} with {each} each"
+            few += f" beside {len(self.beside)} learners" * bool(self.beside)
+            if time.monotonic() >= until:
+                raise WhetError(f"{few}: {has}.")
+            if seconds:
+                say(f"{few}: {has}. The run waits for more, {seconds:g} s at most.")
+            seconds = 0.0  # said once
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+
+    def reserve(self, count: int, seconds: float) -> None:
+        """Keep room for so many, by their numbers: one that is started again must not wait behind others in a queue."""
+        group = placement_group([dict(self.need)] * count)
+        self._group = group
+        if not group.wait(seconds):
+            self.free()
+            raise WhetError(f"Others use the cluster: no room for {count} learners was free within {seconds:g} s.")
+
+    def free(self) -> None:
+        if self._group is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                remove_placement_group(self._group)
+
+    def start(self, number: int, name: str) -> ActorHand:
+        kind = self.kind
+        if self._group is not None:
+            kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
+        return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
+
+    def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
+        assert isinstance(source, ActorHand)
+        try:
+            (parcel,) = ray.get(source.actor.fetch.remote(), timeout=seconds)
+        except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
+            full = "The object store of the learner's node has no room for the weights, nor has its disk"
+            raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
+        except ray.exceptions.RayError as error:
+            return source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
+        going = {hand.actor.deliver.remote(parcel): hand for hand in workers if isinstance(hand, ActorHand)}
+        came, late = ray.wait(list(going), num_returns=len(going), timeout=seconds) if going else ([], [])
+        for ref in came:
+            try:
+                ray.get(ref)
+            except ray.exceptions.RayActorError as error:
+                going[ref].lose(f"was lost while it got the weights: {_first_line(error)}")
+            except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
+                source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
+        for ref in late:
+            going[ref].lose(f"did not get the weights within {seconds:g} s")
+
+
+def join_cluster(cores: int) -> Callable[[], None]:
+    """Join the cluster of RAY_ADDRESS, or start one of this machine that only this machine can reach. Returns what
+    leaves it again."""
+    if ray.is_initialized():
+        return lambda: None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(address="auto", **quiet)
+        else:
+            ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+            if ray.util.get_node_ip_address() != LOOPBACK:
+                ray.shutdown()
+                raise WhetError(
+                    "Ray was loaded before whet, and would listen to the network; "
+                    "start a cluster and set RAY_ADDRESS, or set RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0."
+                )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise WhetError(f"Ray does not answer: {_first_line(error)}") from error
+    return ray.shutdown
