@@ -232,7 +232,8 @@ def join_cluster(cores: int) -> Callable[[], None]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", **quiet)
         else:
-            ray.init(num_cpus=cores, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+            own = {"address": "local", "num_cpus": cores, "include_dashboard": False}  # not one that is found here
+            ray.init(**own, _node_ip_address=LOOPBACK, **quiet)
             if ray.util.get_node_ip_address() != LOOPBACK:
                 ray.shutdown()
                 raise WhetError(
