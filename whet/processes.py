@@ -119,7 +119,7 @@ def build_crews(
     from whet.cluster.workers import Workers
 
     company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
-    cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # nobody joins a cluster of our own
+    cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
     environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
     decoding = {"CPU": 1.0} | ({"GPU": cluster.gpus_per_worker} if cuda else {})
     if cluster.placement == "colocated":
