@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from command_line import RESULTS, Out, run_script, tell
+from trl_step import own_settings
 
 from whet import files
 from whet.api import train
@@ -69,22 +70,7 @@ def shaped(shape: str, tokenizer: Path, folder: Path) -> Path:
 def measure(engine: str, model: Path, data: Path, folder: Path, **sizes: int) -> list[dict[str, Any]]:
     """The metrics of all steps."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
-    on_gpu = torch.cuda.is_available()
-    settings: dict[str, Any] = {
-        "steps": sizes["steps"],
-        "model.device": "cuda" if on_gpu else "cpu",
-        "model.dtype": "bfloat16" if on_gpu else "float32",
-        "held_out.size": 0,
-        "rollout.slots": sizes["prompts"] * sizes["completions"],
-        "rollout.max_tokens": sizes["tokens"],
-        "curriculum.groups": sizes["prompts"],
-        "curriculum.rollouts": sizes["completions"],
-        "curriculum.starvation": "partial",
-        "learn.estimator": "grpo",
-        "learn.lr": 1e-6,
-        "learn.pack_tokens": 32_768 if on_gpu else 4096,
-        "save.every": 100_000,
-    }
+    settings = own_settings(**sizes)
     if engine != "native":
         settings["rollout.engine"] = engine
     prompts = [(row["problem"], str(row["answer"])) for row in rows]

@@ -129,9 +129,21 @@ def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: in
 def measure_own(model: Path, data: Path, folder: Path, **sizes: int) -> dict[str, Any]:
     """The same updates by `whet train`: uniform sampling, GRPO, every group asked once."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
+    settings = own_settings(sizes["warm"] + sizes["counted"], **sizes)
+    prompts = [(row["problem"] + ASK, str(row["answer"])) for row in rows]
+    found = train(str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True)
+    counted = [row for row in found.metrics if row["step"] > sizes["warm"]]
+    apart = ("time/save", "time/eval")
+    steps = [(row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"]) for row in counted]
+    rewards, lengths = ([row[name] for row in counted] for name in ("reward/mean", "length/mean"))
+    return summary(steps, rewards, lengths)
+
+
+def own_settings(steps: int, **sizes: int) -> dict[str, Any]:
+    """A recipe for `whet train` with so many prompts, completions and tokens per update, and nothing else to do."""
     on_gpu = torch.cuda.is_available()
-    settings = {
-        "steps": sizes["warm"] + sizes["counted"],
+    return {
+        "steps": steps,
         "model.device": "cuda" if on_gpu else "cpu",
         "model.dtype": "bfloat16" if on_gpu else "float32",
         "held_out.size": 0,
@@ -145,13 +157,6 @@ def measure_own(model: Path, data: Path, folder: Path, **sizes: int) -> dict[str
         "learn.pack_tokens": 32_768,
         "save.every": 100_000,
     }
-    prompts = [(row["problem"] + ASK, str(row["answer"])) for row in rows]
-    found = train(str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True)
-    counted = [row for row in found.metrics if row["step"] > sizes["warm"]]
-    apart = ("time/save", "time/eval")
-    steps = [(row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"]) for row in counted]
-    rewards, lengths = ([row[name] for row in counted] for name in ("reward/mean", "length/mean"))
-    return summary(steps, rewards, lengths)
 
 
 def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:

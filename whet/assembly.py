@@ -26,6 +26,7 @@ from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
+from whet.rollout.vllm_fit import check_vllm
 from whet.tasks.judge import Judge
 from whet.text import Codec
 from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
@@ -146,16 +147,6 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
         curriculum=built,
         notes=tuple(notes),
     )
-
-
-def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
-    """Refuse a recipe that vLLM cannot serve, where it asks for vLLM; else its settings and sentences for the user."""
-    if settings.rollout.engine == "native":
-        return settings, []
-    from whet.model.load import pick_device
-    from whet.rollout.vllm_fit import as_vllm_runs, refuse_vllm
-
-    return as_vllm_runs(settings), refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
 
 
 def _curricula(settings: config.Config) -> list[config.CurriculumSettings]:

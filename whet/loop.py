@@ -62,7 +62,7 @@ def train(parts: Parts, log: Log) -> None:
                 report = learner.step(store.attach(batch), parts.progress, curriculum.needs)
             with watch.timing("sync"):
                 engine.take_back()
-                engine.update(learner.version)  # the engine shares the weights: only the version moves
+                engine.update(learner.version)  # one that shares the weights learns their version, others get them
             parts.tally.updated(report)
             curriculum.updated(parts.clock(), report)
             store.keep(curriculum.holds())  # frees the traces that no group needs

@@ -150,12 +150,12 @@ class Crew:
 
     # ---- asking
 
-    def call(self, name: str, *args: Any, again: bool = True) -> list[Any]:
-        """Ask all members; their answers. After a death all are asked again, unless `again` is False."""
-        return self.call_each(name, dict.fromkeys(self.present, args), again)
+    def call(self, name: str, *args: Any) -> list[Any]:
+        """Ask all members; their answers. After a death all are asked again."""
+        return self.call_each(name, dict.fromkeys(self.present, args))
 
     def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
-        """Ask those members, each with its own arguments."""
+        """Ask those members, each with its own arguments. `again`: after a death all are asked again."""
         while True:
             numbers = [number for number in args if number in self.present]
             answers = self._ask(numbers, name, [args[number] for number in numbers], self.answer_s)

@@ -1,4 +1,5 @@
-"""A member of a fleet: the process that has a model, an engine on its very Parameters, and a share of the learner.
+"""A member of a fleet: the process that has a model, an engine on its very Parameters, and a share of the learner. In a
+cluster it may be a worker, which has no learner, or a learner, which has no engine.
 
 `crew.py` starts it and talks to it over a channel. Between two steps of its engine a member looks at what it was told;
 it sends rollouts as they finish and waits when there is nothing to do. Token ids come with requests and batches, since

@@ -85,7 +85,6 @@ class Dialled(Channel):
         self._actor, self._secret = actor, secret
         self._asked = actor.where.remote()
         self.pid, self.host = 0, ""
-        self.begun = time.monotonic()
         # An unconnected end, so that it can be closed like any other.
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 

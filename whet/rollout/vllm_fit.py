@@ -35,6 +35,15 @@ def vllm_lack(version: str | None) -> str | None:
     return None if OLDEST <= known < BEYOND else f"vLLM {version} is installed, and whet runs with {KNOWN}"
 
 
+def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
+    """Refuse a recipe that vLLM cannot serve, where it asks for vLLM; else its settings and sentences for the user."""
+    if settings.rollout.engine == "native":
+        return settings, []
+    from whet.model.load import pick_device
+
+    return as_vllm_runs(settings), refuse_vllm(settings, on_cpu=pick_device(settings.model).type == "cpu")
+
+
 def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
     """Refuse a recipe that vLLM cannot serve; else sentences for the user."""
     asked = 'rollout.engine = "vllm"'

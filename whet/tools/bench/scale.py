@@ -162,7 +162,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """Of an update, on average; the first updates of a stream, which began with nothing, are left out."""
+    """What an update takes, as a mean. The first updates of a stream, which starts without rollouts, do not count."""
 
     step_s: float
     idle_share: float  # of the time of all GPUs: neither decoding nor training
