@@ -157,7 +157,7 @@ def test_a_publish_that_fails_replaces_the_worker(tmp_path: Path, whole: Path, m
     assert_like(whole, tmp_path / "ray", counters=False)
     text = "\n".join(said.messages)
     for sentence in (
-        "was lost while it got the weights",
+        "was lost",  # seen by Ray or by the channel, whichever is first
         "holds other weights than the learner after version",
         "did not get the weights within 12 s",
     ):

@@ -197,26 +197,31 @@ class Stations:
             kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
         return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
 
-    def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
+    def fetch(self, source: Hand, seconds: float) -> Any:
         assert isinstance(source, ActorHand)
         try:
-            (parcel,) = ray.get(source.actor.fetch.remote(), timeout=seconds)
+            return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
             raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
         except ray.exceptions.RayError as error:
-            return source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
-        going = {hand.actor.deliver.remote(parcel): hand for hand in workers if isinstance(hand, ActorHand)}
-        came, late = ray.wait(list(going), num_returns=len(going), timeout=seconds) if going else ([], [])
-        for ref in came:
-            try:
-                ray.get(ref)
-            except ray.exceptions.RayActorError as error:
-                going[ref].lose(f"was lost while it got the weights: {_first_line(error)}")
-            except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
-                source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
-        for ref in late:
-            going[ref].lose(f"did not get the weights within {seconds:g} s")
+            source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
+            return None
+
+    def send(self, parcel: Any, worker: Hand) -> Any:
+        assert isinstance(worker, ActorHand)
+        return worker.actor.deliver.remote(parcel)
+
+    def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
+        if not ray.wait([sending], timeout=0.0)[0]:
+            return False
+        try:
+            ray.get(sending)
+        except ray.exceptions.RayActorError as error:
+            worker.lose(f"was lost while it got the weights: {_first_line(error)}")
+        except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
+            source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
+        return True
 
 
 def join_cluster(cores: int) -> Callable[[], None]:

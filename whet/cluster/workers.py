@@ -8,14 +8,17 @@ learner: where no learner is left, they wait for the one that goes on from the l
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
+HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
@@ -27,8 +30,25 @@ class Post(Protocol):
     def places(self, most: int) -> int:
         """How many workers, of `most`, the cluster has room for."""
 
-    def send(self, source: Hand, workers: Sequence[Hand], seconds: float) -> None:
-        """Carry what `source` has packed to those workers. Hands that fail, or take longer, are lost."""
+    def fetch(self, source: Hand, seconds: float) -> Any:
+        """What `source` has packed, as something that can be sent; None where it is lost."""
+
+    def send(self, parcel: Any, worker: Hand) -> Any:
+        """Begin to carry it to a worker."""
+
+    def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
+        """Whether a sending has ended. Where it failed, the worker or the source is lost."""
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Weights on their way to one worker: first they arrive, then it takes them over."""
+
+    issue: int  # which weights: a number that rises with each publish
+    version: int  # of these weights
+    sending: Any
+    since: float
+    asked: int = 0  # the question whether it has taken them over; 0: they have not arrived
 
 
 class Workers(Crew):
@@ -49,6 +69,9 @@ class Workers(Crew):
         self._short = False
         self._sums = ""  # of the weights that were sent last
         self._source: Hand | None = None  # the learner that has packed them
+        self._issue, self._parcel = 0, None  # the number of the newest weights, and what can be sent of them
+        self._due: dict[int, Delivery] = {}  # by the number of the worker
+        self._behind: set[int] = set()  # those that the others do not wait for
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
         self.silent_s = self.answer_s = timeout_s
@@ -95,10 +118,16 @@ class Workers(Crew):
         late = not self._stale
         if ready and late:
             self._publish(ready)
-        for number in ready:
-            if self.hands[number].lost:
-                self._again(number)
-        self.present = sorted({*self.present, *(n for n in ready if n not in self._begun and not self.hands[n].lost)})
+        self._take_over()
+        self._behind.update(number for number in ready if number in self._due)
+        caught = {number for number in self._behind if number not in self._due}
+        self._behind -= caught
+        gone = {number for number in caught.union(ready) if self.hands[number].lost}
+        for number in gone:
+            self._again(number)
+        self.present = sorted({*self.present, *caught, *ready} - gone - self._behind)
+        if gone & caught:
+            self.mended(gone & caught)
         if late:
             self.prepare()  # where another learner has to pack the weights first
 
@@ -117,6 +146,10 @@ class Workers(Crew):
         self._invite(number)
 
     def _expects(self, hand: Hand, serial: int) -> bool:
+        due = self._due.get(hand.number)
+        if due is not None and due.asked == serial:
+            hand.version = due.version  # there may be a newer one by now
+            return True
         return super()._expects(hand, serial) or self._begun.get(hand.number) == serial
 
     # ---- weights
@@ -134,29 +167,78 @@ class Workers(Crew):
         """Send the learner's weights where they may have changed."""
         while self._stale:
             self._sums = self.learners.first("pack_up")
-            self._source, self._stale = self.learners.hands[0], False
+            self._source, self._parcel, self._stale = self.learners.hands[0], None, False
+            self._issue += 1
             self._publish(list(self.present))
             if self.lacking:
                 self.mend()
+        if not self.present:
+            self._settle()
 
     def _publish(self, numbers: Sequence[int]) -> None:
-        """Members that do not get the weights in time, or get others, are lost."""
+        """Send the newest weights, and wait until most workers have them. Those that take far longer than the others
+        are not asked for anything until they have them, too (`_admit`); those that never do are lost."""
         source = self.learners.hands[0]
         if source is not self._source:  # it was replaced, and has packed nothing
             self._stale = True
             return
-        self.post.send(source, [self.hands[number] for number in numbers], self._timeout_s)
+        if self._parcel is None:
+            self._parcel = self.post.fetch(source, self._timeout_s)
+        begun = time.monotonic()
+        for number in numbers:
+            if not source.lost:
+                self._deliver(number)
+        patience = math.inf
+        while (late := sum(number in self._due for number in numbers)) and not source.lost:
+            spent = time.monotonic() - begun
+            if spent > patience:
+                break
+            if 2 * late <= len(numbers):
+                patience = min(patience, max(HURRY_S, HURRY * spent))
+            self._hear(0.002)
+            self._take_over()
+        self._behind.update(number for number in self.present if number in self._due)
+        self.present = [number for number in self.present if number not in self._due]
         if source.lost:
+            self._due.clear()
             self.learners.mend()  # which ends the run, or makes another hold the same weights
             self._stale = True
-            return
-        there = [number for number in numbers if not self.hands[number].lost]
-        answers = self._ask(there, "publish", [(self.version,)] * len(there), self._timeout_s)
-        for number, answer in answers.items():
-            if answer[0] == "failed":
-                self.hands[number].lose(f"did not take version {self.version} of the weights: {answer[2]}")
-            elif answer[1] != self._sums:
-                self.hands[number].lose(f"holds other weights than the learner after version {self.version}")
+
+    def _deliver(self, number: int) -> None:
+        sending = self.post.send(self._parcel, self.hands[number])
+        self._due[number] = Delivery(self._issue, self.version, sending, time.monotonic())
+
+    def _settle(self) -> None:
+        """Wait until all workers have the newest weights, or are lost."""
+        while self._due:
+            self._hear(0.02)
+            self._admit()
+
+    def _take_over(self) -> None:
+        """Lead deliveries on. They end where a worker has the newest weights, or is lost."""
+        ended = []
+        for number, due in list(self._due.items()):
+            hand, late = self.hands[number], time.monotonic() - due.since > self._timeout_s
+            if not due.asked and not hand.lost and self.post.arrived(due.sending, self.learners.hands[0], hand):
+                self.tell(number, "publish", due.version)
+                due.asked = self._serial
+            if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
+                if answer[0] == "failed":
+                    hand.lose(f"did not take version {due.version} of the weights: {answer[2]}")
+                elif due.issue != self._issue:  # there are newer ones
+                    self._deliver(number)
+                    continue
+                elif answer[1] != self._sums:
+                    hand.lose(f"holds other weights than the learner after version {due.version}")
+                else:
+                    ended.append(number)
+            elif late:
+                what = f"take version {due.version} of the weights" if due.asked else "get the weights"
+                hand.lose(f"did not {what} within {self._timeout_s:g} s")
+            if hand.lost:
+                ended.append(number)
+        for number in ended:
+            self._due.pop(number, None)
 
     def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
         if name == "release":
@@ -166,11 +248,16 @@ class Workers(Crew):
             return []
         if name == "load_state":
             self.prepare()
+        if name == "state_dict":
+            self._settle()  # those that are behind have rollouts, too
         return super().call_each(name, args, again)
 
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, found: None, lambda numbers: None
+        for number in self._due:
+            self.hands[number].lose("waited for weights of a learner that was lost")
+        self._admit()
         self.call("drop")
         self.learners, self.version, self._stale = learners, 0, True
         self._losses.clear()
