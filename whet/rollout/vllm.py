@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import inspect
 import logging
 import math
@@ -22,12 +23,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from whet.errors import WhetError
 from whet.model.twin import kv_shapes
@@ -288,7 +290,8 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
     token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in kv_shapes(model))
     tokens = cached or slots * -(-context // BLOCK) * BLOCK
-    with quietly(model.device), _own_state(), tempfile.TemporaryDirectory() as folder:
+    with quietly(model.device), _own_state():
+        from vllm import envs
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -296,9 +299,8 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
             _refuse_heads(model)
         shape = copy.deepcopy(model.config)
         shape.architectures = [type(model).__name__]  # else vLLM may guess another use of such a network
-        shape.save_pretrained(folder)
         settings = {
-            "model": folder,
+            "model": str(_stored(shape, Path(envs.VLLM_CACHE_ROOT) / "whet")),
             "skip_tokenizer_init": True,
             "load_format": "dummy",
             "generation_config": "vllm",
@@ -333,6 +335,16 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
         except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise WhetError(f"vLLM does not start with this model: {first}") from error
+
+
+def _stored(shape: PretrainedConfig, cache: Path) -> Path:
+    """The folder of this config, the same in each run: vLLM finds what it has compiled by the path of a model."""
+    folder = cache / hashlib.sha256(shape.to_json_string().encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as own:  # another process may read it meanwhile
+        shape.save_pretrained(own)
+        os.replace(Path(own) / "config.json", folder / "config.json")
+    return folder
 
 
 def _refuse_heads(model: PreTrainedModel) -> None:
