@@ -1,12 +1,17 @@
 """Weights that lie in memory which another process opens by a handle: those of 20 million weights, on each device."""
 
 import multiprocessing as mp
+import socket
 from typing import Any
 
 import pytest
 import torch
+from learner_batches import encode, exact_model
 
+from whet.cluster.channel import Channel
 from whet.cluster.member import FleetMember, _cut, _room, make_buffer, open_buffer, place_of
+from whet.config import Learn
+from whet.learn.learner import Learner
 
 SHAPES = ((4_000, 2_500), (3,), (5_000, 2_000), (7, 11))
 KINDS = (torch.bfloat16, torch.float32, torch.bfloat16, torch.float64)
@@ -55,6 +60,31 @@ def test_another_process_reads_what_is_packed(name: str) -> None:
         assert other.exitcode == 0
     finally:
         other.kill()
+
+
+def test_weights_that_a_worker_reads_are_not_overwritten() -> None:
+    model = exact_model()
+    here, there = socket.socketpair()
+    with here, there:
+        member = FleetMember(
+            Channel(here), lambda order, prompts: (model, None, lambda: Learner(model, Learn(), encode=encode))
+        )
+        member.begin({"rank": 0, "later": False})
+        kept: dict[int, torch.Tensor] = {}
+
+        def pack(issue: int, used: set[int]) -> torch.Tensor:
+            with torch.no_grad():
+                next(model.parameters()).fill_(issue)
+            member.pack_up(issue, used)
+            assert member.parcel is not None
+            kept[issue] = member.parcel.data.clone()
+            return member.parcel.data
+
+        first = pack(1, set())
+        second = pack(2, {1})  # a worker is slow
+        assert torch.equal(first, kept[1]) and torch.equal(second, kept[2]) and not torch.equal(first, second)
+        assert pack(3, {1}).data_ptr() == second.data_ptr() and torch.equal(first, kept[1])
+        assert pack(4, {3}).data_ptr() == first.data_ptr(), "it has read them"
 
 
 def test_a_place_is_a_machine_and_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
