@@ -192,10 +192,16 @@ class Runner:
                 self.over = self.said.get(timeout=0.05) == END
                 return
             if self.process.poll() is not None and self.said.empty():
-                lines = (self.folder / "stderr").read_text(errors="replace").strip().splitlines()
-                self.over, self.why = True, (lines or [f"exit code {self.process.returncode}"])[-1].strip()[:500]
+                self.over, self.why = True, self.last_words() or f"exit code {self.process.returncode}"
             elif time.monotonic() > until:
-                self.over, self.why = True, "it was not ready when its time was up"
+                self.over, self.why = (
+                    True,
+                    f"it was not ready when its time was up; its last words: {self.last_words()}",
+                )
+
+    def last_words(self) -> str:
+        lines = (self.folder / "stderr").read_text(errors="replace").strip().splitlines()
+        return lines[-1].strip()[:500] if lines else ""
 
     def go(self) -> None:
         assert self.process.stdin is not None
@@ -361,7 +367,8 @@ def main(
             given = {"shape": own, "weights": made[own], "pack": pack, **sizes}
             runners = [Runner(arm, Path(name) / f"{number}-{arm}", given) for arm in arms]
             try:
-                take_turns(runners, steps, until, begun + limit)
+                # A run that hangs leaves time to the parts after it.
+                take_turns(runners, steps, until, (until + begun + limit) / 2)
             finally:
                 for runner in runners:
                     runner.close()
