@@ -56,18 +56,22 @@ class Basis:
     encoded: Encode
     network: PreTrainedModel  # without weights
     processes: int = 1  # that train it together
+    role: str = "both"  # of this process: "worker", which only decodes, "learner", or both
+    share: float = 1.0  # of a GPU, which others may use, too
 
     @cached_property
     def footprint(self) -> Footprint:
-        return replace(size_up_here(self.network, self.settings), processes=self.processes)
+        return replace(size_up_here(self.network, self.settings), processes=self.processes, role=self.role)
 
     @cached_property
     def room(self) -> Room | None:
         """How rollouts and updates share the memory of a GPU; None on a CPU. A training that cannot fit is refused."""
-        from whet.model.memory import free_memory
+        from whet.model.memory import free_memory, whole_memory
 
         device = self.footprint.device
-        return self.footprint.room(free_memory(device) or 0) if device.type == "cuda" else None
+        if device.type != "cuda":
+            return None
+        return self.footprint.room(min(free_memory(device) or 0, int(self.share * whole_memory(device))))
 
 
 @dataclass(kw_only=True)

@@ -128,7 +128,7 @@ def build_crews(
         crew = Crew(order, [{}] * cluster.workers, backend, divided=divided, start=stations.start)
         stack.callback(crew.close)
         return crew, crew, f"{cluster.workers} actors with a model, an engine and a learner each"
-    learning = {"CPU": 1.0} | ({"GPU": 1.0} if cuda else {})
+    learning = {"CPU": 1.0} | ({"GPU": min(1.0, cluster.gpus_per_worker)} if cuda else {})
     stations = Stations(build_member, environment, decoding, beside=[learning] * gpus)
     if company.learners is None:
         company.learners = Stations(build_member, environment, learning)
@@ -237,13 +237,18 @@ def build_member(
     """What a process without data builds of a run: the model, and by its role an engine, what makes a learner, or
     both."""
     from whet.model.load import check_model, eos_of, load_tokenizer
+    from whet.model.memory import limit_memory
 
     settings = config.Config.model_validate_json(order["settings"])
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
-    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=shares)
-    room = plan.room if role == "both" else None  # measured before the weights are loaded
+    of_gpu = min(1.0, settings.cluster.gpus_per_worker) if settings.cluster.workers else 1.0
+    given: dict[str, Any] = {"processes": shares, "role": role, "share": of_gpu}
+    plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, **given)
+    if plan.footprint.device.type == "cuda" and of_gpu < 1.0:
+        limit_memory(plan.footprint.device, of_gpu)
+    room = plan.room  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
     build = build_vllm if settings.rollout.engine == "vllm" else build_engine
     engine = build(plan, model, room) if role != "learner" else None

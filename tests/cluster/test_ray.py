@@ -3,6 +3,7 @@
 import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_run import assert_like, run
@@ -17,6 +18,45 @@ def test_two_workers_and_a_learner_train_as_one_process(tmp_path: Path, whole: P
     said = run(tmp_path / "ray", *TEN, *SPLIT)
     assert_like(whole, tmp_path / "ray")
     assert any("2 actors that decode and 1 that learn" in line for line in said.messages)
+
+
+GPU = ("model.device=cuda", "model.dtype=bfloat16", "model.hidden=512", "model.layers=6", "model.heads=8")
+HALF = "cluster.gpus_per_worker=0.5"
+
+
+@pytest.mark.parametrize("sets", [(), pytest.param(GPU, marks=pytest.mark.gpu)], ids=["cpu", "gpu"])
+def test_weights_stay_where_they_are_on_one_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sets: tuple[str, ...]
+) -> None:
+    """A worker beside the learner reads its memory; on a GPU both have half of the card."""
+    from whet.cluster.stations import Stations
+
+    sent, send = list[dict[bool, Any]](), Stations.send
+
+    def seen(self: Any, parcel: Any, worker: Any) -> Any:
+        sent.append(parcel[2])
+        return send(self, parcel, worker)
+
+    monkeypatch.setattr(Stations, "send", seen)
+    said = run(tmp_path / "ray", "cluster.workers=1", HALF, *sets)
+    assert len(sent) > 3 and all(True not in forms for forms in sent), "no bytes were asked for"
+    assert len({forms[False].handle for forms in sent}) == 1, "one buffer, used again and again"
+    assert not any("started again" in line for line in said.messages), said.messages
+
+
+def test_weights_go_through_the_store_to_a_worker_elsewhere(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whet.cluster import stations
+
+    class Elsewhere(stations.Station):
+        def fetch(self, whole: bool) -> list[Any]:
+            found = super().fetch(whole)
+            return found if whole else [found[0]._replace(place="another machine")]
+
+    monkeypatch.setattr(stations, "Station", Elsewhere)
+    run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray")
 
 
 @pytest.mark.slow

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fleet_run import assert_like, run
 from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
 from whet import api, cli
 from whet.cluster.crew import Crew
+from whet.cluster.member import open_buffer
 from whet.errors import WhetError
 from whet.run import checkpoint_steps, read_metrics
 
@@ -136,8 +138,9 @@ def faulty(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
             if fault == "never arrives":
                 time.sleep(3600)
             if fault == "other weights":
-                parcel = {name: data.copy() for name, data in parcel.items()}
-                next(iter(parcel.values()))[:8] = 7
+                data = open_buffer(parcel.handle, torch.device("cpu")).numpy().copy()
+                data[:8] = 7
+                parcel = parcel._replace(data=data)
             super().deliver(parcel)
             if fault == "dies after":
                 threading.Timer(0.05, os._exit, [1]).start()

@@ -6,12 +6,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from fleet_run import assert_like, run
 from ray_run import MARKS, TEN, loopback, whole
 from small_run import Silent
 
+from whet.cluster.member import Parcel
 from whet.errors import WhetError
 
 pytestmark = [*MARKS, pytest.mark.slow]
@@ -94,7 +95,8 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
 
         class Laden(Station):
             def __init__(self) -> None:
-                self._member = SimpleNamespace(parcel={"weight": np.zeros(200 * 2**20, np.uint8)})  # type: ignore[assignment]
+                parcel = Parcel(("weight",), "", None, torch.zeros(200 * 2**20, dtype=torch.uint8))
+                self._member = SimpleNamespace(parcel=parcel)  # type: ignore[assignment]
 
             def where(self) -> Any:
                 return "127.0.0.1", 0, 0
@@ -110,7 +112,9 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
         try:
             hand = ActorHand(0, "Process 0 of 1", ray.remote(Laden).remote(), b"")
             with pytest.raises(WhetError, match=r"has no room for the weights, nor has its disk.*--resume goes on"):
-                Stations(None, {}, {"CPU": 1.0}).send(hand, [], 60.0)  # type: ignore[arg-type]
+                post = Stations(None, {}, {"CPU": 1.0})  # type: ignore[arg-type]
+                post.apart = {0}
+                post.send(post.fetch(hand, 60.0), hand)
             hand.stop()
         finally:
             ray.shutdown()

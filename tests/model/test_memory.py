@@ -274,6 +274,19 @@ def test_fewer_pages_where_decoding_does_not_fit() -> None:
     assert least.pages == 4 and least.total > 1, "one context; that it does not fit is the caller's to see"
 
 
+def test_a_worker_and_a_learner_on_one_card_plan_their_own_part() -> None:
+    settings = recipe("learn.pack_tokens=64", 'model.dtype="bfloat16"', "rollout.page=8")
+    both = footprint(settings)
+    worker, learner = (dataclasses.replace(both, role=role) for role in ("worker", "learner"))
+    alone, taught, whole = worker.plan(), learner.plan(), both.plan()
+    assert alone.learning == alone.masters == alone.moments == taught.cache == taught.decoding == 0
+    twice = 2 * whole.weights  # the model of the worker, and the learner's copy for it
+    assert alone.resident + taught.resident + taught.learning == whole.resident + whole.learning + twice
+    within = alone.total - 3 * 8 * both.cached
+    assert worker.lay_out(within).pages == 9, "of twelve pages those that fit its share"
+    assert learner.lay_out(taught.total).total == taught.total
+
+
 def test_whole_slots_are_never_fewer() -> None:
     room = lay_out(recipe(), 1)
     assert room.pages == 0 and room.release and room.plan == plan(recipe())

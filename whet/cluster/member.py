@@ -11,22 +11,24 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import os
 import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 
     OwnEngine = LocalEngine | VllmEngine
 
-Parcel = Mapping[str, np.ndarray]  # the bytes of each tensor, by its name
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
+ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
 
@@ -66,6 +68,15 @@ class Gone(Exception):
     """The driver has ended."""
 
 
+class Parcel(NamedTuple):
+    """Weights for workers, in one buffer, which processes of the same place open by its handle. Others get `data`."""
+
+    names: tuple[str, ...]
+    place: str
+    handle: Any  # None: nobody can open it
+    data: Any = None  # the buffer, or its bytes
+
+
 class FleetMember:
     """Methods without an underscore are what a driver may ask for."""
 
@@ -73,8 +84,8 @@ class FleetMember:
         self._channel, self._build = channel, build
         self._prompts = SentPrompts()
         self._engine: OwnEngine | None = None
-        self.parcel: Parcel = {}  # weights for the workers
-        self.brought: Parcel = {}  # weights that were brought here
+        self.parcel: Parcel | None = None  # weights for the workers
+        self.brought: Parcel | None = None  # weights that were brought here
         self._heard = time.monotonic()
         self._rank = 0
 
@@ -84,6 +95,9 @@ class FleetMember:
         """Build engine and learner. Returns what all must agree on: what they were built by, and the weights."""
         self._rank, self._later = order["rank"], order["later"]
         self._model, self._engine, self._make = self._build(order, self._prompts)
+        self._place = place_of(self._model.device)
+        self._buffers: dict[int, tuple[Tensor, Any]] = {}  # for workers, by the number of the weights in them
+        self._opened: tuple[Any, Any] = (None, None)  # the handle of a learner's buffer, and the buffer
         return ("", "") if self._later else self.complete()
 
     def complete(self) -> tuple[str, str]:
@@ -100,26 +114,49 @@ class FleetMember:
         with socket.create_server((host, 0)) as server:
             return f"tcp://{host}:{server.getsockname()[1]}"
 
-    def pack_up(self) -> str:
-        """Copy the weights that are trained to main memory, for the workers. Returns their checksum."""
+    def pack_up(self, issue: int, used: Set[int]) -> str:
+        """Copy the weights that are trained to where workers can read them while others are trained. Returns their
+        checksum. issue: their number; used: the numbers of those that workers may be reading."""
         weights = dict(self._model.named_parameters())  # whole, though a learner may hold parts
-        live = {name: weights[name] for name in self._learner.optimizer.live}
-        self.parcel = {name: _as_bytes(tensor) for name, tensor in live.items()}
-        return self._checksum(live.values())
+        live = {name: weights[name].detach() for name in self._learner.optimizer.live}
+        free = next((number for number in self._buffers if number not in used), None)
+        size = sum(map(_room, live.values()))
+        self._buffers[issue] = make_buffer(size, self._model.device) if free is None else self._buffers.pop(free)
+        buffer, handle = self._buffers[issue]
+        torch._foreach_copy_(_cut(buffer, live.values()), list(live.values()))
+        self.parcel = Parcel(tuple(live), self._place, handle, buffer)
+        return self._checksum(live.values())  # by then the copy is whole
 
     def publish(self, version: int) -> str:
-        """Take over the weights that were brought here; the checksum of what this member then holds."""
-        parcel, self.brought = self.brought, {}
+        """Take over the weights that were brought here; the checksum of what this member then holds. It is empty, and
+        nothing has changed, where they lie in memory that this process cannot open."""
+        parcel, self.brought = self.brought, None
+        assert parcel is not None
+        if parcel.data is None and not self._open(parcel):
+            return ""
         self._hand_out()
         weights = dict(self._model.named_parameters())
-        with torch.no_grad():
-            for name, data in parcel.items():
-                weights[name].copy_(_from_bytes(data, weights[name]))
+        mine = [weights[name].detach() for name in parcel.names]
+        buffer = self._opened[1] if parcel.data is None else _from_bytes(parcel.data)
+        torch._foreach_copy_(mine, _cut(buffer, mine))
         before = self._local.version
         if version != before:
             self._local.update(version)
             self._hand_out(before)  # what was cut was written by the weights before
-        return self._checksum(weights[name] for name in parcel)
+        return self._checksum(mine)  # by then nothing is read any more
+
+    def _open(self, parcel: Parcel) -> bool:
+        """Map the buffer of a learner, once: its handle stays the same."""
+        if parcel.handle is None or not parcel.place or parcel.place != self._place:
+            return False
+        if parcel.handle != self._opened[0]:
+            self._opened = (None, None)
+            try:
+                self._opened = (parcel.handle, open_buffer(parcel.handle, self._model.device))
+            except (OSError, RuntimeError) as error:
+                self._say("note", f"Weights go through Ray's store, since memory cannot be shared: {error}")
+                return False
+        return True
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
         """Join the group of all members, in place of an earlier one."""
@@ -333,15 +370,59 @@ class FleetMember:
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
 
 
-def _as_bytes(tensor: Tensor) -> np.ndarray:
-    return tensor.detach().cpu().contiguous().view(torch.uint8).numpy()
+# ---- memory that two processes share
 
 
-def _from_bytes(data: np.ndarray, like: Tensor) -> Tensor:
+def place_of(device: torch.device) -> str:
+    """The machine, its processes that see each other, and the card, whatever number that has for a process; "" where
+    nothing is known to be shared."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        seen = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+    return f"{machine} {seen} {torch.cuda.get_device_properties(device).uuid if device.type == 'cuda' else 'memory'}"
+
+
+def make_buffer(size: int, device: torch.device) -> tuple[Tensor, Any]:
+    """So many bytes on the device, and a handle for `open_buffer`; None where there is no way. The handle is good as
+    long as this process lives and keeps the buffer."""
+    if device.type == "cpu" and hasattr(os, "memfd_create"):
+        number = os.memfd_create("whet")  # a file without a name, which ends with its last user
+        os.ftruncate(number, size)
+        path = f"/proc/{os.getpid()}/fd/{number}"
+        return torch.from_file(path, shared=True, size=size, dtype=torch.uint8), path
+    buffer = torch.empty(size, dtype=torch.uint8, device=device)
+    with contextlib.suppress(RuntimeError):  # the allocator may have memory of a kind that cannot be shared
+        return buffer, reduce_tensor(buffer)[1] if device.type == "cuda" else None
+    return buffer, None
+
+
+def open_buffer(handle: Any, device: torch.device) -> Tensor:
+    if isinstance(handle, str):
+        return torch.from_file(handle, shared=True, size=os.stat(handle).st_size, dtype=torch.uint8)
+    given = [*handle]
+    given[6] = device.index or 0  # the card may have another number here
+    opened: Tensor = rebuild_cuda_tensor(*given)
+    return opened
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ALIGN) * ALIGN
+
+
+def _cut(buffer: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
+    """The tensors that lie one behind the other in a buffer."""
+    like = list(like)
+    starts = itertools.accumulate(map(_room, like), initial=0)
+    return [buffer[at : at + t.nbytes].view(t.dtype).view(t.shape) for at, t in zip(starts, like, strict=False)]
+
+
+def _from_bytes(data: np.ndarray) -> Tensor:
     """A tensor over these bytes, which are only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the bytes of Ray's store cannot be written
-        return torch.from_numpy(data).view(like.dtype).view(like.shape)
+        return torch.from_numpy(data)
 
 
 def run_member(handle: int, parent: int, build: Build) -> None:

@@ -60,13 +60,15 @@ class Station:
         with contextlib.suppress(Gone):
             self._member.serve()
 
-    def fetch(self) -> list[Any]:
-        """The weights that the learner here has packed, in the store of this node; Ray keeps them once per node."""
-        assert self._member is not None
-        return [ray.put(self._member.parcel)]
+    def fetch(self, whole: bool) -> list[Any]:
+        """The weights that the learner here has packed: `whole`, in the store of this node, since Ray keeps them once
+        per node; or how processes that share its memory find them."""
+        assert self._member is not None and self._member.parcel is not None
+        parcel = self._member.parcel
+        return [ray.put(parcel._replace(data=parcel.data.cpu().numpy())) if whole else parcel._replace(data=None)]
 
     def deliver(self, parcel: Any) -> None:
-        """Weights for the engine here. Ray has brought them to this node before it calls."""
+        """Weights for the engine here, or where they lie. Ray has brought them to this node before it calls."""
         assert self._member is not None
         self._member.brought = parcel
 
@@ -158,6 +160,7 @@ class Stations:
         asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
         self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
         self._group: Any = None
+        self.apart: set[int] = set()  # the workers that cannot open the memory of the learner
 
     def places(self, most: int) -> int:
         return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
@@ -198,19 +201,25 @@ class Stations:
         return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
 
     def fetch(self, source: Hand, seconds: float) -> Any:
-        assert isinstance(source, ActorHand)
+        return source, seconds, {}
+
+    def send(self, parcel: Any, worker: Hand) -> Any:
+        source, seconds, forms = parcel
+        assert isinstance(worker, ActorHand)
+        whole = worker.number in self.apart
+        if whole not in forms:  # nothing is copied that nobody needs
+            forms[whole] = self._fetch(source, seconds, whole)
+        return worker.actor.deliver.remote(forms[whole])
+
+    def _fetch(self, source: ActorHand, seconds: float, whole: bool) -> Any:
         try:
-            return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
+            return ray.get(source.actor.fetch.remote(whole), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
             raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error
         except ray.exceptions.RayError as error:
             source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
             return None
-
-    def send(self, parcel: Any, worker: Hand) -> Any:
-        assert isinstance(worker, ActorHand)
-        return worker.actor.deliver.remote(parcel)
 
     def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
         if not ray.wait([sending], timeout=0.0)[0]:

@@ -25,16 +25,18 @@ Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 class Post(Protocol):
     """Starts workers, and carries weights from a learner to them."""
 
+    apart: set[int]  # numbers of the workers that do not share the memory of the learner
+
     def start(self, number: int, name: str) -> Hand: ...
 
     def places(self, most: int) -> int:
         """How many workers, of `most`, the cluster has room for."""
 
     def fetch(self, source: Hand, seconds: float) -> Any:
-        """What `source` has packed, as something that can be sent; None where it is lost."""
+        """What `source` has packed, as something that can be sent."""
 
     def send(self, parcel: Any, worker: Hand) -> Any:
-        """Begin to carry it to a worker."""
+        """Begin to carry it to a worker, or to say where it lies. The source may turn out to be lost."""
 
     def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
         """Whether a sending has ended. Where it failed, the worker or the source is lost."""
@@ -48,6 +50,7 @@ class Delivery:
     version: int  # of these weights
     sending: Any
     since: float
+    before: int | None  # the version that the worker has
     asked: int = 0  # the question whether it has taken them over; 0: they have not arrived
 
 
@@ -148,7 +151,8 @@ class Workers(Crew):
     def _expects(self, hand: Hand, serial: int) -> bool:
         due = self._due.get(hand.number)
         if due is not None and due.asked == serial:
-            hand.version = due.version  # there may be a newer one by now
+            # There may be a newer one by now; or it has taken none.
+            hand.version = due.before if hand.replies[serial] == ("done", "") else due.version
             return True
         return super()._expects(hand, serial) or self._begun.get(hand.number) == serial
 
@@ -166,9 +170,10 @@ class Workers(Crew):
     def prepare(self) -> None:
         """Send the learner's weights where they may have changed."""
         while self._stale:
-            self._sums = self.learners.first("pack_up")
-            self._source, self._parcel, self._stale = self.learners.hands[0], None, False
             self._issue += 1
+            used = frozenset(due.issue for due in self._due.values())
+            self._sums = self.learners.first("pack_up", self._issue, used)
+            self._source, self._parcel, self._stale = self.learners.hands[0], None, False
             self._publish(list(self.present))
             if self.lacking:
                 self.mend()
@@ -206,7 +211,8 @@ class Workers(Crew):
 
     def _deliver(self, number: int) -> None:
         sending = self.post.send(self._parcel, self.hands[number])
-        self._due[number] = Delivery(self._issue, self.version, sending, time.monotonic())
+        before = self.hands[number].version
+        self._due[number] = Delivery(self._issue, self.version, sending, time.monotonic(), before)
 
     def _settle(self) -> None:
         """Wait until all workers have the newest weights, or are lost."""
@@ -225,7 +231,8 @@ class Workers(Crew):
             if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
                 if answer[0] == "failed":
                     hand.lose(f"did not take version {due.version} of the weights: {answer[2]}")
-                elif due.issue != self._issue:  # there are newer ones
+                elif not answer[1] or due.issue != self._issue:  # it cannot reach them, or there are newer ones
+                    self.post.apart.update({number} if not answer[1] else ())
                     self._deliver(number)
                     continue
                 elif answer[1] != self._sums:
@@ -261,6 +268,7 @@ class Workers(Crew):
         self.call("drop")
         self.learners, self.version, self._stale = learners, 0, True
         self._losses.clear()
+        self.post.apart.clear()
 
     # ---- leaving
 

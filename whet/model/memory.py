@@ -174,6 +174,7 @@ class Footprint:
     device: torch.device
     flash: bool  # whether updates run on the flash kernel, see `whet.model.packing`
     processes: int = 1  # that train together, with a device each
+    role: str = "both"  # "worker": nothing is trained there; "learner": nothing is decoded there
 
     @property
     def shares(self) -> int:
@@ -237,7 +238,7 @@ class Footprint:
         reference, gradients = trained * size, trained * (wide + size if half else wide)
         if self.full:
             reference, gradients = weights // self.shares, trained * wide // self.shares + self.gathered()
-        return MemoryPlan(
+        plan = MemoryPlan(
             weights=weights * (2 if self.settings.rollout.engine == "vllm" else 1)
             + (shape.parameters * size // self.shares if self.full and adapters else 0),
             masters=trained * wide // self.shares if half or self.full else 0,
@@ -253,6 +254,11 @@ class Footprint:
             logits=4 * min(self.pack_tokens, max(1, CHUNK // shape.vocab)) * shape.vocab * wide,
             decoding=self.decoding(rollout.slots, PREFILL),
         )
+        if self.role == "worker":
+            return replace(plan, masters=0, moments=0, reference=0, replays=0, gradients=0, activations=0, logits=0)
+        if self.role == "learner":  # what is trained lies there twice: workers get it from the copy
+            return replace(plan, weights=plan.weights + trained * size, cache=0, graphs=0, drafter=0, decoding=0)
+        return plan
 
     def gathered(self) -> int:
         """An estimate of what is whole on a GPU during a pass with learn.shard = "full": the weights outside the layers
@@ -481,6 +487,15 @@ def free_memory(device: torch.device) -> int | None:
     cached = _field("/sys/fs/cgroup/memory.stat", "inactive_file") or 0  # file pages, which the system gives up first
     left = max(0, limit - used + cached)
     return left if free is None else min(free, left)
+
+
+def whole_memory(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[1]
+
+
+def limit_memory(device: torch.device, share: float) -> None:
+    """Take no more than this share of a GPU, less a little for what CUDA itself takes beside."""
+    torch.cuda.set_per_process_memory_fraction(share * (1 - SPARE / 2), device.index or 0)
 
 
 def _field(path: str, name: str = "") -> int | None:

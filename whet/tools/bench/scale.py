@@ -499,7 +499,8 @@ def study(inputs: ScaleInputs, gpus: int, learners: int | None, seed: int) -> di
 class MeasuredRun:
     """The updates of a run folder, named as RUN, or RUN@WORKERS, since the folder does not say how many there were."""
 
-    def __init__(self, named: str) -> None:
+    def __init__(self, named: str, warm: int = 1) -> None:
+        """warm: updates in which things are compiled; they do not count."""
         folder, at, count = named.rpartition("@")
         if at and not (count.isdecimal() and int(count)):
             raise WhetError(f'A run is named as RUN or RUN@WORKERS, as in "runs/two@2"; got "{named}".')
@@ -507,7 +508,7 @@ class MeasuredRun:
         rows = [row for row in read_metrics(self.folder) if row.get("step")]
         if not rows:
             raise WhetError(f"The run {self.folder} has no step to measure.")
-        self.rows = rows[1:] or rows  # in the first one things are compiled
+        self.rows = rows[warm:] or rows
         self.settings = load_config(self.folder / CONFIG)
         self.train_s = self.of("time/train") + self.of("time/log_probs", 0.0)
         apart = ("time/save", "time/eval", "time/warm_start")

@@ -1,0 +1,35 @@
+"""What Ray costs on one card: figures of steps that lie side by side, and of publishes."""
+
+import json
+from pathlib import Path
+
+from cluster_step import Runner, figures, publishes, ratio, take_turns, write_words
+
+
+def test_steps_are_compared_with_those_beside_them() -> None:
+    found = ratio([1.1, 2.2, 4.8], [1.0, 2.0, 4.0])  # a machine that becomes slower and slower
+    assert found == {"median": 1.1, "quartiles": [1.1, 1.15], "of_medians": 1.1, "steps": 3}
+
+
+def test_the_first_publishes_do_not_count(tmp_path: Path) -> None:
+    assert publishes(tmp_path / "none") == {"median": {}, "all": []}
+    rows = [{"version": n, "ms": 10.0 * n, "pack_ms": 1.0, "shared": True} for n in range(1, 6)]
+    (tmp_path / "publish.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert publishes(tmp_path / "publish.jsonl") == {"median": {"ms": 40.0, "pack_ms": 1.0}, "all": rows}
+
+
+def test_words_are_tokens(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    words = AutoTokenizer.from_pretrained(write_words(64, tmp_path))
+    assert words("w5 w62").input_ids == [5, 62] and words.eos_token_id == 63 and len(words) == 64
+    assert words.decode([5, 62]) == "w5 w62"
+
+
+def test_a_run_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    runner = Runner("one", tmp_path / "one", {"shape": "tiny", "weights": tmp_path / "nowhere", "steps": 3})
+    take_turns([runner], 3, float("inf"), float("inf"))
+    runner.close()
+    found = figures([runner], "tiny")
+    assert found["ratio"] == {} and found["predicted"] == []
+    assert "nowhere" in found["arms"]["one"]["failed"]
