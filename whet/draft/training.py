@@ -2,6 +2,7 @@
 
 `AdaptiveDrafter` holds the drafter in use, its data and its trainer; the loop calls `train` after each update. What a
 trainer does next follows from the number of packs so far, so a run that was stopped, saved and loaded goes on exactly.
+Where several processes decode, each has one and practises in its idle time; `SpotDrafter` merges what they learn.
 
 Loss of the pair (h_t, x_{t+1}) with guess f_t, as in EAGLE and TLT, mean over pairs whose guess is of the response:
     SmoothL1(f_t, h_{t+1}) + CE(softmax(head(h_{t+1})), softmax(head(f_t)))
@@ -12,11 +13,14 @@ and EAGLE-3 unroll several steps instead).
 
 from __future__ import annotations
 
+import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,7 @@ from transformers import PreTrainedModel
 
 from whet.draft.buffer import DataBuffer, Window
 from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head
+from whet.draft.export import write_drafter
 from whet.errors import WhetError
 from whet.model.head import head_of, wide_type
 from whet.model.memory import BUFFER
@@ -73,6 +78,26 @@ class Trained:
     agreement: float  # share of pairs where the drafter's likeliest token is the target's, in the draft vocabulary
     skipped: int  # packs without a usable gradient: nothing of a response, or not finite
     stopped: bool  # before its budget was spent
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a member of a fleet has learnt since it took over the merged drafter of this number."""
+
+    since: int
+    weights: Mapping[str, np.ndarray]
+    state: Mapping[str, Any]
+    counts: np.ndarray | None  # of tokens, where the drafter has a vocabulary of its own
+    done: Sequence[Trained]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A drafter for all members of a fleet, in the form of a checkpoint; moments, which each keeps, may be left out."""
+
+    number: int
+    tensors: Mapping[str, np.ndarray]
+    state: Mapping[str, Any]
 
 
 def pair_up(windows: Sequence[Window], device: torch.device | str = "cpu") -> Pairs:
@@ -175,17 +200,16 @@ class DrafterTrainer:
         return out
 
     @torch.no_grad()
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        parts = {f"{part}.{name}": w for name, w in self.head.named_parameters() for part in ("weight", *MOMENTS)}
-        wrong = [name for name, w in parts.items() if name not in tensors or tensors[name].shape != w.shape]
-        if wrong:
-            raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor], moments: Sequence[str] = MOMENTS) -> None:
+        """moments: those that are loaded; the others stay as they are."""
+        kinds = ("weight", *moments)
+        refuse_misfit({f"{kind}.{name}": w for name, w in self.head.named_parameters() for kind in kinds}, tensors)
         self.packs, self.updates, self.seed = int(state["packs"]), int(state["updates"]), int(state["seed"])
         for name, weight in self.head.named_parameters():
             weight.copy_(tensors[f"weight.{name}"])
-            if self.updates:
-                moments = {m: tensors[f"{m}.{name}"].to(weight).clone() for m in MOMENTS}
-                self.optimizer.state[weight] = {"step": torch.tensor(float(self.updates)), **moments}
+            if self.updates and moments:
+                loaded = {m: tensors[f"{m}.{name}"].to(weight).clone() for m in moments}
+                self.optimizer.state[weight] = {"step": torch.tensor(float(self.updates)), **loaded}
 
     def _update(self, pairs: Pairs) -> Tensor | None:
         """One update. Returns the sums of `losses` and the number of pairs; None where there was no usable gradient."""
@@ -212,6 +236,20 @@ class DrafterTrainer:
         self.updates += 1
         sums = torch.stack([part.detach().double() for part in found])
         return torch.cat((sums, sums.new_tensor([trained]))).cpu()
+
+
+def refuse_misfit(weights: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not those of a drafter with these weights."""
+    if wrong := [name for name, w in weights.items() if name not in tensors or tensors[name].shape != w.shape]:
+        raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
+
+
+def lesson_metrics(done: Sequence[Trained]) -> dict[str, float]:
+    """Means of lessons by their tokens."""
+    tokens = [lesson.tokens for lesson in done]
+    names = {"draft/loss": "token_loss", "draft/feature_loss": "feature_loss", "draft/agreement": "agreement"}
+    means = {key: float(np.average([getattr(d, name) for d in done], weights=tokens)) for key, name in names.items()}
+    return {**means, "draft/tokens_trained": float(sum(tokens))}
 
 
 class Allowance:
@@ -258,7 +296,7 @@ class AdaptiveDrafter:
     def __init__(self, model: PreTrainedModel, share: float, seed: int = 0, like: EagleHead | None = None) -> None:
         """share: part of a step's generated tokens to train on after it; like: a drafter to start from, which is not
         changed; random weights where None."""
-        self.vocabulary = len(head_of(model).weight)
+        self.vocabulary, self.config = len(head_of(model).weight), model.config
         # Before anything was seen: the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
         # The rows of the head are most of what a drafted token reads.
         few = share > 0 and self.vocabulary >= 2 * WORDS
@@ -275,6 +313,9 @@ class AdaptiveDrafter:
         self.allowance = Allowance()
         self.lessons = 0
         self.failures = 0  # failed lessons: there are none after the first
+        self.merged = 0  # the number of the merged drafter that it goes on from
+        self.practised: list[Trained] = []  # since then
+        self._practised = (0, 0)  # a step of the buffer, and tokens trained on in it
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
         """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt. seconds:
@@ -293,12 +334,7 @@ class AdaptiveDrafter:
         self.allowance.spend(time.perf_counter() - begin, done.updates + done.skipped)
         if not done.updates:
             return {}
-        return {
-            "draft/loss": done.token_loss,
-            "draft/feature_loss": done.feature_loss,
-            "draft/agreement": done.agreement,
-            "draft/tokens_trained": float(done.tokens),
-        }
+        return lesson_metrics([done])
 
     def give_up(self, error: Exception) -> str:
         """End the lessons after one has raised; what was published last goes on drafting. Returns what to say."""
@@ -312,7 +348,7 @@ class AdaptiveDrafter:
 
     def end(self) -> None:
         """End the lessons and free their memory; what was published last goes on drafting."""
-        self.share = 0.0
+        self.share, self.practised = 0.0, []
         self.trainer.optimizer.zero_grad(set_to_none=True)
         self.buffer.close()
 
@@ -323,13 +359,126 @@ class AdaptiveDrafter:
     def state_dict(self) -> dict[str, Any]:
         return {**self.trainer.state_dict(), "lessons": self.lessons, "allowance": self.allowance.state_dict()}
 
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], moments: Sequence[str] = MOMENTS) -> None:
         """Load all but the buffer, which starts empty and fills within a step."""
         tensors = dict(tensors)
         words = tensors.pop("words", None)
         if self.live.draft_ids is not None and words is not None:
             self.live.speak(words)
-        self.trainer.load(dict(state), tensors)
+        self.trainer.load(dict(state), tensors, moments)
         self.lessons = state.get("lessons", 0)
         self.allowance.load_state_dict(state.get("allowance", self.allowance.state_dict()))
         self.live.take(self.trainer.head)
+
+    def write(self, folder: Path) -> None:
+        write_drafter(folder, self.live, self.config)
+
+    # ---- in a member of a fleet
+
+    @property
+    def left(self) -> int:
+        """Tokens that may be trained on before more rollouts end: a share of those that ended in this step."""
+        step, spent = self._practised
+        most = int(self.share * self.buffer.ended) if self.buffer.entries else 0
+        return most - (spent if step == self.buffer.step else 0)
+
+    def practise(self) -> None:
+        """Train on one pack. What drafts stays as it is until a merged drafter comes."""
+        left, (step, spent) = self.left, self._practised
+        done = self.trainer.run(left, should_stop=iter((False, True)).__next__)
+        self._practised = (self.buffer.step, done.tokens + (spent if step == self.buffer.step else 0))
+        self.practised += [done] if done.updates else []
+
+    def learnt(self) -> Learnt | None:
+        """What is to be merged; asked again it is the same, or more."""
+        if not self.practised:
+            return None
+        weights = {f"weight.{name}": w.detach().cpu().numpy() for name, w in self.trainer.head.named_parameters()}
+        counts = None if self.live.draft_ids is None else self.buffer.counts(self.vocabulary)
+        return Learnt(self.merged, weights, self.state_dict(), counts, self.practised)
+
+    def follow(self, merged: Merged) -> None:
+        """Draft with a merged drafter, and go on from it; what was learnt beside it is in it, or is given up."""
+        if merged.number != self.merged:
+            self.merged, self.practised = merged.number, []
+            moments = [kind for kind in MOMENTS if f"{kind}.fc" in merged.tensors]
+            self.load({name: torch.from_numpy(array) for name, array in merged.tensors.items()}, merged.state, moments)
+
+    def whole(self) -> tuple[Merged, dict[str, bytes]]:
+        """All of it, and the files that `write` makes: for a driver, which has the folder of the run."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(Path(folder))
+            files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        return Merged(self.merged, _arrays(self.tensors()), self.state_dict()), files
+
+
+class SpotDrafter:
+    """The drafter of a fleet, as its driver has it. Each member trains a copy in its idle time (TLT). Before weights go
+    out, the copies are merged to their mean, by the tokens that each has trained on (OURS), and that goes with them."""
+
+    def __init__(self, crew: Any) -> None:
+        """crew: the members that decode, `whet.cluster.crew.Crew`. All go on from what one of them has."""
+        self.crew, self._stats, self._agreement = crew, dict[str, float](), 0.0
+        first, _ = self._ask_one()
+        self._share(first.tensors, first.state)
+
+    def merge(self) -> None:
+        """Merge what members have learnt from the last merged drafter on; what others have learnt is left out."""
+        last: Merged = self.crew.drafter
+        found = [own for own in self.crew.call("learnt") if own is not None and own.since == last.number]
+        if not found:
+            return
+        by = [sum(lesson.tokens for lesson in own.done) for own in found]
+        tensors = {
+            name: np.average([own.weights[name] for own in found], axis=0, weights=by).astype(like.dtype)
+            for name, like in found[0].weights.items()
+        }
+        if (words := last.tensors.get("words")) is not None:
+            chosen = draft_vocabulary(np.sum([own.counts for own in found], axis=0), len(words))
+            tensors["words"] = chosen.numpy() if chosen is not None and last.state["lessons"] % LASTING == 0 else words
+        furthest = max((own.state for own in found), key=lambda state: state["updates"])
+        state = {**furthest, "lessons": last.state["lessons"] + 1}
+        self.crew.drafter = Merged(next(_NUMBERS), tensors, state)
+        self._stats = lesson_metrics([lesson for own in found for lesson in own.done])
+        # A lesson begins with what was merged last, and with rollouts that this has not seen.
+        before, self._agreement = self._agreement, lesson_metrics([own.done[0] for own in found])["draft/agreement"]
+        self._stats |= {"draft/agreement_before": before, "draft/agreement_after": self._agreement}
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last merge, once."""
+        stats, self._stats = self._stats, {}
+        return stats
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a checkpoint holds them: merged weights, and the moments of one member."""
+        own, _ = self._ask_one()
+        return {name: torch.from_numpy(array) for name, array in {**own.tensors, **self.crew.drafter.tensors}.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.crew.drafter.state)
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        refuse_misfit(self.crew.drafter.tensors, tensors)  # what a member began with
+        self._share(_arrays(tensors), state)
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name, data in self._ask_one()[1].items():
+            (folder / name).write_bytes(data)
+
+    def _share(self, tensors: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+        self.crew.drafter = Merged(next(_NUMBERS), tensors, state)
+        self.crew.call("follow", self.crew.drafter)
+
+    def _ask_one(self) -> tuple[Merged, dict[str, bytes]]:
+        while not (found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))):
+            self.crew.listen(0.1)  # it was lost meanwhile
+        whole: tuple[Merged, dict[str, bytes]] = found[0]
+        return whole
+
+
+_NUMBERS = itertools.count(1)  # of merged drafters: members outlive a learner, and with it a `SpotDrafter`
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
