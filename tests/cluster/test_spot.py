@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fleet_run import CPU, assert_like, pool, pooled, run  # noqa: F401 (fixtures)
 from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole  # noqa: F401 (fixtures)
 from small_run import Stop, even_digits, small_config
@@ -21,9 +22,10 @@ from whet.assembly import RunPlan, build_actor, check_run, training_sampling
 from whet.cluster import crew
 from whet.cluster.channel import Channel, pack
 from whet.cluster.member import FleetMember, Gone
+from whet.draft import training
 from whet.draft.base import DraftArm
 from whet.draft.export import FOLDER, read_drafter
-from whet.draft.training import AdaptiveDrafter, Merged, SpotDrafter
+from whet.draft.training import merge
 from whet.processes import build_member
 from whet.rollout.engine import LocalEngine
 from whet.types import Request
@@ -107,22 +109,11 @@ def test_a_request_waits_for_one_micro_batch_at_most(join: Join, monkeypatch: py
     assert 0 < member._used <= member._idle
 
 
-class Members:
-    """What `SpotDrafter` asks, answered by drafters of this process."""
-
-    def __init__(self, *drafters: AdaptiveDrafter) -> None:
-        self.drafters, self.present = drafters, range(len(drafters))
-        self.drafter: Merged | None = None
-
-    def call(self, name: str, *args: Any) -> list[Any]:
-        return [getattr(drafter, name)(*args) for drafter in self.drafters]
-
-    def call_each(self, name: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
-        assert name == "drafter"
-        return [self.drafters[number].whole() for number in args]
-
-
-def test_what_members_learnt_is_merged_by_their_tokens(join: Join) -> None:
+@pytest.mark.parametrize("words", [0, 4])
+def test_what_members_learnt_is_merged_by_their_tokens(join: Join, monkeypatch: pytest.MonkeyPatch, words: int) -> None:
+    """words: of a draft vocabulary, which is chosen by what all have written."""
+    if words:
+        monkeypatch.setattr(training, "WORDS", words)
     plan = plan_of(*EAGLE)
     made = []
     for number in range(3):
@@ -132,27 +123,28 @@ def test_what_members_learnt_is_merged_by_their_tokens(join: Join) -> None:
         while member._engine.busy:
             member._engine.step()
         made.append(member._drafter)
-    crew = Members(*made)
-    spot = SpotDrafter(crew)
-    begun = spot.tensors()["weight.fc"].numpy().copy()
-    made[0].practise()
-    made[1].practise()
-    made[1].practise()
+    begun, _ = made[0].whole()
+    for drafter in (made[0], made[1], made[1]):
+        drafter.practise()
     tokens = [sum(lesson.tokens for lesson in drafter.practised) for drafter in made]
     assert tokens[0] > 0 and tokens[1] > tokens[0] and tokens[2] == 0
     heads = [drafter.tensors()["weight.fc"].numpy() for drafter in made]
-    spot.merge()
     wanted = (tokens[0] * heads[0] + tokens[1] * heads[1]) / (tokens[0] + tokens[1])
-    assert crew.drafter is not None
-    np.testing.assert_allclose(crew.drafter.tensors["weight.fc"], wanted, rtol=1e-12)
-    assert not np.array_equal(wanted, begun)
-    assert np.array_equal(made[0].live.fc.detach().numpy(), begun), "it is not published yet"
-    made[1].practise()  # what is learnt between merge and publication is given up
-    crew.call("follow", crew.drafter)
+    merged = merge(begun, [own for drafter in made if (own := drafter.learnt()) is not None])
+    np.testing.assert_allclose(merged.tensors["weight.fc"], wanted, rtol=1e-12)
+    assert not np.array_equal(wanted, begun.tensors["weight.fc"])
+    assert np.array_equal(made[0].live.fc.detach().numpy(), begun.tensors["weight.fc"]), "it is not published yet"
+    if words:
+        counts = made[0].buffer.counts(made[0].vocabulary) + made[1].buffer.counts(made[1].vocabulary)
+        chosen = merged.tensors["words"]
+        assert len(chosen) == words and min(counts[chosen]) >= max(np.delete(counts, chosen))
+    moments = made[1].tensors()["exp_avg.fc"]
     for drafter in made:
+        drafter.draft_with(merged)
         np.testing.assert_allclose(drafter.live.fc.detach().numpy(), wanted, rtol=1e-12)
-        assert drafter.learnt() is None and drafter.merged == crew.drafter.number
-    assert spot.stats()["draft/tokens_trained"] == sum(tokens) and spot.stats() == {}
+        assert drafter.learnt() is None and drafter.merged == merged.merged
+        assert drafter.live.draft_ids is None or drafter.live.draft_ids.tolist() == merged.tensors["words"].tolist()
+    assert moments.any() and torch.equal(made[1].tensors()["exp_avg.fc"], moments), "each keeps its own"
 
 
 # ---- whole runs

@@ -91,7 +91,7 @@ class Fleet:
     def update(self, version: int) -> None:
         """Tell all members, and compare what they hold."""
         if self.spot is not None:
-            self.spot.merge()
+            self.spot.update()
         self.crew.version = version
         answers = self.crew.refresh(version)
         self.crew.compare([sums for _, sums in answers], f"after update {version}")

@@ -37,7 +37,7 @@ from whet.learn.team import T
 from whet.types import Batch, Report, Request
 
 if TYPE_CHECKING:
-    from whet.draft.training import AdaptiveDrafter, Learnt, Merged
+    from whet.draft.training import AdaptiveDrafter, Copy
     from whet.rollout.engine import LocalEngine
     from whet.rollout.vllm import VllmEngine
 
@@ -112,9 +112,9 @@ class FleetMember:
         self.parcel = {name: _as_bytes(tensor) for name, tensor in live.items()}
         return self._checksum(live.values())
 
-    def publish(self, version: int, drafter: Merged | None) -> str:
+    def publish(self, version: int, drafter: Copy | None) -> str:
         """Take over the weights that were brought here; the checksum of what this member then holds."""
-        self.follow(drafter)
+        self.draft_with(drafter)
         parcel, self.brought = self.brought, {}
         self._hand_out()
         weights = dict(self._model.named_parameters())
@@ -143,9 +143,9 @@ class FleetMember:
     def position(self) -> int:
         return self._learner.version
 
-    def adopt(self, source: int, those: Sequence[int], version: int, drafter: Merged | None) -> None:
+    def adopt(self, source: int, those: Sequence[int], version: int, drafter: Copy | None) -> None:
         """`those` take over weights, masters, moments and state of the member `source`."""
-        self.follow(drafter)
+        self.draft_with(drafter)
         learner, mine = self._learner, self._rank == source
         kinds: dict[str, Mapping[str, Tensor]] = {"live": learner.optimizer.live, **learner.tensors()} if mine else {}
         shapes = [(kind, n, t.shape, t.dtype) for kind, named in kinds.items() for n, t in named.items()]
@@ -209,9 +209,9 @@ class FleetMember:
             batches(), steps=steps, lr=lr, on_step=lambda step, loss: self._say("taught", step, loss)
         )
 
-    def update(self, version: int, drafter: Merged | None) -> tuple[int, str]:
+    def update(self, version: int, drafter: Copy | None) -> tuple[int, str]:
         """The weights have changed. Returns what all members must agree on."""
-        self.follow(drafter)
+        self.draft_with(drafter)
         self._hand_out()
         before = self._local.version
         self._local.update(version)
@@ -236,14 +236,14 @@ class FleetMember:
         self._idle = self._used = 0.0
         return found
 
-    def learnt(self) -> Learnt | None:
+    def learnt(self) -> Copy | None:
         return self._guard(lambda drafter: drafter.learnt())
 
-    def follow(self, merged: Merged | None) -> None:
+    def draft_with(self, merged: Copy | None) -> None:
         if merged is not None:
-            self._guard(lambda drafter: drafter.follow(merged))
+            self._guard(lambda drafter: drafter.draft_with(merged))
 
-    def drafter(self) -> tuple[Merged, dict[str, bytes]]:
+    def drafter(self) -> tuple[Copy, dict[str, bytes]]:
         assert self._drafter is not None
         return self._drafter.whole()
 

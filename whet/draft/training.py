@@ -81,23 +81,14 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
-    """What a member of a fleet has learnt since it took over the merged drafter of this number."""
+class Copy:
+    """A drafter on its way between a driver and the members of a fleet, in the form of a checkpoint."""
 
-    since: int
-    weights: Mapping[str, np.ndarray]
+    merged: int  # the number of the merged drafter that it is, or goes on from
+    tensors: Mapping[str, np.ndarray]  # moments may be left out: each member has its own
     state: Mapping[str, Any]
-    counts: np.ndarray | None  # of tokens, where the drafter has a vocabulary of its own
-    done: Sequence[Trained]
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A drafter for all members of a fleet, in the form of a checkpoint; moments, which each keeps, may be left out."""
-
-    number: int
-    tensors: Mapping[str, np.ndarray]
-    state: Mapping[str, Any]
+    done: Sequence[Trained] = ()  # since it was merged
+    counts: np.ndarray | None = None  # of tokens, where the drafter has a vocabulary of its own
 
 
 def pair_up(windows: Sequence[Window], device: torch.device | str = "cpu") -> Pairs:
@@ -315,7 +306,6 @@ class AdaptiveDrafter:
         self.failures = 0  # failed lessons: there are none after the first
         self.merged = 0  # the number of the merged drafter that it goes on from
         self.practised: list[Trained] = []  # since then
-        self._practised = (0, 0)  # a step of the buffer, and tokens trained on in it
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
         """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt. seconds:
@@ -378,71 +368,74 @@ class AdaptiveDrafter:
     @property
     def left(self) -> int:
         """Tokens that may be trained on before more rollouts end: a share of those that ended in this step."""
-        step, spent = self._practised
-        most = int(self.share * self.buffer.ended) if self.buffer.entries else 0
-        return most - (spent if step == self.buffer.step else 0)
+        return int(self.share * self.buffer.ended) - self.buffer.trained if self.buffer.entries else 0
 
     def practise(self) -> None:
         """Train on one pack. What drafts stays as it is until a merged drafter comes."""
-        left, (step, spent) = self.left, self._practised
-        done = self.trainer.run(left, should_stop=iter((False, True)).__next__)
-        self._practised = (self.buffer.step, done.tokens + (spent if step == self.buffer.step else 0))
+        done = self.trainer.run(self.left, should_stop=iter((False, True)).__next__)
+        self.buffer.trained += done.tokens
         self.practised += [done] if done.updates else []
 
-    def learnt(self) -> Learnt | None:
+    def learnt(self) -> Copy | None:
         """What is to be merged; asked again it is the same, or more."""
         if not self.practised:
             return None
         weights = {f"weight.{name}": w.detach().cpu().numpy() for name, w in self.trainer.head.named_parameters()}
         counts = None if self.live.draft_ids is None else self.buffer.counts(self.vocabulary)
-        return Learnt(self.merged, weights, self.state_dict(), counts, self.practised)
+        return Copy(self.merged, weights, self.state_dict(), self.practised, counts)
 
-    def follow(self, merged: Merged) -> None:
+    def draft_with(self, merged: Copy) -> None:
         """Draft with a merged drafter, and go on from it; what was learnt beside it is in it, or is given up."""
-        if merged.number != self.merged:
-            self.merged, self.practised = merged.number, []
+        if merged.merged != self.merged:
+            self.merged, self.practised = merged.merged, []
             moments = [kind for kind in MOMENTS if f"{kind}.fc" in merged.tensors]
             self.load({name: torch.from_numpy(array) for name, array in merged.tensors.items()}, merged.state, moments)
 
-    def whole(self) -> tuple[Merged, dict[str, bytes]]:
+    def whole(self) -> tuple[Copy, dict[str, bytes]]:
         """All of it, and the files that `write` makes: for a driver, which has the folder of the run."""
         with tempfile.TemporaryDirectory() as folder:
             self.write(Path(folder))
             files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
-        return Merged(self.merged, _arrays(self.tensors()), self.state_dict()), files
+        return Copy(self.merged, _arrays(self.tensors()), self.state_dict()), files
+
+
+def merge(last: Copy, found: Sequence[Copy]) -> Copy:
+    """The mean of copies that go on from the `last` merged drafter, by the tokens that each has trained on (OURS)."""
+    by = [sum(lesson.tokens for lesson in own.done) for own in found]
+    tensors = {
+        name: np.average([own.tensors[name] for own in found], axis=0, weights=by).astype(like.dtype)
+        for name, like in found[0].tensors.items()
+    }
+    if (words := last.tensors.get("words")) is not None:
+        counts = np.sum([own.counts for own in found if own.counts is not None], axis=0)
+        chosen = draft_vocabulary(counts, len(words)) if last.state["lessons"] % LASTING == 0 else None
+        tensors["words"] = words if chosen is None else chosen.numpy()
+    furthest = max((own.state for own in found), key=lambda state: state["updates"])
+    return Copy(next(_NUMBERS), tensors, {**furthest, "lessons": last.state["lessons"] + 1})
 
 
 class SpotDrafter:
     """The drafter of a fleet, as its driver has it. Each member trains a copy in its idle time (TLT). Before weights go
-    out, the copies are merged to their mean, by the tokens that each has trained on (OURS), and that goes with them."""
+    out, the copies are merged, and that goes with them."""
 
     def __init__(self, crew: Any) -> None:
         """crew: the members that decode, `whet.cluster.crew.Crew`. All go on from what one of them has."""
-        self.crew, self._stats, self._agreement = crew, dict[str, float](), 0.0
+        self.crew, self._stats, self._before = crew, dict[str, float](), dict[str, float]()
         first, _ = self._ask_one()
         self._share(first.tensors, first.state)
 
-    def merge(self) -> None:
+    def update(self) -> None:
         """Merge what members have learnt from the last merged drafter on; what others have learnt is left out."""
-        last: Merged = self.crew.drafter
-        found = [own for own in self.crew.call("learnt") if own is not None and own.since == last.number]
+        last: Copy = self.crew.drafter
+        found = [own for own in self.crew.call("learnt") if own is not None and own.merged == last.merged]
         if not found:
             return
-        by = [sum(lesson.tokens for lesson in own.done) for own in found]
-        tensors = {
-            name: np.average([own.weights[name] for own in found], axis=0, weights=by).astype(like.dtype)
-            for name, like in found[0].weights.items()
-        }
-        if (words := last.tensors.get("words")) is not None:
-            chosen = draft_vocabulary(np.sum([own.counts for own in found], axis=0), len(words))
-            tensors["words"] = chosen.numpy() if chosen is not None and last.state["lessons"] % LASTING == 0 else words
-        furthest = max((own.state for own in found), key=lambda state: state["updates"])
-        state = {**furthest, "lessons": last.state["lessons"] + 1}
-        self.crew.drafter = Merged(next(_NUMBERS), tensors, state)
+        self.crew.drafter = merge(last, found)
         self._stats = lesson_metrics([lesson for own in found for lesson in own.done])
         # A lesson begins with what was merged last, and with rollouts that this has not seen.
-        before, self._agreement = self._agreement, lesson_metrics([own.done[0] for own in found])["draft/agreement"]
-        self._stats |= {"draft/agreement_before": before, "draft/agreement_after": self._agreement}
+        agreement = lesson_metrics([own.done[0] for own in found])["draft/agreement"]
+        self._stats |= {**self._before, "draft/agreement_after": agreement}
+        self._before = {"draft/agreement_before": agreement}
 
     def stats(self) -> dict[str, float]:
         """Metrics of the last merge, once."""
@@ -467,13 +460,13 @@ class SpotDrafter:
             (folder / name).write_bytes(data)
 
     def _share(self, tensors: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
-        self.crew.drafter = Merged(next(_NUMBERS), tensors, state)
-        self.crew.call("follow", self.crew.drafter)
+        self.crew.drafter = Copy(next(_NUMBERS), tensors, state)
+        self.crew.call("draft_with", self.crew.drafter)
 
-    def _ask_one(self) -> tuple[Merged, dict[str, bytes]]:
+    def _ask_one(self) -> tuple[Copy, dict[str, bytes]]:
         while not (found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))):
             self.crew.listen(0.1)  # it was lost meanwhile
-        whole: tuple[Merged, dict[str, bytes]] = found[0]
+        whole: tuple[Copy, dict[str, bytes]] = found[0]
         return whole
 
 
