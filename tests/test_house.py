@@ -31,7 +31,7 @@ ALLOWED = {
     "learn": {"learn", "model", "types", "errors", "config", "files"},
     "draft": {"draft", "model", "types", "errors", "config"},
     "testing": {"testing", "curriculum", "types", "errors", "config"},
-    "cluster": {"cluster", "learn", "rollout", "model", "types", "errors", "config"},
+    "cluster": {"cluster", "learn", "rollout", "draft", "model", "types", "errors", "config"},
 }
 NO_TORCH = {
     "tasks",

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from whet.cluster.crew import Crew
-    from whet.draft.training import AdaptiveDrafter
+    from whet.draft.training import AdaptiveDrafter, SpotDrafter
     from whet.learn.learner import Learner, Passes
     from whet.learn.samples import Encode
     from whet.model.memory import Finding, Footprint, Room
@@ -337,6 +337,7 @@ class Parts(Actor):
     store: RolloutStore = field(default_factory=RolloutStore)
     tally: Tally = field(default_factory=Tally)
     crew: Crew | None = None  # the processes that hold the model, where there are several
+    spot: SpotDrafter | None = None  # the drafter that they train
     fresh: bool = True  # not restored from a checkpoint: the evaluation before the first step is still to come
     warm_start_s: float = 0.0
 
@@ -377,15 +378,7 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
     settings = plan.settings
     judge = build_judge(plan)
     model = build_model(plan, weights)
-    drafter = None
-    if "eagle" in settings.draft.drafters:
-        from whet.draft.training import AdaptiveDrafter
-
-        drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
-        if model.device.type == "cuda":
-            from whet.fast.fused import KERNELS
-
-            drafter.live.ops = KERNELS
+    drafter = build_drafter(settings, model)
     vllm = settings.rollout.engine == "vllm"
     engine = build_vllm(plan, model, room) if vllm else build_engine(plan, model, room, drafter)
     memory = plan.footprint.memory_lines(room) if room else []
@@ -428,6 +421,20 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
 
         share_storage(model)  # the last time that weights move: before a drafter, graphs or an optimiser uses them
     return model
+
+
+def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
+    """The drafter that learns, where the recipe drafts with one."""
+    if "eagle" not in settings.draft.drafters:
+        return None
+    from whet.draft.training import AdaptiveDrafter
+
+    drafter = AdaptiveDrafter(model, settings.draft.train, settings.seed)
+    if model.device.type == "cuda":
+        from whet.fast.fused import KERNELS
+
+        drafter.live.ops = KERNELS
+    return drafter
 
 
 def build_learner(
@@ -543,16 +550,16 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
 
 
 def save_parts(parts: Parts, folder: Path) -> None:
-    from whet.draft.export import FOLDER, write_drafter
+    from whet.draft.export import FOLDER
 
     engine = parts.engine.state_dict()
-    drafter, model, waiting = parts.drafter, parts.model, RolloutStore()
+    drafter, waiting = parts.drafter or parts.spot, RolloutStore()
     pending = [rollout_to_json(r) for r in waiting.put(parts.judge.pending())]
 
     def write(path: Path) -> None:
         parts.learner.write(path)
-        if drafter is not None and model is not None:
-            write_drafter(path / FOLDER, drafter.live, model.config)
+        if drafter is not None:
+            drafter.write(path / FOLDER)
 
     save_checkpoint(
         folder,
@@ -585,8 +592,8 @@ def restore_parts(parts: Parts, checkpoint: Checkpoint) -> None:
         parts.store.load(arrays["traces"])
         parts.engine.load_state_dict({**states["engine"], **arrays["engine"]})
         parts.tally = Tally(**states["tally"])
-        if parts.drafter and states["drafter"]:
-            parts.drafter.load(checkpoint.tensors["drafter"], states["drafter"])
+        if (drafter := parts.drafter or parts.spot) and states["drafter"]:
+            drafter.load(checkpoint.tensors["drafter"], states["drafter"])
     except KeyError as missing:
         raise WhetError(f"{checkpoint.folder} holds no {missing}; was it written by whet train?") from None
     waiting = RolloutStore()

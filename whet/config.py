@@ -196,7 +196,7 @@ class Draft(Section):
     budgets: bool = False
     """Rows that are expected to end soon get shorter drafts."""
     train: float = Field(0.2, ge=0, le=1)
-    """After a step the eagle drafter trains on this share of the step's tokens."""
+    """The eagle drafter trains on this share of a step's tokens, after it; where several decode, when they are idle."""
 
 
 class SpeedSettings(Section):

@@ -21,6 +21,7 @@ from whet.assembly import (
     Basis,
     Parts,
     RunPlan,
+    build_drafter,
     build_engine,
     build_judge,
     build_learner,
@@ -37,12 +38,10 @@ from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from whet.cluster.crew import Crew
+    from whet.cluster.member import Built
     from whet.cluster.stations import Stations
     from whet.cluster.workers import Workers
-    from whet.learn.learner import Learner
     from whet.learn.samples import Encode
-    from whet.rollout.engine import LocalEngine
-    from whet.rollout.vllm import VllmEngine
 
 
 RAY = "2.60"  # the version of Ray that whet is written for
@@ -82,6 +81,10 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
         stack.callback(judge.close)
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
+        if "eagle" in settings.draft.drafters:
+            from whet.draft.training import SpotDrafter
+
+            engine.spot = SpotDrafter(decoding)
         ready = f"Ready after {watch.without():.0f} s: {what}."
         parts = Parts(
             plan=plan,
@@ -93,6 +96,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
             learner=Chorus(crew, plan.encoded),
             curriculum=plan.curriculum,
             crew=crew,
+            spot=engine.spot,
         )
         refuse_unmet(parts)
         stack.pop_all()
@@ -174,8 +178,6 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
         raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
     if settings.rollout.engine == "vllm" and workers:
         raise WhetError(f'rollout.engine = "vllm" does not decode in a cluster yet; with {by} use "native".')
-    if "eagle" in settings.draft.drafters:
-        raise WhetError(f'draft.drafters holds "eagle", which trains in one process; with {by} use ngram or suffix.')
     if workers:
         refuse_cluster(settings.cluster, gpus)
     elif pick_device(settings.model).type == "cuda":
@@ -231,11 +233,9 @@ def serve_member(handle: int, parent: int) -> None:
     run_member(handle, parent, build_member)
 
 
-def build_member(
-    order: Mapping[str, Any], encode: Encode
-) -> tuple[Any, LocalEngine | VllmEngine | None, Callable[[], Learner] | None]:
+def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     """What a process without data builds of a run: the model, and by its role an engine, what makes a learner, or
-    both."""
+    both; and with an engine the drafter that learns."""
     from whet.model.load import check_model, eos_of, load_tokenizer
     from whet.model.memory import limit_memory
 
@@ -250,16 +250,18 @@ def build_member(
         limit_memory(plan.footprint.device, of_gpu)
     room = plan.room  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    build = build_vllm if settings.rollout.engine == "vllm" else build_engine
-    engine = build(plan, model, room) if role != "learner" else None
+    drafter, engine = build_drafter(settings, model) if role != "learner" else None, None
+    if role != "learner":
+        vllm = settings.rollout.engine == "vllm"
+        engine = build_vllm(plan, model, room) if vllm else build_engine(plan, model, room, drafter)
     if role == "worker":
-        return model, engine, None
+        return model, engine, None, drafter
     if order["later"]:
         from whet.cluster.shards import ShardedLearner
 
-        return model, engine, partial(build_learner, plan, model, engine, ShardedLearner)
+        return model, engine, partial(build_learner, plan, model, engine, ShardedLearner), drafter
     from whet.learn.learner import Learner
 
     shares = plan.footprint.shares
     share = (order["rank"] if shares > 1 else 0, shares)
-    return model, engine, partial(build_learner, plan, model, engine, partial(Learner, share=share))
+    return model, engine, partial(build_learner, plan, model, engine, partial(Learner, share=share)), drafter

@@ -4,6 +4,7 @@ made when they do."""
 import json
 import mmap
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import torch
 
 from whet.cluster.member import FleetMember
+from whet.draft.training import AdaptiveDrafter, DrafterTrainer
 from whet.processes import serve_member
 
 begin, update, step = FleetMember.begin, FleetMember.update, FleetMember.step
+train = DrafterTrainer._update
 
 
 def once(member: FleetMember) -> bool:
@@ -48,10 +51,10 @@ def other_weights(self, *args):
     return report
 
 
-def missed_update(self, version):
+def missed_update(self, version, drafter):
     if version == 2 and once(self):
         return self._learner.version, self._checksum(self._learner.optimizer.live.values())
-    return update(self, version)
+    return update(self, version, drafter)
 
 
 def hangs(self, *args):
@@ -64,6 +67,18 @@ def breaks(self, *args):
     if self._rank == 1:
         raise RuntimeError("a kernel went wrong")
     return step(self, *args)
+
+
+def dies_in_training(self, pairs):
+    found = train(self, pairs)
+    if self.updates == 2 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return found
+
+
+def cannot_train(self):
+    raise ZeroDivisionError("of a lesson")
 
 
 if __name__ == "__main__":
@@ -85,6 +100,10 @@ if __name__ == "__main__":
             FleetMember.update = missed_update
         case "hangs":
             FleetMember.step = hangs
+        case "dies while it trains":
+            DrafterTrainer._update = dies_in_training
+        case "cannot train":
+            AdaptiveDrafter.practise = cannot_train
         case "breaks":
             FleetMember.step = breaks
     serve_member(int(sys.argv[3]), int(sys.argv[4]))

@@ -260,7 +260,6 @@ def test_what_this_machine_or_recipe_cannot_have_is_refused(
     monkeypatch.setattr(vllm_fit, "version_of_vllm", lambda: "0.32.0")
     exact = ("rollout.mode=stream", "rollout.ordered=true")
     refused("rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise", *VLLM, *exact)
-    refused('"eagle", which trains in one process; with --gpus 3 use ngram or suffix', "draft.drafters=['eagle']")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     refused('--gpus 3, but torch sees no GPU; model.device = "cpu" divides the cores instead')
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

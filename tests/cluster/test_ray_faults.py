@@ -34,7 +34,6 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkey
 
     refused("cluster.min_workers = 3 is more than cluster.workers = 2", "cluster.min_workers=3")
     refused('"colocated" trains in each of its 2 workers: leave out --gpus 2', "cluster.placement=colocated", gpus=2)
-    refused('"eagle", which trains in one process; with cluster.workers = 2 use', "draft.drafters=['eagle']")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0")
     refused(r"Ray 2.9.0 is installed, and whet runs with 2.60: pip install 'whet\[ray\]'")
 

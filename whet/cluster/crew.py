@@ -127,6 +127,7 @@ class Crew:
         self.size = len(environments)
         self.present: Sequence[int] = range(self.size)  # the members that can be asked
         self.version = 0  # of the weights that all decode with
+        self.drafter: Any = None  # that all draft with, where it learns; it travels with weights
         self.deliver: Callable[[int, list[Any]], None] = lambda number, found: None
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
@@ -177,7 +178,7 @@ class Crew:
 
     def refresh(self, version: int) -> list[Any]:
         """The weights of all members have changed; version and checksum of each."""
-        return self.call("update", version)
+        return self.call("update", version, self.drafter)
 
     def first(self, name: str, *args: Any) -> Any:
         """Ask the first member alone."""
@@ -377,7 +378,7 @@ class Crew:
             return
         source = max(old, key=lambda number: (old[number], -number))
         those = [number for number in range(self.size) if number in fresh or known[number] < known[source]]
-        given = (source, those, self.version)
+        given = (source, those, self.version, self.drafter)
         answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
         if not self.lacking:
             for answer in answers.values():

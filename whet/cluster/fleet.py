@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from whet.cluster.crew import Crew
 from whet.learn.team import spread
 from whet.rollout.base import join_traces, split_traces
 from whet.types import Request, Rollout, Trace, rollout_to_json, sampling_from_json
+
+if TYPE_CHECKING:
+    from whet.draft.training import SpotDrafter
 
 LOOK_S = 0.05  # seconds after which `early` is called though nothing has come
 Place = tuple[int | None, int, int]  # ticket, group and index: one rollout that was asked for
@@ -44,6 +47,7 @@ class Fleet:
         self.can: frozenset[str] = crew.first("can")
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
+        self.spot: SpotDrafter | None = None  # the drafter that members train when they are idle
         crew.deliver, crew.mended = self._deliver, self._ask_again
 
     # ---- the protocol
@@ -86,6 +90,8 @@ class Fleet:
 
     def update(self, version: int) -> None:
         """Tell all members, and compare what they hold."""
+        if self.spot is not None:
+            self.spot.update()
         self.crew.version = version
         answers = self.crew.refresh(version)
         self.crew.compare([sums for _, sums in answers], f"after update {version}")
@@ -98,7 +104,7 @@ class Fleet:
         self.crew.call("take_back")
 
     def stats(self) -> dict[str, float]:
-        return merge_stats(self.crew.call("stats"))
+        return merge_stats(self.crew.call("stats")) | (self.spot.stats() if self.spot is not None else {})
 
     def notes(self) -> list[str]:
         return list(dict.fromkeys(note for notes in self.crew.call("notes") for note in notes))

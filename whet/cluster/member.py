@@ -35,13 +35,16 @@ from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
+from whet.learn.team import T
 from whet.types import Batch, Report, Request
 
 if TYPE_CHECKING:
+    from whet.draft.training import AdaptiveDrafter, Copy
     from whet.rollout.engine import LocalEngine
     from whet.rollout.vllm import VllmEngine
 
     OwnEngine = LocalEngine | VllmEngine
+    Built = tuple[Any, OwnEngine | None, Callable[[], Learner] | None, AdaptiveDrafter | None]
 
 ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
 ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
@@ -59,9 +62,9 @@ class SentPrompts:
         return self.known[prompt_id]
 
 
-# Made by `whet.processes`: from what `begin` was given, the model, the engine, and what builds the learner. A rollout
-# worker has no learner, and a learner apart from the workers has no engine.
-Build = Callable[[Mapping[str, Any], SentPrompts], tuple[Any, "OwnEngine | None", Callable[[], Learner] | None]]
+# Made by `whet.processes`: from what `begin` was given, the model, the engine, what builds the learner, and the drafter
+# where it learns. A rollout worker has no learner, and a learner apart from the workers has no engine.
+Build = Callable[[Mapping[str, Any], SentPrompts], "Built"]
 
 
 class Gone(Exception):
@@ -84,6 +87,8 @@ class FleetMember:
         self._channel, self._build = channel, build
         self._prompts = SentPrompts()
         self._engine: OwnEngine | None = None
+        self._drafter: AdaptiveDrafter | None = None
+        self._idle = self._used = 0.0  # seconds without requests, and those of them in which the drafter was trained
         self.parcel: Parcel | None = None  # weights for the workers
         self.brought: Parcel | None = None  # weights that were brought here
         self._heard = time.monotonic()
@@ -94,7 +99,7 @@ class FleetMember:
     def begin(self, order: Mapping[str, Any]) -> tuple[str, str]:
         """Build engine and learner. Returns what all must agree on: what they were built by, and the weights."""
         self._rank, self._later = order["rank"], order["later"]
-        self._model, self._engine, self._make = self._build(order, self._prompts)
+        self._model, self._engine, self._make, self._drafter = self._build(order, self._prompts)
         self._place = place_of(self._model.device)
         self._buffers: dict[int, tuple[Tensor, Any]] = {}  # for workers, by the number of the weights in them
         self._opened: tuple[Any, Any] = (None, None)  # the handle of a learner's buffer, and the buffer
@@ -127,13 +132,14 @@ class FleetMember:
         self.parcel = Parcel(tuple(live), self._place, handle, buffer)
         return self._checksum(live.values())  # by then the copy is whole
 
-    def publish(self, version: int) -> str:
+    def publish(self, version: int, drafter: Copy | None) -> str:
         """Take over the weights that were brought here; the checksum of what this member then holds. It is empty, and
         nothing has changed, where they lie in memory that this process cannot open."""
         parcel, self.brought = self.brought, None
         assert parcel is not None
         if parcel.data is None and not self._open(parcel):
             return ""
+        self.draft_with(drafter)
         self._hand_out()
         weights = dict(self._model.named_parameters())
         mine = [weights[name].detach() for name in parcel.names]
@@ -174,8 +180,9 @@ class FleetMember:
     def position(self) -> int:
         return self._learner.version
 
-    def adopt(self, source: int, those: Sequence[int], version: int) -> None:
+    def adopt(self, source: int, those: Sequence[int], version: int, drafter: Copy | None) -> None:
         """`those` take over weights, masters, moments and state of the member `source`."""
+        self.draft_with(drafter)
         learner, mine = self._learner, self._rank == source
         kinds: dict[str, Mapping[str, Tensor]] = {"live": learner.optimizer.live, **learner.tensors()} if mine else {}
         shapes = [(kind, n, t.shape, t.dtype) for kind, named in kinds.items() for n, t in named.items()]
@@ -239,8 +246,9 @@ class FleetMember:
             batches(), steps=steps, lr=lr, on_step=lambda step, loss: self._say("taught", step, loss)
         )
 
-    def update(self, version: int) -> tuple[int, str]:
+    def update(self, version: int, drafter: Copy | None) -> tuple[int, str]:
         """The weights have changed. Returns what all members must agree on."""
+        self.draft_with(drafter)
         self._hand_out()
         before = self._local.version
         self._local.update(version)
@@ -258,7 +266,23 @@ class FleetMember:
         self._local.drop()
 
     def stats(self) -> dict[str, float]:
-        return self._local.stats()
+        found = self._local.stats()
+        if self._drafter is not None:
+            found["draft/failures"] += self._drafter.failures
+            found |= {"draft/idle_seconds": self._idle, "draft/used_seconds": self._used}
+        self._idle = self._used = 0.0
+        return found
+
+    def learnt(self) -> Copy | None:
+        return self._guard(lambda drafter: drafter.learnt())
+
+    def draft_with(self, merged: Copy | None) -> None:
+        if merged is not None:
+            self._guard(lambda drafter: drafter.draft_with(merged))
+
+    def drafter(self) -> tuple[Copy, dict[str, bytes]]:
+        assert self._drafter is not None
+        return self._drafter.whole()
 
     def state_dict(self) -> dict[str, Any]:
         self._hand_out()
@@ -297,14 +321,33 @@ class FleetMember:
     # ---- how it serves
 
     def serve(self) -> None:
-        """Obey until the driver ends, and decode meanwhile."""
+        """Obey until the driver ends, and decode meanwhile. Without requests the drafter is trained, a micro-batch at a
+        time, so that a request waits for one of them at most."""
         while True:
             busy = self._engine is not None and self._engine.busy
-            if (told := self._next(0.0 if busy else None)) is not None:
+            spare = not busy and self._drafter is not None and self._drafter.left > 0
+            begun = time.perf_counter()
+            told = self._next(0.0 if busy or spare else None)
+            if told is None and spare:
+                self._guard(lambda drafter: drafter.practise())
+                self._used += time.perf_counter() - begun
+            if not busy:
+                self._idle += time.perf_counter() - begun
+            if told is not None:
                 self._obey(*told)
             elif self._engine is not None and busy:
                 self._engine.step()
                 self._hand_out()
+
+    def _guard(self, work: Callable[[AdaptiveDrafter], T]) -> T | None:
+        """Work for the drafter, if there is one. No token depends on it, so a failure only ends its lessons."""
+        if self._drafter is None:
+            return None
+        try:
+            return work(self._drafter)
+        except Exception as error:
+            self._say("note", self._drafter.give_up(error))
+            return None
 
     def _obey(self, serial: int, name: str, args: Sequence[Any]) -> None:
         if name == "leave":

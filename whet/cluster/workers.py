@@ -226,7 +226,7 @@ class Workers(Crew):
         for number, due in list(self._due.items()):
             hand, late = self.hands[number], time.monotonic() - due.since > self._timeout_s
             if not due.asked and not hand.lost and self.post.arrived(due.sending, self.learners.hands[0], hand):
-                self.tell(number, "publish", due.version)
+                self.tell(number, "publish", due.version, self.drafter)
                 due.asked = self._serial
             if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
                 if answer[0] == "failed":

@@ -66,7 +66,8 @@ class DataBuffer:
         # Tokens by class of lengths, counted as entries come and go, since rollouts end while a GPU may wait.
         self._held = Counter[int]()
         self._lengths: list[list[int]] = [[], []]  # lengths that ended in the last step and in this one, sorted
-        self._ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
+        self.ended = self._fair = 0  # tokens that ended in this step, and those wanted whatever their length
+        self.trained = 0  # tokens trained on in idle time since this step began
 
     def wants(self, step: int, tokens: int) -> bool:
         """Whether a rollout that has just ended is worth its memory; call it once for each rollout. OURS: the rollouts
@@ -74,10 +75,10 @@ class DataBuffer:
         if self.share <= 0 or tokens < 2:
             return False
         self._turn(step)
-        mine = due(self._fair, self._ended, self.share)
+        mine = due(self._fair, self.ended, self.share)
         wanted = mine or among_longest(tokens, self._lengths, KEPT)
         insort(self._lengths[1], tokens)
-        self._ended += tokens
+        self.ended += tokens
         self._fair += tokens if mine else 0
         return wanted
 
@@ -143,7 +144,7 @@ class DataBuffer:
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
         self._keep(e for e in self.entries if id(e) in longest)
-        self.step, self._ended, self._fair = step, 0, 0
+        self.step, self.ended, self._fair, self.trained = step, 0, 0, 0
         self._lengths = [self._lengths[1], []]
 
 

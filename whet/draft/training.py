@@ -2,6 +2,7 @@
 
 `AdaptiveDrafter` holds the drafter in use, its data and its trainer; the loop calls `train` after each update. What a
 trainer does next follows from the number of packs so far, so a run that was stopped, saved and loaded goes on exactly.
+Where several processes decode, each has one and practises in its idle time; `SpotDrafter` merges what they learn.
 
 Loss of the pair (h_t, x_{t+1}) with guess f_t, as in EAGLE and TLT, mean over pairs whose guess is of the response:
     SmoothL1(f_t, h_{t+1}) + CE(softmax(head(h_{t+1})), softmax(head(f_t)))
@@ -12,11 +13,14 @@ and EAGLE-3 unroll several steps instead).
 
 from __future__ import annotations
 
+import itertools
 import math
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,7 @@ from transformers import PreTrainedModel
 
 from whet.draft.buffer import DataBuffer, Window
 from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head
+from whet.draft.export import write_drafter
 from whet.errors import WhetError
 from whet.model.head import head_of, wide_type
 from whet.model.memory import BUFFER
@@ -73,6 +78,17 @@ class Trained:
     agreement: float  # share of pairs where the drafter's likeliest token is the target's, in the draft vocabulary
     skipped: int  # packs without a usable gradient: nothing of a response, or not finite
     stopped: bool  # before its budget was spent
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A drafter on its way between a driver and the members of a fleet, in the form of a checkpoint."""
+
+    merged: int  # the number of the merged drafter that it is, or goes on from
+    tensors: Mapping[str, np.ndarray]  # moments may be left out: each member has its own
+    state: Mapping[str, Any]
+    done: Sequence[Trained] = ()  # since it was merged
+    counts: np.ndarray | None = None  # of tokens, where the drafter has a vocabulary of its own
 
 
 def pair_up(windows: Sequence[Window], device: torch.device | str = "cpu") -> Pairs:
@@ -175,17 +191,16 @@ class DrafterTrainer:
         return out
 
     @torch.no_grad()
-    def load(self, state: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        parts = {f"{part}.{name}": w for name, w in self.head.named_parameters() for part in ("weight", *MOMENTS)}
-        wrong = [name for name, w in parts.items() if name not in tensors or tensors[name].shape != w.shape]
-        if wrong:
-            raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
+    def load(self, state: dict[str, Any], tensors: dict[str, Tensor], moments: Sequence[str] = MOMENTS) -> None:
+        """moments: those that are loaded; the others stay as they are."""
+        kinds = ("weight", *moments)
+        refuse_misfit({f"{kind}.{name}": w for name, w in self.head.named_parameters() for kind in kinds}, tensors)
         self.packs, self.updates, self.seed = int(state["packs"]), int(state["updates"]), int(state["seed"])
         for name, weight in self.head.named_parameters():
             weight.copy_(tensors[f"weight.{name}"])
-            if self.updates:
-                moments = {m: tensors[f"{m}.{name}"].to(weight).clone() for m in MOMENTS}
-                self.optimizer.state[weight] = {"step": torch.tensor(float(self.updates)), **moments}
+            if self.updates and moments:
+                loaded = {m: tensors[f"{m}.{name}"].to(weight).clone() for m in moments}
+                self.optimizer.state[weight] = {"step": torch.tensor(float(self.updates)), **loaded}
 
     def _update(self, pairs: Pairs) -> Tensor | None:
         """One update. Returns the sums of `losses` and the number of pairs; None where there was no usable gradient."""
@@ -212,6 +227,20 @@ class DrafterTrainer:
         self.updates += 1
         sums = torch.stack([part.detach().double() for part in found])
         return torch.cat((sums, sums.new_tensor([trained]))).cpu()
+
+
+def refuse_misfit(weights: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Refuse tensors that are not those of a drafter with these weights."""
+    if wrong := [name for name, w in weights.items() if name not in tensors or tensors[name].shape != w.shape]:
+        raise WhetError(f"The saved drafter does not fit this model ({wrong[0]}); start anew or change the model.")
+
+
+def lesson_metrics(done: Sequence[Trained]) -> dict[str, float]:
+    """Means of lessons by their tokens."""
+    tokens = [lesson.tokens for lesson in done]
+    names = {"draft/loss": "token_loss", "draft/feature_loss": "feature_loss", "draft/agreement": "agreement"}
+    means = {key: float(np.average([getattr(d, name) for d in done], weights=tokens)) for key, name in names.items()}
+    return {**means, "draft/tokens_trained": float(sum(tokens))}
 
 
 class Allowance:
@@ -258,7 +287,7 @@ class AdaptiveDrafter:
     def __init__(self, model: PreTrainedModel, share: float, seed: int = 0, like: EagleHead | None = None) -> None:
         """share: part of a step's generated tokens to train on after it; like: a drafter to start from, which is not
         changed; random weights where None."""
-        self.vocabulary = len(head_of(model).weight)
+        self.vocabulary, self.config = len(head_of(model).weight), model.config
         # Before anything was seen: the smallest ids, which a tokenizer of merges gives to the most frequent tokens.
         # The rows of the head are most of what a drafted token reads.
         few = share > 0 and self.vocabulary >= 2 * WORDS
@@ -275,6 +304,8 @@ class AdaptiveDrafter:
         self.allowance = Allowance()
         self.lessons = 0
         self.failures = 0  # failed lessons: there are none after the first
+        self.merged = 0  # the number of the merged drafter that it goes on from
+        self.practised: list[Trained] = []  # since then
 
     def train(self, step_tokens: int, seconds: float = math.inf) -> dict[str, float]:
         """Train on a share of the step's tokens and publish. Returns metrics, none where nothing was learnt. seconds:
@@ -293,12 +324,7 @@ class AdaptiveDrafter:
         self.allowance.spend(time.perf_counter() - begin, done.updates + done.skipped)
         if not done.updates:
             return {}
-        return {
-            "draft/loss": done.token_loss,
-            "draft/feature_loss": done.feature_loss,
-            "draft/agreement": done.agreement,
-            "draft/tokens_trained": float(done.tokens),
-        }
+        return lesson_metrics([done])
 
     def give_up(self, error: Exception) -> str:
         """End the lessons after one has raised; what was published last goes on drafting. Returns what to say."""
@@ -312,7 +338,7 @@ class AdaptiveDrafter:
 
     def end(self) -> None:
         """End the lessons and free their memory; what was published last goes on drafting."""
-        self.share = 0.0
+        self.share, self.practised = 0.0, []
         self.trainer.optimizer.zero_grad(set_to_none=True)
         self.buffer.close()
 
@@ -323,13 +349,129 @@ class AdaptiveDrafter:
     def state_dict(self) -> dict[str, Any]:
         return {**self.trainer.state_dict(), "lessons": self.lessons, "allowance": self.allowance.state_dict()}
 
-    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any], moments: Sequence[str] = MOMENTS) -> None:
         """Load all but the buffer, which starts empty and fills within a step."""
         tensors = dict(tensors)
         words = tensors.pop("words", None)
         if self.live.draft_ids is not None and words is not None:
             self.live.speak(words)
-        self.trainer.load(dict(state), tensors)
+        self.trainer.load(dict(state), tensors, moments)
         self.lessons = state.get("lessons", 0)
         self.allowance.load_state_dict(state.get("allowance", self.allowance.state_dict()))
         self.live.take(self.trainer.head)
+
+    def write(self, folder: Path) -> None:
+        write_drafter(folder, self.live, self.config)
+
+    # ---- in a member of a fleet
+
+    @property
+    def left(self) -> int:
+        """Tokens that may be trained on before more rollouts end: a share of those that ended in this step."""
+        return int(self.share * self.buffer.ended) - self.buffer.trained if self.buffer.entries else 0
+
+    def practise(self) -> None:
+        """Train on one pack. What drafts stays as it is until a merged drafter comes."""
+        done = self.trainer.run(self.left, should_stop=iter((False, True)).__next__)
+        self.buffer.trained += done.tokens
+        self.practised += [done] if done.updates else []
+
+    def learnt(self) -> Copy | None:
+        """What is to be merged; asked again it is the same, or more."""
+        if not self.practised:
+            return None
+        weights = {f"weight.{name}": w.detach().cpu().numpy() for name, w in self.trainer.head.named_parameters()}
+        counts = None if self.live.draft_ids is None else self.buffer.counts(self.vocabulary)
+        return Copy(self.merged, weights, self.state_dict(), self.practised, counts)
+
+    def draft_with(self, merged: Copy) -> None:
+        """Draft with a merged drafter, and go on from it; what was learnt beside it is in it, or is given up."""
+        if merged.merged != self.merged:
+            self.merged, self.practised = merged.merged, []
+            moments = [kind for kind in MOMENTS if f"{kind}.fc" in merged.tensors]
+            self.load({name: torch.from_numpy(array) for name, array in merged.tensors.items()}, merged.state, moments)
+
+    def whole(self) -> tuple[Copy, dict[str, bytes]]:
+        """All of it, and the files that `write` makes: for a driver, which has the folder of the run."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.write(Path(folder))
+            files = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+        return Copy(self.merged, _arrays(self.tensors()), self.state_dict()), files
+
+
+def merge(last: Copy, found: Sequence[Copy]) -> Copy:
+    """The mean of copies that go on from the `last` merged drafter, by the tokens that each has trained on (OURS)."""
+    by = [sum(lesson.tokens for lesson in own.done) for own in found]
+    tensors = {
+        name: np.average([own.tensors[name] for own in found], axis=0, weights=by).astype(like.dtype)
+        for name, like in found[0].tensors.items()
+    }
+    if (words := last.tensors.get("words")) is not None:
+        counts = np.sum([own.counts for own in found if own.counts is not None], axis=0)
+        chosen = draft_vocabulary(counts, len(words)) if last.state["lessons"] % LASTING == 0 else None
+        tensors["words"] = words if chosen is None else chosen.numpy()
+    furthest = max((own.state for own in found), key=lambda state: state["updates"])
+    return Copy(next(_NUMBERS), tensors, {**furthest, "lessons": last.state["lessons"] + 1})
+
+
+class SpotDrafter:
+    """The drafter of a fleet, as its driver has it. Each member trains a copy in its idle time (TLT). Before weights go
+    out, the copies are merged, and that goes with them."""
+
+    def __init__(self, crew: Any) -> None:
+        """crew: the members that decode, `whet.cluster.crew.Crew`. All go on from what one of them has."""
+        self.crew, self._stats, self._before = crew, dict[str, float](), dict[str, float]()
+        first, _ = self._ask_one()
+        self._share(first.tensors, first.state)
+
+    def update(self) -> None:
+        """Merge what members have learnt from the last merged drafter on; what others have learnt is left out."""
+        last: Copy = self.crew.drafter
+        found = [own for own in self.crew.call("learnt") if own is not None and own.merged == last.merged]
+        if not found:
+            return
+        self.crew.drafter = merge(last, found)
+        self._stats = lesson_metrics([lesson for own in found for lesson in own.done])
+        # A lesson begins with what was merged last, and with rollouts that this has not seen.
+        agreement = lesson_metrics([own.done[0] for own in found])["draft/agreement"]
+        self._stats |= {**self._before, "draft/agreement_after": agreement}
+        self._before = {"draft/agreement_before": agreement}
+
+    def stats(self) -> dict[str, float]:
+        """Metrics of the last merge, once."""
+        stats, self._stats = self._stats, {}
+        return stats
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As a checkpoint holds them: merged weights, and the moments of one member."""
+        own, _ = self._ask_one()
+        return {name: torch.from_numpy(array) for name, array in {**own.tensors, **self.crew.drafter.tensors}.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.crew.drafter.state)
+
+    def load(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        refuse_misfit(self.crew.drafter.tensors, tensors)  # what a member began with
+        self._share(_arrays(tensors), state)
+
+    def write(self, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for name, data in self._ask_one()[1].items():
+            (folder / name).write_bytes(data)
+
+    def _share(self, tensors: Mapping[str, np.ndarray], state: Mapping[str, Any]) -> None:
+        self.crew.drafter = Copy(next(_NUMBERS), tensors, state)
+        self.crew.call("draft_with", self.crew.drafter)
+
+    def _ask_one(self) -> tuple[Copy, dict[str, bytes]]:
+        while not (found := self.crew.call_each("drafter", dict.fromkeys(self.crew.present[:1], ()))):
+            self.crew.listen(0.1)  # it was lost meanwhile
+        whole: tuple[Copy, dict[str, bytes]] = found[0]
+        return whole
+
+
+_NUMBERS = itertools.count(1)  # of merged drafters: members outlive a learner, and with it a `SpotDrafter`
+
+
+def _arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
