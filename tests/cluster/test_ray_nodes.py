@@ -110,7 +110,7 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
         try:
             hand = ActorHand(0, "Process 0 of 1", ray.remote(Laden).remote(), b"")
             with pytest.raises(WhetError, match=r"has no room for the weights, nor has its disk.*--resume goes on"):
-                Stations(None, {}, {"CPU": 1.0}).send(hand, [], 60.0)  # type: ignore[arg-type]
+                Stations(None, {}, {"CPU": 1.0}).fetch(hand, 60.0)  # type: ignore[arg-type]
             hand.stop()
         finally:
             ray.shutdown()

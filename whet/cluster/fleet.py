@@ -41,7 +41,7 @@ class Fleet:
         self.done: list[Rollout] = []
         self._open: dict[Place, tuple[int, Request]] = {}  # member, and a request for this rollout alone
         self._load = [0] * crew.size
-        self.can: frozenset[str] = crew.first("can")
+        self.can: frozenset[str] = crew.call("can")[0]
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
         crew.deliver, crew.mended = self._deliver, self._ask_again

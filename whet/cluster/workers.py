@@ -117,9 +117,8 @@ class Workers(Crew):
                 self._again(number)
         late = not self._stale
         if ready and late:
-            self._publish(ready)
+            self._publish(ready, wait=False)
         self._take_over()
-        self._behind.update(number for number in ready if number in self._due)
         caught = {number for number in self._behind if number not in self._due}
         self._behind -= caught
         gone = {number for number in caught.union(ready) if self.hands[number].lost}
@@ -127,6 +126,7 @@ class Workers(Crew):
             self._again(number)
         self.present = sorted({*self.present, *caught, *ready} - gone - self._behind)
         if gone & caught:
+            self._wait_for_enough()
             self.mended(gone & caught)
         if late:
             self.prepare()  # where another learner has to pack the weights first
@@ -169,13 +169,14 @@ class Workers(Crew):
             self._sums = self.learners.first("pack_up")
             self._source, self._parcel, self._stale = self.learners.hands[0], None, False
             self._issue += 1
-            self._publish(list(self.present))
+            # One that is behind gets them after those that it waits for, if there are any.
+            self._publish([number for number in (*self.present, *self._behind) if number not in self._due])
             if self.lacking:
                 self.mend()
         if not self.present:
             self._settle()
 
-    def _publish(self, numbers: Sequence[int]) -> None:
+    def _publish(self, numbers: Sequence[int], wait: bool = True) -> None:
         """Send the newest weights, and wait until most workers have them. Those that take far longer than the others
         are not asked for anything until they have them, too (`_admit`); those that never do are lost."""
         source = self.learners.hands[0]
@@ -188,7 +189,7 @@ class Workers(Crew):
         for number in numbers:
             if not source.lost:
                 self._deliver(number)
-        patience = math.inf
+        patience = math.inf if wait else 0.0
         while (late := sum(number in self._due for number in numbers)) and not source.lost:
             spent = time.monotonic() - begun
             if spent > patience:
@@ -197,10 +198,10 @@ class Workers(Crew):
                 patience = min(patience, max(HURRY_S, HURRY * spent))
             self._hear(0.002)
             self._take_over()
-        self._behind.update(number for number in self.present if number in self._due)
+        self._behind.update(self._due)
         self.present = [number for number in self.present if number not in self._due]
         if source.lost:
-            self._due.clear()
+            self._due = {number: due for number, due in self._due.items() if due.asked}
             self.learners.mend()  # which ends the run, or makes another hold the same weights
             self._stale = True
 
@@ -219,7 +220,12 @@ class Workers(Crew):
         ended = []
         for number, due in list(self._due.items()):
             hand, late = self.hands[number], time.monotonic() - due.since > self._timeout_s
-            if not due.asked and not hand.lost and self.post.arrived(due.sending, self.learners.hands[0], hand):
+            source = self.learners.hands[0]
+            if not due.asked and not hand.lost and self.post.arrived(due.sending, source, hand):
+                if source.lost:  # and the weights with it: another learner packs them again
+                    self._stale = True
+                    ended.append(number)
+                    continue
                 self.tell(number, "publish", due.version)
                 due.asked = self._serial
             if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
@@ -255,11 +261,11 @@ class Workers(Crew):
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, found: None, lambda numbers: None
+        self.learners, self.version, self._stale = learners, 0, True
         for number in self._due:
             self.hands[number].lose("waited for weights of a learner that was lost")
         self._admit()
         self.call("drop")
-        self.learners, self.version, self._stale = learners, 0, True
         self._losses.clear()
 
     # ---- leaving
@@ -287,7 +293,7 @@ class Workers(Crew):
         while len(self.present) < (1 if self._short else self.least):
             self._hear(0.2)
             self._admit()
-            if time.monotonic() < until and self._begun:
+            if time.monotonic() < until and (self._begun or self._behind):
                 continue
             if not self.present:
                 raise WhetError(f"{few}; --resume goes on from the last checkpoint.")
