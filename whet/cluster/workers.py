@@ -13,12 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Protocol
 
 from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
 HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
+SLOW = 5.0  # times as long as the others a slow worker takes, for a step and for a row of it
+REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
@@ -35,6 +38,9 @@ class Post(Protocol):
 
     def send(self, parcel: Any, worker: Hand) -> Any:
         """Begin to carry it to a worker."""
+
+    def look(self, workers: Sequence[Hand]) -> None:
+        """Note which workers must leave, since their nodes are drained."""
 
     def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
         """Whether a sending has ended. Where it failed, the worker or the source is lost."""
@@ -72,6 +78,9 @@ class Workers(Crew):
         self._issue, self._parcel = 0, None  # the number of the newest weights, and what can be sent of them
         self._due: dict[int, Delivery] = {}  # by the number of the worker
         self._behind: set[int] = set()  # those that the others do not wait for
+        self._handing: dict[int, int] = {}  # by the number of a worker: the question to give up what it has
+        self._resting: dict[int, int] = {}  # by the number of a slow worker: from which version on it is asked again
+        self._rests: Counter[int] = Counter()
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
         self.silent_s = self.answer_s = timeout_s
@@ -113,8 +122,13 @@ class Workers(Crew):
                     hand.lose(f"could not start: {answer[2]}")
                 else:
                     ready.append(number)
+                if answer[0] == "failed" and answer[1] == WhetError.__name__:  # it would fail again
+                    hand.stop()
+                    self.on_message(f"{hand.name} is left out. {answer[2]}")
+                    continue
             if hand.lost:
                 self._again(number)
+        self._take_from()
         late = not self._stale
         if ready and late:
             self._publish(ready, wait=False)
@@ -150,12 +164,18 @@ class Workers(Crew):
         if due is not None and due.asked == serial:
             hand.version = due.version  # there may be a newer one by now
             return True
-        return super()._expects(hand, serial) or self._begun.get(hand.number) == serial
+        return super()._expects(hand, serial) or serial in (
+            self._begun.get(hand.number),
+            self._handing.get(hand.number),
+        )
 
     # ---- weights
 
     def refresh(self, version: int) -> list[Any]:
         self._stale = True
+        for number in [n for n, until in self._resting.items() if until <= version and n not in self._handing]:
+            del self._resting[number]
+            self._behind.add(number)  # it gets these weights, and is present then
         self.prepare()
         for number in [number for number, times in self._losses.items() if times > MOST_RESTARTS]:
             self.hands[number] = self._start(number)
@@ -254,16 +274,15 @@ class Workers(Crew):
             return []
         if name == "load_state":
             self.prepare()
-        if name == "state_dict":
-            self._settle()  # those that are behind have rollouts, too
         return super().call_each(name, args, again)
 
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, found: None, lambda numbers: None
+        self.handed = lambda number, state: None
         self.learners, self.version, self._stale = learners, 0, True
-        for number in self._due:
-            self.hands[number].lose("waited for weights of a learner that was lost")
+        for number in (*self._due, *self._handing):
+            self.hands[number].lose("waited for a learner that was lost")
         self._admit()
         self.call("drop")
         self._losses.clear()
@@ -273,6 +292,49 @@ class Workers(Crew):
     def listen(self, timeout: float, owing: Any = ()) -> None:
         super().listen(timeout, owing)
         self._admit()
+        self.post.look(self.hands)
+        for number in [number for number in self.present if self.hands[number].leaving]:
+            self._send_away(number, "has to leave")
+        known = {number: pace for number in self.present if (pace := self.hands[number].pace) is not None}
+        usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
+        for number, pace in known.items():
+            times = min(own / other for own, other in zip(pace, usual, strict=True))
+            if times > SLOW and len(self.present) > self.least:
+                self._rests[number] += 1
+                self._resting[number] = self.version + REST * 2 ** (self._rests[number] - 1)
+                self._send_away(number, f"takes {times:.0f} times as long as the others")
+
+    def _send_away(self, number: int, why: str) -> None:
+        """Let the others go on with what a worker has, and ask it for nothing more."""
+        self.on_message(f"{self.hands[number].name} {why}: the others go on with what it has.")
+        self.present = [n for n in self.present if n != number]
+        self.tell(number, "hand_over")
+        self._handing[number] = self._serial
+
+    def _take_from(self) -> None:
+        """Give to others what workers have given up."""
+        for number, serial in list(self._handing.items()):
+            hand = self.hands[number]
+            if time.monotonic() - hand.since > self._timeout_s:
+                hand.lose(f"did not hand over what it had within {self._timeout_s:g} s")
+            if (answer := hand.replies.pop(serial, None)) is not None and answer[0] == "failed":
+                hand.lose(f"did not hand over what it had: {answer[2]}")
+            if answer is None and not hand.lost:
+                continue
+            del self._handing[number]
+            hand.pace = None
+            if hand.lost:
+                self._resting.pop(number, None)
+                self._again(number)
+            elif hand.leaving:
+                hand.stop()
+                self.hands[number] = self._start(number)
+                self._invite(number)
+            self._wait_for_enough()
+            if hand.lost:
+                self.mended({number})
+            elif answer is not None:
+                self.handed(number, answer[1])
 
     def mend(self) -> None:
         """Start lost workers again, and let the others go on with what they were asked."""
