@@ -72,6 +72,7 @@ class Told:
 
 def measure(folder: Path, workers: int, steps: int, forward_s: float, slow: bool) -> dict[str, Any]:
     """Seconds of a step, and what the run said."""
+    os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # read when Ray is loaded: nobody else can reach it
     from whet.cluster import stations
     from whet.cluster.workers import Workers
 
