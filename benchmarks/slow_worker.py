@@ -1,6 +1,6 @@
 """A stream beside a worker that has a tenth of its time: how long a step takes, against fewer and as many healthy ones.
 
-    python benchmarks/slow_worker.py --workers 3 --steps 40
+    python benchmarks/slow_worker.py --workers 3 --steps 30
 
 Workers are Ray actors of this machine. Cores are fewer than workers here, so a forward of each engine also sleeps, as
 if a device of its own worked so long (`--forward-ms`): what is measured is what waits for whom. The slow worker is
@@ -36,7 +36,9 @@ RECIPE = (
     "model.heads=2",
     "model.device=cpu",
     "data.0.options={train_count=2000}",
-    "eval=[]",
+    "eval.0.limit=2",
+    "eval.0.max_tokens=4",
+    "eval.0.every=1000",
     "rollout.mode=stream",
     "rollout.context=160",
     "rollout.max_tokens=100",
@@ -46,7 +48,7 @@ RECIPE = (
     "curriculum.max_age=2",
     "curriculum.patience=50",
     "judge.workers=1",
-    "save.every=10",
+    "save.every=1000",
 )
 CYCLE_S, SHARE = 0.2, 0.1  # how often the slow worker is stopped, and the share of the time that it has
 FIRST = 4  # the row of metrics after which steps count: the workers are full by then
@@ -130,8 +132,8 @@ def measure(folder: Path, workers: int, steps: int, forward_s: float, slow: bool
 @app.command()
 def main(
     workers: Annotated[int, typer.Option(help="Workers of the run with a slow one.")] = 3,
-    steps: Annotated[int, typer.Option(help="Updates of each run.")] = 40,
-    forward_ms: Annotated[float, typer.Option(help="Milliseconds that each forward sleeps.")] = 10.0,
+    steps: Annotated[int, typer.Option(help="Updates of each run.")] = 30,
+    forward_ms: Annotated[float, typer.Option(help="Milliseconds that each forward sleeps.")] = 30.0,
     out: Out = RESULTS,
 ) -> None:
     """Measure all three runs, and print the ratio."""

@@ -59,7 +59,7 @@ class Company:
     folder: of the run."""
 
     def __init__(self, say: Callable[[str], None], folder: Path) -> None:
-        self.say, self.folder = say, folder
+        self.say, self.folder = say, folder.absolute()
         self.learners: Stations | None = None  # where they are started, again and again
         self.workers: Workers | None = None
         self.stack = ExitStack()
@@ -78,7 +78,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
     settings, watch = plan.settings, Stopwatch()
     order = {
         "settings": settings.model_dump_json(),
-        "weights": str(weights or ""),
+        "weights": str(weights.absolute()) if weights else "",
         "alphabet": plan.problems.alphabet,
         "later": settings.learn.shard == "full",
     }
