@@ -20,7 +20,7 @@ from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
 HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
-SLOW = 5.0  # times as long as the others a slow worker takes, for a step and for a row of it
+SLOW = 4.0  # times as long as the others a slow worker takes, for a step and for a row of it
 REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
