@@ -50,7 +50,7 @@ RECIPE = (
     "judge.workers=1",
     "save.every=1000",
 )
-CYCLE_S, SHARE = 0.2, 0.1  # how often the slow worker is stopped, and the share of the time that it has
+CYCLE_S, SHARE = 1.0, 0.1  # how often the slow worker is stopped, and the share of the time that it has
 FIRST = 4  # the row of metrics after which steps count: the workers are full by then
 
 
