@@ -99,7 +99,7 @@ def run_recipe(
     check_gpus(settings, gpus)
     given: dict[str, Any] = {"watcher": watcher, "reward": reward, "gpus": gpus}
     tries = 0
-    with closing(Company(watcher.message)) as company:
+    with closing(Company(watcher.message, folder)) as company:
         while True:
             before = checkpoint_steps(folder)[-1:]
             try:

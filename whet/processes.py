@@ -7,16 +7,18 @@ the others.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
+import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet import config
+from whet import __version__, config
 from whet.assembly import (
     Basis,
     Parts,
@@ -33,6 +35,7 @@ from whet.assembly import (
 )
 from whet.errors import WhetError
 from whet.eval import eval_sets
+from whet.run import CONFIG
 from whet.text import Codec
 from whet.watch import Stopwatch
 
@@ -45,15 +48,17 @@ if TYPE_CHECKING:
 
 
 RAY = "2.60"  # the version of Ray that whet is written for
+SAMPLE = 2**16  # bytes of a file
 RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
 SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
 
 
 class Company:
-    """What outlives the loss of a learner: the connection to a cluster, and the workers there. say: for the user."""
+    """What outlives the loss of a learner: the connection to a cluster, and the workers there. say: for the user.
+    folder: of the run."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, say: Callable[[str], None], folder: Path) -> None:
+        self.say, self.folder = say, folder.absolute()
         self.learners: Stations | None = None  # where they are started, again and again
         self.workers: Workers | None = None
         self.stack = ExitStack()
@@ -72,7 +77,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
     settings, watch = plan.settings, Stopwatch()
     order = {
         "settings": settings.model_dump_json(),
-        "weights": str(weights or ""),
+        "weights": str(weights.absolute()) if weights else "",
         "alphabet": plan.problems.alphabet,
         "later": settings.learn.shard == "full",
     }
@@ -122,6 +127,8 @@ def build_crews(
     from whet.cluster.stations import Stations, join_cluster
     from whet.cluster.workers import Workers
 
+    name, run = plan.settings.model.name, str(company.folder)
+    order = {**order, "run": run, "alike": kit(name, run)}
     company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
     cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
     environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
@@ -145,12 +152,8 @@ def build_crews(
     stack.callback(crew.close)
     if company.workers is None:
         company.workers = Workers(
-            {
-                **order,
-                "role": "worker",
-                "weights": "",
-                "later": False,
-            },  # they come from the learner; a checkpoint may be gone by then
+            # Weights come from the learner; a checkpoint may be gone by then.
+            {**order, "role": "worker", "weights": "", "later": False, "run": "", "alike": kit(name, "")},
             stations,
             crew,
             workers=cluster.workers,
@@ -222,6 +225,29 @@ def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]],
     return environments, "nccl" if cuda else "gloo"
 
 
+def kit(model: str, run: str) -> dict[str, str]:
+    """What the nodes of a cluster must have alike, by its name. Of long files it takes the ends. run: the folder, or
+    nothing where only the driver and the learners need it."""
+
+    def digest(files: Iterable[Path]) -> str:
+        found = hashlib.sha256()
+        for path in sorted(files):
+            with path.open("rb") as file:
+                found.update(f"{path.name} {(size := path.stat().st_size)} ".encode() + file.read(SAMPLE))
+                file.seek(max(0, size - SAMPLE))
+                found.update(file.read())
+        return found.hexdigest()[:12]
+
+    source = Path(__file__).parent.rglob("*.py")
+    alike = {"Python": platform.python_version(), "Ray": importlib.metadata.version("ray")}
+    alike["whet"] = f"{__version__} ({digest(source)})"
+    if (folder := Path(model)).is_dir():
+        alike[f"model folder {model}"] = digest(p for p in folder.iterdir() if p.suffix in (".json", ".safetensors"))
+    if run and (path := Path(run) / CONFIG).exists():
+        alike[f"run folder {run}"] = digest([path])
+    return alike
+
+
 def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -240,6 +266,10 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     from whet.model.memory import limit_memory
 
     settings = config.Config.model_validate_json(order["settings"])
+    here = kit(settings.model.name, order["run"]) if "alike" in order else {}
+    for name, value in order.get("alike", {}).items():
+        if (own := here.get(name, "missing")) != value:
+            raise WhetError(f"its {name} is {own}, and the driver's is {value}; all nodes need the same.")
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]

@@ -16,7 +16,7 @@ from fleet_run import assert_like, run
 from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
-from whet import api, cli
+from whet import api, cli, processes
 from whet.cluster.crew import Crew
 from whet.cluster.member import open_buffer
 from whet.errors import WhetError
@@ -186,6 +186,95 @@ def test_too_few_workers_end_the_run_after_a_checkpoint(
     assert 0 < last < 10 and checkpoint_steps(tmp_path / "ray")[-1] == last
     monkeypatch.undo()
     run(tmp_path / "ray", *sets, resume=True)
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_others_go_on_with_what_a_worker_gives_up(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a slow one does. It rests, and comes back."""
+    from whet.cluster import workers
+
+    monkeypatch.setattr(workers, "REST", 2)
+    listen, given, asked = workers.Workers.listen, list[int](), set[tuple[int, int]]()
+
+    def listened(crew: Any, timeout: float, owing: Any = ()) -> None:
+        if crew.version == 3 and owing and not given:
+            crew.hands[0].pace, crew.hands[1].pace = (1.0, 1.0), (0.1, 0.1)
+        listen(crew, timeout, owing)
+        given.extend(crew._handing)
+
+    def told(crew: Any, number: int, name: str, *args: Any) -> None:
+        if name == "ask":
+            asked.add((crew.version, number))
+        tell(crew, number, name, *args)
+
+    tell = workers.Workers.tell
+    monkeypatch.setattr(workers.Workers, "listen", listened)
+    monkeypatch.setattr(workers.Workers, "tell", told)
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert any("takes 10 times as long as the others: the others go on with what it has" in x for x in said.messages)
+    assert (4, 0) not in asked and (9, 0) in asked and set(given) == {0}
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_that_is_told_to_go_hands_over(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(crew: Any) -> None:
+        strike_down(crew.hands[0].dialled.pid, signal.SIGTERM)
+
+    watched = Watched(monkeypatch, "Workers", "publish", 4, strike)
+    said = run(tmp_path / "ray", *TEN, *SPLIT)
+    assert_like(whole, tmp_path / "ray", counters=False)
+    assert watched.left < 0
+    assert "Worker 0 of 2 has to leave: the others go on with what it has." in said.messages
+
+
+def test_a_kit_tells_model_folders_apart(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(200_000))
+    found = [processes.kit(str(tmp_path / "model"), str(tmp_path))]
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(199_999) + b"1")
+    found.append(processes.kit(str(tmp_path / "model"), str(tmp_path)))
+    (tmp_path / "config.toml").write_text("steps = 3")
+    found.append(processes.kit(str(tmp_path / "away"), str(tmp_path)))
+    name = f"model folder {tmp_path / 'model'}"
+    assert found[0].keys() == found[1].keys() == {"Python", "Ray", "whet", name} and found[0][name] != found[1][name]
+    assert found[2].keys() == {"Python", "Ray", "whet", f"run folder {tmp_path}"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_node_with_another_whet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit = processes.kit
+    monkeypatch.setattr(processes, "kit", lambda *given: {**kit(*given), "whet": "0.0.9"})
+    other = r"Node 127.0.0.1: its whet is \S+ \(\w+\), and the driver's is 0.0.9; all nodes need the same"
+    with pytest.raises(WhetError, match=other):
+        run(tmp_path / "ray", *SPLIT)
+    monkeypatch.setattr(processes, "kit", lambda *given: {**kit(*given), "model folder /here": "1a"})
+    with pytest.raises(WhetError, match=r"Node 127.0.0.1: its model folder /here is missing, and the driver's is 1a"):
+        run(tmp_path / "again", *SPLIT)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
+def test_a_worker_with_another_whet_is_left_out(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def strike(crew: Any) -> None:
+        crew.order = {**crew.order, "alike": {"whet": "0.0.9"}}
+        kill_first(crew)
+
+    class Patient(Silent):
+        def update(self, metrics: dict[str, float], progress: float) -> None:
+            super().update(metrics, progress)
+            until = time.monotonic() + 600
+            while metrics["step"] == 8 and not any("left out" in line for line in self.messages):
+                assert time.monotonic() < until
+                watched.workers.listen(0.2)
+
+    watched = Watched(monkeypatch, "Workers", "publish", 4, strike)
+    said = run(tmp_path / "ray", *TEN, *SPLIT, silent=Patient())
+    assert sum("0 of 2 is left out. Node 127.0.0.1: its whet is" in line for line in said.messages) == 1
     assert_like(whole, tmp_path / "ray", counters=False)
 
 

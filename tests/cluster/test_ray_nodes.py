@@ -1,7 +1,7 @@
 """Nodes that come and go: a real cluster whose second raylet runs on this machine, too."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,25 +36,37 @@ def nodes() -> Iterator[Any]:
 
 
 class Guest(Silent):
-    """Adds a node after the second step, waits until its worker is there, and takes it away after the sixth."""
+    """Adds a node after the second step, waits until its worker is there, and takes it away after the sixth. drain: as
+    `ray drain-node` does, and waits until it is gone."""
 
     workers: Any = None
     node: Any = None
 
-    def __init__(self, nodes: Any) -> None:
+    def __init__(self, nodes: Any, drain: bool = False) -> None:
         super().__init__()
-        self.nodes = nodes
+        self.nodes, self.drain = nodes, drain
 
     def update(self, metrics: dict[str, float], progress: float) -> None:
         super().update(metrics, progress)
         if metrics["step"] == 2:
             self.node = self.nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1")
-            until = time.monotonic() + 600
-            while len(self.workers.present) < 2:
-                assert time.monotonic() < until
-                self.workers.listen(0.2)
-        if metrics["step"] == 6:
+            self.listen_until(lambda: len(self.workers.present) == 2)
+        if metrics["step"] == 6 and not self.drain:
             self.nodes.remove_node(self.node, allow_graceful=False)
+        elif metrics["step"] == 6:
+            import ray
+            from ray.core.generated import autoscaler_pb2
+
+            reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+            client = ray._raylet.GcsClient(address=self.nodes.address)
+            assert client.drain_node(self.node.node_id, reason, "spot", 0)[0]
+            self.listen_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 1)
+
+    def listen_until(self, come: Callable[[], bool]) -> None:
+        until = time.monotonic() + 600
+        while not come():
+            assert time.monotonic() < until
+            self.workers.listen(0.2)
 
 
 def test_a_node_that_joins_is_used_and_may_leave(
@@ -79,6 +91,23 @@ def test_a_node_that_joins_is_used_and_may_leave(
     assert_like(whole, tmp_path / "ray", counters=False)
 
 
+def test_a_drained_node_is_let_go(tmp_path: Path, whole: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray lets a node go once no actor is left on it; the run gives others what its worker has."""
+    from whet.cluster.workers import Workers
+
+    guest, admit = Guest(nodes, drain=True), Workers._admit
+
+    def admitted(crew: Any, *args: Any, **named: Any) -> None:
+        guest.workers = crew
+        admit(crew, *args, **named)
+
+    monkeypatch.setattr(Workers, "_admit", admitted)
+    said = run(tmp_path / "ray", *TEN, "cluster.workers=2", silent=guest)
+    assert "Worker 1 of 2 has to leave: the others go on with what it has." in said.messages
+    assert not any("started again" in line for line in said.messages)
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
 def test_room_is_waited_for_within_a_limit(tmp_path: Path, nodes: Any) -> None:
     silent = Silent()
     with pytest.raises(WhetError, match="room for 1 of 2 workers with 1 CPU each beside 1 learners: it has 2 CPUs"):
@@ -99,7 +128,7 @@ def test_a_full_object_store_ends_in_a_sentence() -> None:
                 self._member = SimpleNamespace(parcel=parcel)  # type: ignore[assignment]
 
             def where(self) -> Any:
-                return "127.0.0.1", 0, 0
+                return "127.0.0.1", 0, 0, ""
 
         ray.init(
             num_cpus=1,

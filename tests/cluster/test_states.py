@@ -112,3 +112,35 @@ def test_engines_of_different_versions_are_not_joined() -> None:
     second.update(1)
     with pytest.raises(AssertionError, match="different versions"):
         merge_states([first.state_dict(), second.state_dict()])
+
+
+def test_another_engine_goes_on_with_what_one_gives_up() -> None:
+    """It has rollouts of its own under way, and keeps them."""
+    giver, taker = begun(), engine()
+    taker.submit([ask(20 + i, max_tokens=8, temperature=0.9, stop_ids=(3,)) for i in range(4)])
+    for _ in range(5):
+        taker.step()
+    taker.update(1)
+    state = stored(giver.state_dict())
+    assert sum(row["tokens"] for row in state["flights"]) > 0
+    giver.drop()
+    taker.take_on(state)
+    found = drain(taker)
+    assert giver.idle and {key for key in found if key[0] >= 120} == {(120 + i, 0) for i in range(4)}
+    same({key: rollout for key, rollout in found.items() if key[0] < 120}, drain(begun()))
+
+
+def test_flights_without_tokens_begin_anew() -> None:
+    """A checkpoint does not wait for a member that is slow."""
+    state = begun().state_dict()
+    bare = [{**row, "tokens": 0} for row in state["flights"]]
+    nothing = {
+        **state,
+        "flights": [],
+        "done": [],
+        **{name: state[name][:0] for name in ("ids", "log_probs", "versions")},
+    }
+    merged = merge_states([nothing], (), bare)
+    assert len(merged["flights"]) == len(bare) and merged["ids"].size == 0
+    (one,) = resumed([merged])
+    assert drain(one).keys() == {(row["group_id"], row["index"]) for row in bare}

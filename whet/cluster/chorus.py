@@ -83,12 +83,12 @@ class Chorus:
 
     def write(self, folder: Path) -> None:
         if self.crew.divided:
-            self.crew.together("write_together", str(folder))
+            self.crew.together("write_together", str(folder.absolute()))
         else:
-            self.crew.first("write", str(folder))
+            self.crew.first("write", str(folder.absolute()))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.version = self.crew.call("restore", str(checkpoint.folder))[0]
+        self.version = self.crew.call("restore", str(checkpoint.folder.absolute()))[0]
 
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = self.crew.first("learner_state")

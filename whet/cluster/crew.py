@@ -49,7 +49,9 @@ class Hand:
         self.replies: dict[int, tuple[Any, ...]] = {}  # by serial number of the question
         self.version: int | None = None  # of the weights that it decodes with
         self.since = time.monotonic()  # the last word from it, or to it
+        self.pace: tuple[float, float] | None = None  # seconds of a step of its engine, and the same per row
         self.lost = ""  # why it is of no use any more
+        self.leaving = False  # whether it must go soon
 
     def lose(self, why: str) -> None:
         if not self.lost:
@@ -130,6 +132,7 @@ class Crew:
         self.drafter: Any = None  # that all draft with, where it learns; it travels with weights
         self.deliver: Callable[[int, list[Any]], None] = lambda number, found: None
         self.mended: Callable[[set[int]], None] = lambda numbers: None
+        self.handed: Callable[[int, Any], None] = lambda number, state: None  # with what a member has given up
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
         self.restarts = 0  # in a row
         self.silent_s, self.answer_s = SILENT_S, ANSWER_S
@@ -303,7 +306,7 @@ class Crew:
 
     def _sort(self, hand: Hand, kind: str, *rest: Any) -> None:
         if kind == "rollouts":
-            version, found = rest
+            hand.pace, version, found = rest
             if version != hand.version:  # it missed an update: what it wrote is not used
                 hand.lose(f"decoded with version {version} of the weights in place of {hand.version}")
             else:
@@ -314,7 +317,11 @@ class Crew:
             if rest[0] not in self._noted:  # all members say the same
                 self._noted.add(rest[0])
                 self.on_message(rest[0])
-        elif kind != "alive":
+        elif kind == "alive":
+            (hand.pace,) = rest
+        elif kind == "leaving":
+            hand.leaving = True
+        else:
             serial, *answer = rest
             hand.replies[serial] = (kind, *answer)
             hand.version = self.version  # it has heard of the version that was current when it was asked

@@ -9,14 +9,14 @@ asked again: with keyed noise tokens depend on key and weights alone, so they ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from whet.cluster.crew import Crew
 from whet.learn.team import spread
-from whet.rollout.base import join_traces, split_traces
+from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.types import Request, Rollout, Trace, rollout_to_json, sampling_from_json
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Fleet:
         self.done: list[Rollout] = []
         self._open: dict[Place, tuple[int, Request]] = {}  # member, and a request for this rollout alone
         self._load = [0] * crew.size
-        self.can: frozenset[str] = crew.first("can")
+        self.can: frozenset[str] = crew.call("can")[0]
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
         self._ticket = 0
         self.spot: SpotDrafter | None = None  # the drafter that members train when they are idle
-        crew.deliver, crew.mended = self._deliver, self._ask_again
+        crew.deliver, crew.mended, crew.handed = self._deliver, self._ask_again, self._hand_on
 
     # ---- the protocol
 
@@ -111,24 +111,34 @@ class Fleet:
 
     def state_dict(self) -> dict[str, Any]:
         states = self.crew.call("state_dict")  # what has come before each answer is in `done`
-        return merge_states(states, self.done)
+        held = {(row["group_id"], row["index"]) for state in states for row in state["flights"]}
+        # Of a member that is not present the tokens are not waited for: its rollouts begin anew.
+        bare = [
+            {**asdict(request), "index": request.first_index, "arrival": -1, "tokens": 0}
+            for (ticket, *key), (_, request) in self._open.items()
+            if ticket is None and tuple(key) not in held
+        ]
+        return merge_states(states, self.done, bare)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.idle, "state is loaded into an engine that has not begun"
         self.crew.version = int(state["version"])
+        self.crew.call_each("load_state", self._share_out(state), again=False)
+
+    def _share_out(self, state: State) -> dict[int, tuple[State, dict[str, Sequence[int]]]]:
+        """What each member that is present gets of a state, with its prompts; noted as under way there."""
         there = list(self.crew.present)
         states = dict(zip(there, divide_state(state, len(there)), strict=True))
-        given = {
-            number: (own, {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]})
-            for number, own in states.items()
-        }
         for number, own in states.items():
             for row in (*own["flights"], *own["done"]):
                 named = {name: row[name] for name in ("prompt_id", "group_id", "phase")}
                 request = Request(**named, first_index=row["index"], n=1, sampling=sampling_from_json(row["sampling"]))
                 self._open[None, request.group_id, request.first_index] = (number, request)
                 self._load[number] += 1
-        self.crew.call_each("load_state", given, again=False)
+        return {
+            number: (own, {row["prompt_id"]: self.encode(row["prompt_id"]) for row in own["flights"]})
+            for number, own in states.items()
+        }
 
     def close(self) -> None:
         self.crew.close()
@@ -166,6 +176,14 @@ class Fleet:
         for ticket in dict.fromkeys(place[0] for place, _ in lost):
             self._send(ticket, [request for place, request in lost if place[0] == ticket])
 
+    def _hand_on(self, number: int, state: State) -> None:
+        """Let others go on with what a member has given up. What has no tokens to keep is asked again."""
+        self.crew.prepare()
+        self._load[number] -= len(state["flights"])
+        for other, given in self._share_out(state).items():
+            self.crew.tell(other, "take_on", *given)
+        self._ask_again({number})
+
     def _waited(self, ticket: int | None) -> bool:
         return any(place[0] == ticket for place in self._open)
 
@@ -195,13 +213,16 @@ def merge_stats(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
 # go on with the same tokens wherever they are put. The forms are those of `LocalEngine.state_dict`.
 
 
-def merge_states(states: Sequence[State], done: Sequence[Rollout] = ()) -> dict[str, Any]:
-    """One state with all rollouts of these, and with `done`, which have finished and wait elsewhere. Flights are
-    numbered anew, in the order in which they arrived."""
+def merge_states(
+    states: Sequence[State], done: Sequence[Rollout] = (), bare: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """One state with all rollouts of these, with `done`, which have finished and wait elsewhere, and with the flights
+    `bare`, of which no tokens are known. Flights are numbered anew, in the order in which they arrived."""
     assert len({state["version"] for state in states}) == 1, "engines have weights of different versions"
     rows = [_rows(state) for state in states]
     waiting = [({**rollout_to_json(r), "tokens": r.length}, r.trace) for r in done if r.trace is not None]
-    flights = sorted((row for own, _ in rows for row in own), key=lambda row: row[0]["arrival"])
+    none = [(data, empty_trace(states[0]["log_probs"].dtype)) for data in bare]
+    flights = sorted([*none, *(row for own, _ in rows for row in own)], key=lambda row: row[0]["arrival"])
     prompts = {
         name: mean for s in states for name, mean in zip(s["length_prompts"], s["length_means"].tolist(), strict=True)
     }

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     OwnEngine = LocalEngine | VllmEngine
     Built = tuple[Any, OwnEngine | None, Callable[[], Learner] | None, AdaptiveDrafter | None]
 
-ALIVE_S = 5.0  # seconds after which a member that decodes says that it does
+ALIVE_S = 1.0  # seconds after which a member that decodes says that it does
 ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
@@ -93,6 +93,7 @@ class FleetMember:
         self.brought: Parcel | None = None  # weights that were brought here
         self._heard = time.monotonic()
         self._rank = 0
+        self.leaving = False  # set from outside: this process must go soon
 
     # ---- what it is told
 
@@ -292,6 +293,17 @@ class FleetMember:
         self._prompts.known = prompts
         self._local.load_state_dict(state)
 
+    def hand_over(self) -> dict[str, Any]:
+        """Give up what is under way: others go on with it."""
+        state = self.state_dict()
+        self._local.drop()
+        return state
+
+    def take_on(self, state: Mapping[str, Any], prompts: Mapping[str, Sequence[int]]) -> None:
+        """Go on with what another has given up."""
+        self._prompts.known = prompts
+        self._local.take_on(state)
+
     def can(self) -> frozenset[str]:
         return self._local.can
 
@@ -323,11 +335,15 @@ class FleetMember:
     def serve(self) -> None:
         """Obey until the driver ends, and decode meanwhile. Without requests the drafter is trained, a micro-batch at a
         time, so that a request waits for one of them at most."""
+        said = False
         while True:
+            if self.leaving and not said:
+                said = True
+                self._say("leaving")
             busy = self._engine is not None and self._engine.busy
             spare = not busy and self._drafter is not None and self._drafter.left > 0
             begun = time.perf_counter()
-            told = self._next(0.0 if busy or spare else None)
+            told = self._next(0.0 if busy or spare else ALIVE_S)
             if told is None and spare:
                 self._guard(lambda drafter: drafter.practise())
                 self._used += time.perf_counter() - begun
@@ -360,7 +376,7 @@ class FleetMember:
             kind = Unmet if is_unmet(error) else type(error)
             self._say("failed", serial, kind.__name__, str(error) or repr(error))
         else:
-            if name != "ask":
+            if name not in ("ask", "take_on"):
                 self._say("done", serial, value)
             self._hand_out()
 
@@ -369,9 +385,10 @@ class FleetMember:
         if self._engine is None:
             return
         if found := self._engine.take():
-            self._say("rollouts", self._engine.version if version is None else version, found, wait=False)
+            version = self._engine.version if version is None else version
+            self._say("rollouts", self._engine.pace, version, found, wait=False)
         elif self._engine.busy and time.monotonic() - self._heard > ALIVE_S:
-            self._say("alive", wait=False)
+            self._say("alive", self._engine.pace, wait=False)
 
     def _say(self, *message: Any, wait: bool = True) -> None:
         self._heard = time.monotonic()

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray._private.state import state
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -29,6 +30,7 @@ from whet.errors import WhetError
 
 SECRET = 32  # bytes
 LOOPBACK = "127.0.0.1"
+LOOK_S = 1.0  # seconds between two looks at which nodes are drained
 
 
 class Station:
@@ -40,11 +42,23 @@ class Station:
         self._member: FleetMember | None = None
         host = ray.util.get_node_ip_address()
         self._listener = socket.create_server((host, 0))
-        self._where = (*self._listener.getsockname()[:2], os.getpid())
+        self._where = (*self._listener.getsockname()[:2], os.getpid(), ray.get_runtime_context().get_node_id())
+        signal.signal(signal.SIGTERM, self._leave)
 
-    def where(self) -> tuple[str, int, int]:
-        """Address and port on which it listens, and its process."""
+    def where(self) -> tuple[str, int, int, str]:
+        """Address and port on which it listens, its process, and what Ray calls its node."""
         return self._where
+
+    def _leave(self, *signalled: Any) -> None:
+        if self._member is None:
+            os._exit(0)
+        self._member.leaving = True  # it tells the driver, which gives others what it has
+
+    def _built(self, *given: Any) -> Any:
+        try:
+            return self._build(*given)
+        except WhetError as error:
+            raise WhetError(f"Node {self._where[0]}: {error}") from error
 
     def serve(self) -> None:
         """Take the first connection that knows the secret, and obey it until it ends."""
@@ -56,7 +70,7 @@ class Station:
                     if hmac.compare_digest(_receive(end, SECRET), self._secret):
                         break
                 end.close()
-        self._member = FleetMember(Channel(end), self._build)
+        self._member = FleetMember(Channel(end), self._built)
         with contextlib.suppress(Gone):
             self._member.serve()
 
@@ -86,7 +100,7 @@ class Dialled(Channel):
     def __init__(self, actor: Any, secret: bytes) -> None:
         self._actor, self._secret = actor, secret
         self._asked = actor.where.remote()
-        self.pid, self.host = 0, ""
+        self.pid, self.host, self.node = 0, "", ""
         # An unconnected end, so that it can be closed like any other.
         super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
@@ -96,7 +110,7 @@ class Dialled(Channel):
         if not ray.wait([self._asked], timeout=0.02)[0]:
             return False
         try:
-            self.host, port, self.pid = ray.get(self._asked)
+            self.host, port, self.pid, self.node = ray.get(self._asked)
             end = socket.create_connection((self.host, port), timeout=LEAVE_S)
             self._actor.serve.remote()
             end.sendall(self._secret)
@@ -161,6 +175,7 @@ class Stations:
         self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
         self._group: Any = None
         self.apart: set[int] = set()  # the workers that cannot open the memory of the learner
+        self._looked = 0.0
 
     def places(self, most: int) -> int:
         return places([node["Resources"] for node in ray.nodes() if node["Alive"]], self.need, most, self.beside)
@@ -220,6 +235,12 @@ class Stations:
         except ray.exceptions.RayError as error:
             source.lose(f"did not hand out its weights within {seconds:g} s: {_first_line(error)}")
             return None
+
+    def look(self, workers: Sequence[Hand]) -> None:
+        if time.monotonic() - self._looked > LOOK_S:
+            drained, self._looked = state.get_draining_nodes(), time.monotonic()
+            for hand in workers:
+                hand.leaving |= isinstance(hand, ActorHand) and hand.dialled.node in drained
 
     def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
         if not ray.wait([sending], timeout=0.0)[0]:

@@ -13,12 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, Protocol
 
 from whet.cluster.crew import MOST_RESTARTS, START_S, Crew, Hand
 from whet.errors import WhetError
 
 HURRY, HURRY_S = 3.0, 0.1  # how long to wait for the slower half of the workers: times that of the faster, at least
+SLOW = 4.0  # times as long as the others a slow worker takes, for a step and for a row of it
+REST = 16  # updates for which a slow worker is not asked; each time twice as many
 Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
@@ -37,6 +40,9 @@ class Post(Protocol):
 
     def send(self, parcel: Any, worker: Hand) -> Any:
         """Begin to carry it to a worker, or to say where it lies. The source may turn out to be lost."""
+
+    def look(self, workers: Sequence[Hand]) -> None:
+        """Note which workers must leave, since their nodes are drained."""
 
     def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
         """Whether a sending has ended. Where it failed, the worker or the source is lost."""
@@ -75,6 +81,9 @@ class Workers(Crew):
         self._issue, self._parcel = 0, None  # the number of the newest weights, and what can be sent of them
         self._due: dict[int, Delivery] = {}  # by the number of the worker
         self._behind: set[int] = set()  # those that the others do not wait for
+        self._handing: dict[int, int] = {}  # by the number of a worker: the question to give up what it has
+        self._resting: dict[int, int] = {}  # by the number of a slow worker: from which version on it is asked again
+        self._rests: Counter[int] = Counter()
         self._timeout_s = timeout_s
         super().__init__(order, [{}] * workers, "", start=post.start)
         self.silent_s = self.answer_s = timeout_s
@@ -116,13 +125,17 @@ class Workers(Crew):
                     hand.lose(f"could not start: {answer[2]}")
                 else:
                     ready.append(number)
+                if answer[0] == "failed" and answer[1] == WhetError.__name__:  # it would fail again
+                    hand.stop()
+                    self.on_message(f"{hand.name} is left out. {answer[2]}")
+                    continue
             if hand.lost:
                 self._again(number)
+        self._take_from()
         late = not self._stale
         if ready and late:
-            self._publish(ready)
+            self._publish(ready, wait=False)
         self._take_over()
-        self._behind.update(number for number in ready if number in self._due)
         caught = {number for number in self._behind if number not in self._due}
         self._behind -= caught
         gone = {number for number in caught.union(ready) if self.hands[number].lost}
@@ -130,6 +143,7 @@ class Workers(Crew):
             self._again(number)
         self.present = sorted({*self.present, *caught, *ready} - gone - self._behind)
         if gone & caught:
+            self._wait_for_enough()
             self.mended(gone & caught)
         if late:
             self.prepare()  # where another learner has to pack the weights first
@@ -154,12 +168,18 @@ class Workers(Crew):
             # There may be a newer one by now; or it has taken none.
             hand.version = due.before if hand.replies[serial] == ("done", "") else due.version
             return True
-        return super()._expects(hand, serial) or self._begun.get(hand.number) == serial
+        return super()._expects(hand, serial) or serial in (
+            self._begun.get(hand.number),
+            self._handing.get(hand.number),
+        )
 
     # ---- weights
 
     def refresh(self, version: int) -> list[Any]:
         self._stale = True
+        for number in [n for n, until in self._resting.items() if until <= version and n not in self._handing]:
+            del self._resting[number]
+            self._behind.add(number)  # it gets these weights, and is present then
         self.prepare()
         for number in [number for number, times in self._losses.items() if times > MOST_RESTARTS]:
             self.hands[number] = self._start(number)
@@ -174,13 +194,14 @@ class Workers(Crew):
             used = frozenset(due.issue for due in self._due.values())
             self._sums = self.learners.first("pack_up", self._issue, used)
             self._source, self._parcel, self._stale = self.learners.hands[0], None, False
-            self._publish(list(self.present))
+            # One that is behind gets them after those that it waits for, if there are any.
+            self._publish([number for number in (*self.present, *self._behind) if number not in self._due])
             if self.lacking:
                 self.mend()
         if not self.present:
             self._settle()
 
-    def _publish(self, numbers: Sequence[int]) -> None:
+    def _publish(self, numbers: Sequence[int], wait: bool = True) -> None:
         """Send the newest weights, and wait until most workers have them. Those that take far longer than the others
         are not asked for anything until they have them, too (`_admit`); those that never do are lost."""
         source = self.learners.hands[0]
@@ -193,7 +214,7 @@ class Workers(Crew):
         for number in numbers:
             if not source.lost:
                 self._deliver(number)
-        patience = math.inf
+        patience = math.inf if wait else 0.0
         while (late := sum(number in self._due for number in numbers)) and not source.lost:
             spent = time.monotonic() - begun
             if spent > patience:
@@ -202,10 +223,10 @@ class Workers(Crew):
                 patience = min(patience, max(HURRY_S, HURRY * spent))
             self._hear(0.002)
             self._take_over()
-        self._behind.update(number for number in self.present if number in self._due)
+        self._behind.update(self._due)
         self.present = [number for number in self.present if number not in self._due]
         if source.lost:
-            self._due.clear()
+            self._due = {number: due for number, due in self._due.items() if due.asked}
             self.learners.mend()  # which ends the run, or makes another hold the same weights
             self._stale = True
 
@@ -225,7 +246,12 @@ class Workers(Crew):
         ended = []
         for number, due in list(self._due.items()):
             hand, late = self.hands[number], time.monotonic() - due.since > self._timeout_s
-            if not due.asked and not hand.lost and self.post.arrived(due.sending, self.learners.hands[0], hand):
+            source = self.learners.hands[0]
+            if not due.asked and not hand.lost and self.post.arrived(due.sending, source, hand):
+                if source.lost:  # and the weights with it: another learner packs them again
+                    self._stale = True
+                    ended.append(number)
+                    continue
                 self.tell(number, "publish", due.version, self.drafter)
                 due.asked = self._serial
             if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
@@ -255,18 +281,17 @@ class Workers(Crew):
             return []
         if name == "load_state":
             self.prepare()
-        if name == "state_dict":
-            self._settle()  # those that are behind have rollouts, too
         return super().call_each(name, args, again)
 
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
         self.deliver, self.mended = lambda number, found: None, lambda numbers: None
-        for number in self._due:
-            self.hands[number].lose("waited for weights of a learner that was lost")
+        self.handed = lambda number, state: None
+        self.learners, self.version, self._stale = learners, 0, True
+        for number in (*self._due, *self._handing):
+            self.hands[number].lose("waited for a learner that was lost")
         self._admit()
         self.call("drop")
-        self.learners, self.version, self._stale = learners, 0, True
         self._losses.clear()
         self.post.apart.clear()
 
@@ -275,6 +300,49 @@ class Workers(Crew):
     def listen(self, timeout: float, owing: Any = ()) -> None:
         super().listen(timeout, owing)
         self._admit()
+        self.post.look(self.hands)
+        for number in [number for number in self.present if self.hands[number].leaving]:
+            self._send_away(number, "has to leave")
+        known = {number: pace for number in self.present if (pace := self.hands[number].pace) is not None}
+        usual = [median_low(kind) for kind in zip(*known.values(), strict=True)]
+        for number, pace in known.items():
+            times = min(own / other for own, other in zip(pace, usual, strict=True))
+            if times > SLOW and len(self.present) > self.least:
+                self._rests[number] += 1
+                self._resting[number] = self.version + REST * 2 ** (self._rests[number] - 1)
+                self._send_away(number, f"takes {times:.0f} times as long as the others")
+
+    def _send_away(self, number: int, why: str) -> None:
+        """Let the others go on with what a worker has, and ask it for nothing more."""
+        self.on_message(f"{self.hands[number].name} {why}: the others go on with what it has.")
+        self.present = [n for n in self.present if n != number]
+        self.tell(number, "hand_over")
+        self._handing[number] = self._serial
+
+    def _take_from(self) -> None:
+        """Give to others what workers have given up."""
+        for number, serial in list(self._handing.items()):
+            hand = self.hands[number]
+            if time.monotonic() - hand.since > self._timeout_s:
+                hand.lose(f"did not hand over what it had within {self._timeout_s:g} s")
+            if (answer := hand.replies.pop(serial, None)) is not None and answer[0] == "failed":
+                hand.lose(f"did not hand over what it had: {answer[2]}")
+            if answer is None and not hand.lost:
+                continue
+            del self._handing[number]
+            hand.pace = None
+            if hand.lost:
+                self._resting.pop(number, None)
+                self._again(number)
+            elif hand.leaving:
+                hand.stop()
+                self.hands[number] = self._start(number)
+                self._invite(number)
+            self._wait_for_enough()
+            if hand.lost:
+                self.mended({number})
+            elif answer is not None:
+                self.handed(number, answer[1])
 
     def mend(self) -> None:
         """Start lost workers again, and let the others go on with what they were asked."""
@@ -295,7 +363,7 @@ class Workers(Crew):
         while len(self.present) < (1 if self._short else self.least):
             self._hear(0.2)
             self._admit()
-            if time.monotonic() < until and self._begun:
+            if time.monotonic() < until and (self._begun or self._behind):
                 continue
             if not self.present:
                 raise WhetError(f"{few}; --resume goes on from the last checkpoint.")

@@ -212,6 +212,8 @@ class LocalEngine(FlightEngine):
             begin += self._go_ahead()
         spent = time.perf_counter() - begin
         self._seconds += spent
+        if running and not wave.chunks:
+            self._took(spent, running)
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
 
     def _schedule(self) -> Wave:

@@ -20,6 +20,7 @@ from whet.rollout.rows import Flight
 from whet.rollout.scheduler import Lengths
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
+MEMORY, PACED = 0.98, 10.0  # what a step leaves of those before it, and how many it takes to tell a pace
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
 
 
@@ -53,6 +54,7 @@ class FlightEngine(ABC):
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
         self._seconds = self._tail = 0.0
+        self._paced = [0.0, 0.0, 0.0]  # steps, their seconds, and the same per row
 
     # ---- what a kind of engine brings
 
@@ -123,7 +125,7 @@ class FlightEngine(ABC):
 
     def drop(self) -> None:
         """Forget all that was asked for and not handed out."""
-        self.done, self._tickets = [], {}
+        self.done, self._tickets, self._paced = [], {}, [0.0, 0.0, 0.0]
 
     @property
     def busy(self) -> bool:
@@ -177,6 +179,16 @@ class FlightEngine(ABC):
 
     # ---- counters and checkpoints
 
+    def _took(self, seconds: float, rows: int) -> None:
+        """Note a step that fed no prompt. Steps before it count less and less."""
+        self._paced = [MEMORY * old + new for old, new in zip(self._paced, (1, seconds, seconds / rows), strict=True)]
+
+    @property
+    def pace(self) -> tuple[float, float] | None:
+        """Seconds of a step, and of a row of it; None where there were too few."""
+        steps, seconds, shares = self._paced
+        return (seconds / steps, shares / steps) if steps > PACED else None
+
     def _counted(self, *names: str) -> dict[str, float]:
         """The counters of these names since the last call, which are reset, and what every engine can say."""
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
@@ -195,7 +207,7 @@ class FlightEngine(ABC):
         flights: running ones by arrival, then those that wait; all are saved as waiting. begun: groups of which a
         rollout has started and another waits. draft: what the choice of drafts has learnt.
         """
-        assert all(f.ticket is None for f, _ in flights), "generate() leaves nothing behind"
+        flights = [(flight, trace) for flight, trace in flights if flight.ticket is None]  # `generate` asks again
         traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
         return {
             "version": self.version,
@@ -214,18 +226,23 @@ class FlightEngine(ABC):
     def _load(self, state: Mapping[str, Any]) -> set[int]:
         """Take over what `_state` returned, except for drafts. Returns the groups that have begun."""
         assert self.idle, "state is loaded into an engine that has not begun"
-        self.version, self.arrivals = int(state["version"]), int(state["arrivals"])
+        self.version, self.arrivals = int(state["version"]), 0
         self.lengths.load_state_dict(state)
+        self.take_on(state)
+        return set(state["begun"].tolist())
+
+    def take_on(self, state: Mapping[str, Any]) -> None:
+        """Go on with what is under way in another engine, behind what is under way here."""
         traces = iter(split_traces(state, [data["tokens"] for data in (*state["flights"], *state["done"])]))
         flights = []
         for data in state["flights"]:
             fields = {field.name: data[field.name] for field in dataclasses.fields(Request)}
             request = Request(**{**fields, "sampling": sampling_from_json(data["sampling"])})
             prompt = np.asarray(self.encode(request.prompt_id), np.int64)
-            flights.append(self.flight(request, data["index"], data["arrival"], prompt))
+            flights.append(self.flight(request, data["index"], self.arrivals + data["arrival"], prompt))
             flights[-1].trace = next(traces)
         self.queue(flights)
+        self.arrivals += int(state["arrivals"])
         for data in state["done"]:
             fields = {k: v for k, v in data.items() if k != "tokens"}
             self.done.append(rollout_from_json({**fields, "trace": next(traces)}))
-        return set(state["begun"].tolist())
