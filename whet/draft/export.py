@@ -58,7 +58,7 @@ def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
+def write_drafter(folder: Path, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
     """Write the weights, in the type of `head`, and the config, for "vllm" or "sglang"."""
     check_engine(engine)
     if engine == "sglang" and head.draft_ids is not None:
@@ -87,18 +87,17 @@ def write_drafter(folder: Path | str, head: EagleHead, target_config: Any, *, en
         **{name: getattr(target_config, name) for name in SHARED},
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
-    _write(Path(folder), tensors, config, engine)
+    _write(folder, tensors, config, engine)
 
 
-def copy_drafter(source: Path | str, folder: Path | str, *, engine: str = "vllm") -> None:
+def copy_drafter(source: Path, folder: Path, *, engine: str = "vllm") -> None:
     """Copy a written drafter for the same engine or the other, with its weights bit by bit."""
-    source = Path(source)
     check_engine(engine)
     check_layout(source)
     tensors = load_file(source / WEIGHTS)
     if BIAS in tensors and tensors.pop(BIAS).any():
         raise WhetError(f"The drafter in {source} has a bias, which vLLM would not load; it is not one of whet's.")
-    _write(Path(folder), tensors, _read_config(source), engine)
+    _write(folder, tensors, _read_config(source), engine)
 
 
 def check_engine(engine: str) -> None:
@@ -124,9 +123,8 @@ def named_weights(head: EagleHead) -> dict[str, Tensor]:
     return {name: part.detach() for name, part in zip(NAMES, parts, strict=True)}
 
 
-def check_layout(folder: Path | str) -> None:
+def check_layout(folder: Path) -> None:
     """Raise one sentence about the first thing in the folder that its engine would not load."""
-    folder = Path(folder)
     wanted = layout(_read_config(folder))
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
@@ -144,9 +142,8 @@ def check_layout(folder: Path | str) -> None:
 
 
 @torch.no_grad()
-def read_drafter(folder: Path | str, head: EagleHead) -> None:
+def read_drafter(folder: Path, head: EagleHead) -> None:
     """Read the weights of a written drafter into `head`, in place."""
-    folder = Path(folder)
     check_layout(folder)
     saved, mine = load_file(folder / WEIGHTS), named_weights(head)
     for name, tensor in mine.items():

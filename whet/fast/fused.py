@@ -25,7 +25,7 @@ from whet.fast.kernels import layer as gated
 from whet.fast.kernels.attention import kernel_lacks, paged_attention
 from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
-from whet.model.ops import FAMILIES, Ops
+from whet.model.ops import FAMILIES, Ops, rms_norm
 from whet.model.twin import PAGE, How, KVShape, Probe
 
 KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
@@ -229,13 +229,6 @@ class FusedLayer(NamedTuple):
     rope: dict[str, Any]  # the options of `rope_write`: heads, and their norms (Qwen 3)
     attention: dict[str, Any]  # the options of `paged_attention`
     tail: LayerTail
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
 
 
 def enter(x: Tensor, to: Projection) -> Tensor:
