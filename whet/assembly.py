@@ -539,7 +539,7 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
 
 
 def save_parts(parts: Parts, folder: Path) -> None:
-    from whet.draft.export import FOLDER, write_drafter
+    from whet.draft.eagle import FOLDER, write_drafter
 
     engine = parts.engine.state_dict()
     drafter, model, waiting = parts.drafter, parts.model, RolloutStore()
