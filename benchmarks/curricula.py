@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
+from whet.config import merged as merge
 from whet.recipe import parse_config
 from whet.report.arms import Folders, read_arms
 from whet.report.compare import TableCell, compare
@@ -26,7 +27,7 @@ from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
 from whet.text import printable
 from whet.tools.demo import read_demo
-from whet.tools.experiment import circumstances, make_base, merge, train_arms
+from whet.tools.experiment import circumstances, make_base, train_arms
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},

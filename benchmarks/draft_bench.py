@@ -50,9 +50,8 @@ from whet.draft.controller import Bandit
 from whet.draft.eagle import EagleHead
 from whet.draft.speculation import DEPTHS, DRAFTERS, DraftGuard, build_speculation, serves
 from whet.errors import WhetError
-from whet.fast.graphs import GraphRunner, GraphRunners, buckets
-from whet.fast.pool import Captures
-from whet.fast.pool import Key as GraphKey
+from whet.fast.graphs import Captures, GraphRunner, GraphRunners, buckets
+from whet.fast.graphs import Key as GraphKey
 from whet.rollout.engine import LocalEngine
 from whet.rollout.rows import ANY
 from whet.terminal import out_console

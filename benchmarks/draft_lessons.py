@@ -19,8 +19,7 @@ from tail_work import TailWork, model_work, shape_work
 from transformers import PreTrainedModel
 
 from whet import config
-from whet.draft.eagle import EagleHead, eagle_head, undraftable
-from whet.draft.export import read_drafter, write_drafter
+from whet.draft.eagle import EagleHead, eagle_head, read_drafter, undraftable, write_drafter
 from whet.draft.training import SHARE, AdaptiveDrafter
 from whet.errors import WhetError
 from whet.fast.fused import share_storage

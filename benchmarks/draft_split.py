@@ -13,7 +13,7 @@ from typing import Any
 from draft_watch import Fixed, Step, WatchedCaptures
 
 from whet.draft.base import OFF, DraftArm
-from whet.fast.pool import Key
+from whet.fast.graphs import Key
 
 HOST, APART = "by the host's clock", "replayed apart"
 """How the seconds of drafts were found."""

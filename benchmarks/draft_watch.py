@@ -17,8 +17,7 @@ from torch import Tensor
 
 from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 from whet.draft.speculation import Columns, Speculation
-from whet.fast.graphs import PROMPTS
-from whet.fast.pool import Captures, Key
+from whet.fast.graphs import PROMPTS, Captures, Key
 
 REPLAYS = 20
 """Replays of a graph that is timed."""

@@ -23,13 +23,14 @@ from rich.console import Console
 
 from whet import config
 from whet.assembly import Parts, build_engine, build_parts, check_run
+from whet.config import merged as merge
 from whet.eval import evaluate
 from whet.loop import Log, train
 from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
 from whet.tools.demo import read_demo, with_mix
-from whet.tools.experiment import circumstances, make_base, merge
+from whet.tools.experiment import circumstances, make_base
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 

@@ -54,7 +54,7 @@ TORCH = {"torch", "transformers", "safetensors", "tokenizers"}
 STARRED = {
     "": "types config loop assembly eval",
     "tasks": "chain judge",
-    "curriculum": "base groups gate source speed rho cures des scalingrl stages",
+    "curriculum": "base groups gate source speed rho cures scalingrl stages",
     "rollout": "base flights engine scheduler rows runner",
     "model": "twin noise",
     "learn": "losses samples optimizer learner",

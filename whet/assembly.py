@@ -550,7 +550,7 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
 
 
 def save_parts(parts: Parts, folder: Path) -> None:
-    from whet.draft.export import FOLDER
+    from whet.draft.eagle import FOLDER
 
     engine = parts.engine.state_dict()
     drafter, waiting = parts.drafter or parts.spot, RolloutStore()

@@ -324,9 +324,15 @@ class CurriculumSettings(Section):
 
 
 def merged(tree: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tree` with the values of `own`; nested tables are merged."""
-    both = [k for k, v in own.items() if isinstance(v, Mapping) and isinstance(tree.get(k), Mapping)]
-    return {**tree, **own, **{k: merged(tree[k], own[k]) for k in both}}
+    """Return `tree` with the values of `own`. Tables are merged key by key, also a table with a list of one table."""
+    both = {**tree, **own}
+    for key, value in own.items():
+        old = tree.get(key)
+        if isinstance(value, Mapping) and isinstance(old, list) and len(old) == 1:
+            both[key] = [merged(old[0], value)]
+        elif isinstance(value, Mapping) and isinstance(old, Mapping):
+            both[key] = merged(old, value)
+    return both
 
 
 class Learn(Section):

@@ -100,7 +100,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     def cut_back(self, step: int) -> None:
         """Bring the logs back to what they were after `step`; -1 empties them. A line torn by a kill goes too."""
-        for of_step, path in _rollout_files(self.folder):
+        for of_step, path in rollout_files(self.folder):
             if of_step > step:
                 files.remove_file(path)
 
@@ -272,7 +272,7 @@ def mean_response(folder: Path) -> float | None:
 def read_rollouts(folder: Path, step: int | None = None) -> Iterator[dict[str, Any]]:
     """The rollouts of one step, or of all steps in order; each row has its `step`."""
     _check_run(folder)
-    for of_step, path in _rollout_files(folder):
+    for of_step, path in rollout_files(folder):
         if step is None or step == of_step:
             yield from _read_rows(path)
 
@@ -282,7 +282,7 @@ def _check_run(folder: Path) -> None:
         raise WhetError(f"There is no run in {folder}: it holds no {CONFIG}.")
 
 
-def _rollout_files(folder: Path) -> list[tuple[int, Path]]:
+def rollout_files(folder: Path) -> list[tuple[int, Path]]:
     """(step, path), by step and kind."""
     matches = ((_ROLLOUTS_NAME.fullmatch(path.name), path) for path in (folder / ROLLOUTS).glob("*.jsonl"))
     return sorted((int(name[1]), path) for name, path in matches if name)

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from whet.adapters.desk import Answer, Finished
-from whet.adapters.verl_desk import VerlDesk, facts_of
+from whet.adapters.desk import Answer, Finished, VerlDesk, facts_of
 from whet.errors import Starved, WhetError
 
 

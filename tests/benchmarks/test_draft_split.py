@@ -13,8 +13,7 @@ from tail_work import shape_work
 from whet.draft.base import OFF, DraftArm
 from whet.draft.eagle import eagle_head
 from whet.fast.fused import share_storage
-from whet.fast.graphs import GraphRunner, GraphRunners
-from whet.fast.pool import Captures, Key
+from whet.fast.graphs import Captures, GraphRunner, GraphRunners, Key
 from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 

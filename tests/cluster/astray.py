@@ -9,6 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+if __name__ == "__main__":  # before torch is loaded, which takes seconds
+    if sys.argv[1] == "never starts":
+        sys.exit("libfabric is missing")
+    if sys.argv[1] == "sleeps":
+        time.sleep(10**6)
+
 import torch
 
 from whet.cluster.member import FleetMember
@@ -84,10 +90,6 @@ def cannot_train(self):
 if __name__ == "__main__":
     fault, mark = sys.argv[1], Path(sys.argv[2])
     match fault:
-        case "never starts":
-            sys.exit("libfabric is missing")
-        case "sleeps":
-            time.sleep(10**6)
         case "other recipe":
             FleetMember.begin = other_recipe
         case "shares memory":

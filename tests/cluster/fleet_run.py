@@ -4,8 +4,17 @@ run begins anew in them, with its own settings, model and group."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -53,6 +62,84 @@ def pool() -> Iterator[Pool]:
     yield kept
     for hand in kept.hands.values():
         hand.stop()
+
+
+class Forked:
+    """A process of a crew as a fork of this one, for tests that start many: a new interpreter would load torch and
+    transformers for six seconds, which are loaded here. It has its own session, standard streams and environment, none
+    of our handles but the one that it is given, and ends without our exit handlers. What a crew does with the object is
+    what it does with a `subprocess.Popen`."""
+
+    def __init__(
+        self, args: Sequence[str], *, env: dict[str, str], pass_fds: Sequence[int], stdout: Any, **_: Any
+    ) -> None:
+        assert args[0] == sys.executable
+        self.returncode: int | None = None
+        ready, begun = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.setsid()
+                os.write(begun, b".")
+                self._become(args[1:], env, pass_fds[0], stdout.fileno())
+                code = 0
+            except SystemExit as left:  # as the interpreter does at its end
+                code = left.code if isinstance(left.code, int) else int(left.code is not None)
+                if isinstance(left.code, str):
+                    sys.stderr.write(f"{left.code}\n")
+                    sys.stderr.flush()
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        os.close(begun)
+        os.read(ready, 1)  # its session is its own from here on, so that it can be killed with what it starts
+        os.close(ready)
+
+    @staticmethod
+    def _become(words: Sequence[str], env: dict[str, str], handle: int, log: int) -> None:
+        for stream, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, log), (2, log)):
+            os.dup2(source, stream)
+        os.closerange(3, handle)
+        os.closerange(handle + 1, os.sysconf("SC_OPEN_MAX"))
+        sys.stdin, sys.stdout, sys.stderr = (open(i, "rw"[i > 0], closefd=False) for i in range(3))  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        os.environ.clear()
+        os.environ.update(env)
+        program, sys.argv = words[0], list(words)
+        if program == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(words[1], {"__name__": "__main__"})
+        else:
+            runpy.run_path(program, run_name="__main__")
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.005)
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def fork_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Crews of this process fork their members from now on."""
+    stand_in = SimpleNamespace(Popen=Forked, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr(crew, "subprocess", stand_in)
 
 
 @pytest.fixture
@@ -105,4 +192,4 @@ def assert_like(one: Path, other: Path, close: float = 1e-8, counters: bool = Tr
         np.testing.assert_allclose(weights[name], tensor, rtol=close, atol=close, err_msg=name)
 
 
-__all__ = ["Pool", "assert_like", "crew", "pool", "pooled", "run"]
+__all__ = ["Pool", "assert_like", "crew", "fork_members", "pool", "pooled", "run"]

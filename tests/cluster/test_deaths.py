@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from fleet_run import CPU, assert_like, run
+from fleet_run import CPU, assert_like, fork_members, run
 from small_run import SMALL, Silent
 
 from whet import cli
@@ -104,6 +104,8 @@ def test_a_process_that_is_killed_changes_no_number(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, when: dict[int, tuple[int, float]], started: int
 ) -> None:
     kills = len(when)
+    if kills == 1:  # the other case starts its processes as a run does
+        fork_members(monkeypatch)
     reaper = Reaper(monkeypatch, dict(when))
     silent = run(tmp_path / "run", *SETS, *WARM, gpus=2)
     reaper.finish()
@@ -119,6 +121,7 @@ def test_kills_at_random_instants_change_no_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, sets: tuple[str, ...]
 ) -> None:
     """Five kills of the second process in each of four runs: between questions, within them, while one is mended."""
+    fork_members(monkeypatch)
     draw = random.Random(seed)
     delays = (0.0, 0.003, 0.01, 0.03)
     when = {20 * number + draw.randrange(4, 20): (1, draw.choice(delays)) for number in range(5)}
@@ -142,6 +145,7 @@ def test_what_no_process_holds_any_more_is_taken_from_the_last_checkpoint(
                 for hand in crew.hands[len(sets) :]:
                     hand.process.kill()
 
+    fork_members(monkeypatch)
     reaper = Sudden(monkeypatch, {})
     silent = run(tmp_path / "run", *SETS, *WARM, *sets, gpus=2)
     reaper.finish()
@@ -195,6 +199,8 @@ def test_what_cannot_go_on_ends_in_a_sentence(
     reaper = go_astray(monkeypatch, fault, tmp_path / "mark")
     if fault == "sleeps":
         monkeypatch.setattr(crew, "START_S", 2.0)
+    elif fault != "never starts":
+        fork_members(monkeypatch)
     monkeypatch.setattr(crew, "GRACE_S", 1.0)
     assert_refused(monkeypatch, capsys, sentence, f"--out={tmp_path / 'run'}", "--gpus=2", *SMALLEST)
     reaper.finish()
@@ -238,6 +244,7 @@ def test_a_process_that_goes_astray_once_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, sentence: str
 ) -> None:
     run(tmp_path / "one")
+    fork_members(monkeypatch)
     reaper = go_astray(monkeypatch, fault, tmp_path / "mark")
     monkeypatch.setattr(crew, "EXCHANGE_S", 15.0)
     monkeypatch.setattr(crew, "GRACE_S", 1.0)
@@ -274,6 +281,7 @@ def test_a_signal_in_the_warm_start_stops_all(tmp_path: Path, monkeypatch: pytes
             if step == 2:
                 os.kill(os.getpid(), signal.SIGINT)
 
+    fork_members(monkeypatch)
     reaper = Reaper(monkeypatch, {})
     with pytest.raises(Stopped):
         run(tmp_path / "run", "warm_start.steps=100", gpus=2, silent=Interrupts())

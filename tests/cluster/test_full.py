@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fleet_run import assert_like, pool, pooled, run, written  # noqa: F401 (fixtures)
+from fleet_run import assert_like, fork_members, pool, pooled, run, written  # noqa: F401 (fixtures)
 from safetensors.torch import load_file
 from small_run import SMALL, Stop, model_folder
 from team_run import CASES as TEAM
@@ -222,6 +222,7 @@ def test_a_death_sends_the_run_back_to_its_last_checkpoint(
 ) -> None:
     sets = ("steps=6", "save.every=2", *WARM)
     run(tmp_path / "one", *sets)
+    fork_members(monkeypatch)
     reaper = Strikes(monkeypatch, name, nth)
     silent = run(tmp_path / "two", *sets, FULL, gpus=2)
     reaper.finish()

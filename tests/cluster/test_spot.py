@@ -24,7 +24,7 @@ from whet.cluster.channel import Channel, pack
 from whet.cluster.member import FleetMember, Gone
 from whet.draft import training
 from whet.draft.base import DraftArm
-from whet.draft.export import FOLDER, read_drafter
+from whet.draft.eagle import FOLDER, read_drafter
 from whet.draft.training import merge
 from whet.processes import build_member
 from whet.rollout.engine import LocalEngine

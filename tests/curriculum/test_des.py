@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from whet import config
-from whet.curriculum import des
+from whet.curriculum import scalingrl as des
 
 SELECTS = get_args(config.ScalingRL.model_fields["select"].annotation)
 

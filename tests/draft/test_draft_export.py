@@ -9,8 +9,7 @@ import torch
 from drafted import qwen3_target, target
 from safetensors.torch import load_file, save_file
 
-from whet.draft.eagle import eagle_head
-from whet.draft.export import CONFIG, WEIGHTS, check_layout, copy_drafter, read_drafter, write_drafter
+from whet.draft.eagle import CONFIG, WEIGHTS, check_layout, copy_drafter, eagle_head, read_drafter, write_drafter
 from whet.errors import WhetError
 
 NAMES = {

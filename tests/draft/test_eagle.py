@@ -12,8 +12,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from whet.draft.buffer import DataBuffer
-from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, undraftable
-from whet.draft.export import named_weights
+from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, named_weights, undraftable
 from whet.draft.training import pair_up
 from whet.errors import WhetError
 from whet.fast.fused import KERNELS

@@ -14,8 +14,7 @@ from whet.draft.lookup import Suffix
 from whet.draft.speculation import Speculation
 from whet.fast import graphs
 from whet.fast.fused import share_storage
-from whet.fast.graphs import PROMPTS, SIZES, burst
-from whet.fast.pool import Captures
+from whet.fast.graphs import PROMPTS, SIZES, Captures, burst
 from whet.rollout.engine import LocalEngine
 from whet.types import Request, Rollout
 

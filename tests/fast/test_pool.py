@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.fast.pool import driver_bytes, pool_bytes
+from whet.fast.graphs import driver_bytes, pool_bytes
 
 
 def segment(pool: tuple[int, int], size: int) -> dict[str, object]:

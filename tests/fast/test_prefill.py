@@ -7,8 +7,7 @@ from slow_engine import ask, make_engine, sharp_model
 
 from whet.fast import graphs as prefill
 from whet.fast.fused import share_storage
-from whet.fast.graphs import LONGEST, PROMPTS, ROWS, SIZES, GraphRunner, Prefill, fed
-from whet.fast.pool import Key
+from whet.fast.graphs import LONGEST, PROMPTS, ROWS, SIZES, GraphRunner, Key, Prefill, fed
 from whet.rollout.base import empty_trace
 from whet.rollout.rows import Chunk, Flight
 

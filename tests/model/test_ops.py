@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.model.ops import _rms_norm, to_device
+from whet.model.ops import rms_norm, to_device
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -36,5 +36,5 @@ def test_the_host_may_go_on_writing(device: str) -> None:
 
 def test_a_norm_by_hand() -> None:
     """The mean square of (3, 4) is 12.5; with eps = 12.5 the root is 5."""
-    found = _rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 12.5)
+    found = rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]), 12.5)
     torch.testing.assert_close(found, torch.tensor([[0.6, 1.6]]))

@@ -12,7 +12,7 @@ from small_run import SMALL, Restless, Silent, Stop, even_digits, model_folder, 
 
 from whet import cli
 from whet.api import run_recipe
-from whet.draft.export import check_layout
+from whet.draft.eagle import check_layout
 from whet.draft.training import DrafterTrainer
 from whet.errors import WhetError
 from whet.learn.checkpoint import PICKLES, verify_checkpoint

@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 from small_run import small_config
 
+from whet.config import merged as merge
 from whet.errors import WhetError
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
-from whet.tools.experiment import last_words, merge, name_arms, replace_run, start_run, train_arms
+from whet.tools.experiment import last_words, name_arms, replace_run, start_run, train_arms
 
 
 def test_tables_merge_and_all_else_replaces() -> None:

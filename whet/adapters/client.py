@@ -1,7 +1,9 @@
 """A curriculum that lives in another process: `whet curriculum serve` holds it, this class asks it over HTTP.
 
 Calls that change the curriculum are numbered. One that got no answer is sent again under its number, so it counts once,
-also if the server was killed and started again meanwhile. Only one trainer may drive a server.
+also if the server was killed and started again meanwhile. Only one trainer may drive a server. The calls as JSON, which
+docs/remote.md lists, are here for both sides: every record is an object with the names of `whet/types.py`, traces do
+not travel, and arrays of `Report.signals` are written as in a state (`curriculum/base.py`).
 """
 
 from __future__ import annotations
@@ -15,11 +17,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from whet.adapters.wire import LIMIT, SECONDS, batch_from_json, report_to_json, request_from_json
+from whet import types
+from whet.curriculum.base import from_json, to_json
 from whet.errors import Starved, WhetError
-from whet.types import Batch, Clock, Prompt, Report, Request, Rollout, fields_of, rollout_to_json
+from whet.types import Batch, Clock, Group, Prompt, Report, Request, Rollout, fields_of
 
 PIECE = 4_000  # rollouts per call of `observe`; more might exceed a body
+LIMIT = 16 * 2**20  # bytes of a body
+SECONDS = 30.0  # for one request
+CALLS = ("plan", "observe", "emit", "updated", "load_state_dict")  # numbered: they change the curriculum
+QUESTIONS = ("hello", "holds", "waits", "metrics", "state_dict", "prompts")  # these do not
 
 
 class RemoteCurriculum:
@@ -48,17 +55,25 @@ class RemoteCurriculum:
     # The protocol
 
     def plan(self, clock: Clock) -> list[Request]:
-        return [request_from_json(request) for request in self._call("plan", clock=fields_of(clock))]
+        asked = self._call("plan", clock=fields_of(clock))
+        return [Request(**{**one, "sampling": types.sampling_from_json(one["sampling"])}) for one in asked]
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         for first in range(0, max(1, len(rollouts)), PIECE):
-            self._call("observe", rollouts=[rollout_to_json(r) for r in rollouts[first : first + PIECE]])
+            self._call("observe", rollouts=[types.rollout_to_json(r) for r in rollouts[first : first + PIECE]])
 
     def emit(self, clock: Clock) -> Batch | None:
-        return batch_from_json(self._call("emit", clock=fields_of(clock)))
+        if (batch := self._call("emit", clock=fields_of(clock))) is None:
+            return None
+        read = types.rollout_from_json
+        groups = tuple(Group(**{**g, "rollouts": tuple(map(read, g["rollouts"]))}) for g in batch["groups"])
+        return Batch(**{**batch, "groups": groups})
 
     def updated(self, clock: Clock, report: Report) -> None:
-        self._call("updated", clock=fields_of(clock), report=report_to_json(report))
+        found = report.signals.items()
+        signals = [[*key, {name: to_json(value) for name, value in values.items()}] for key, values in found]
+        told = {"metrics": dict(report.metrics), "signals": signals}
+        self._call("updated", clock=fields_of(clock), report=told)
 
     def holds(self) -> set[int]:
         return set(self._ask("holds"))
@@ -137,3 +152,24 @@ class RemoteCurriculum:
             self._connection = None
 
     __del__ = close
+
+
+def perform(curriculum: Any, call: str, args: Mapping[str, Any]) -> Any:
+    """In the server, make a numbered call and return its answer as JSON. Arguments that do not fit raise any error."""
+    if call == "plan":
+        asked = curriculum.plan(Clock(**args["clock"]))
+        return [fields_of(request) | {"sampling": fields_of(request.sampling)} for request in asked]
+    if call == "observe":
+        curriculum.observe([types.rollout_from_json(rollout) for rollout in args["rollouts"]])
+    elif call == "emit":
+        batch, write = curriculum.emit(Clock(**args["clock"])), types.rollout_to_json
+        groups = [fields_of(g) | {"rollouts": [*map(write, g.rollouts)]} for g in batch.groups] if batch else []
+        return fields_of(batch) | {"groups": groups} if batch else None
+    elif call == "updated":
+        told = args["report"]
+        found = ((g, i, {name: from_json(v) for name, v in values.items()}) for g, i, values in told.get("signals", ()))
+        report = Report(metrics=told.get("metrics", {}), signals={(g, i): values for g, i, values in found})
+        curriculum.updated(Clock(**args["clock"]), report)
+    else:
+        curriculum.load_state_dict(args["state"])
+    return None

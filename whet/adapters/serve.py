@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from whet import config, files
-from whet.adapters.wire import CALLS, LIMIT, QUESTIONS, SECONDS, perform, read_json
+from whet.adapters.client import CALLS, LIMIT, QUESTIONS, SECONDS, perform
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum
 from whet.errors import Starved, WhetError
@@ -72,7 +72,7 @@ class Service:
     def answer(self, name: str, body: bytes) -> tuple[int, Any]:
         """The HTTP status and the answer to a call or a question."""
         try:
-            args = read_json(body)
+            args = json.loads(body, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"The body is not JSON ({error}).") from None
         if not isinstance(args, dict):
@@ -151,6 +151,10 @@ class Service:
             if made["args"]["number"] > self.number:
                 self._apply(made["call"], made["args"], made["digest"])
         self.written = len(whole)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
 
 
 # ---- HTTP

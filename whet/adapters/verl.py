@@ -2,7 +2,7 @@
 
     WhetDataset --ticket, row--> verl's trainer --> WhetWorker --reports--> the desk <--which groups?-- WhetSampler
 
-A Ray actor holds the desk (`verl_desk.py`). The dataset hands out the prompts that it wants, each under a ticket; where
+A Ray actor holds the desk (`desk.py`). The dataset hands out the prompts that it wants, each under a ticket; where
 verl asks for more, the row has no ticket and is not generated. The worker generates what the desk orders for a ticket,
 the sampler gives verl the groups that train. Only the sampler removes rows from TransferQueue: it runs in the trainer's
 thread, as checkpoints do, so a checkpoint has the rows of every group that its desk knows.
@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from whet.adapters.desk import Answer, Finished, Order
-from whet.adapters.verl_desk import VerlDesk, facts_of
+from whet.adapters.desk import Answer, Finished, Order, VerlDesk, facts_of
 from whet.errors import WhetError
 
 VERSION, NAME = "0.9.1", "whet_desk"
@@ -99,12 +98,10 @@ class WhetDataset(RLHFDataset):
         if files == training and NAME not in ray.util.list_named_actors():  # a second one of these files validates
             if "__rollout_n__" in self.dataframe.column_names:
                 raise WhetError("The curriculum decides how many rollouts a prompt gets; remove __rollout_n__.")
-            facts = facts_of(*map(self._column, ("extra_info", "data_source", self.prompt_key)))
+            table, names = self.dataframe, ("extra_info", "data_source", self.prompt_key)
+            facts = facts_of(*(list(table[n]) if n in table.column_names else [None] * len(self) for n in names))
             self.row_of = {prompt_id: row for row, prompt_id in enumerate(facts.ids)}
             self.desk = ray.remote(num_cpus=0)(VerlDesk).options(name=NAME).remote(facts)
-
-    def _column(self, name: str) -> list[Any]:
-        return list(self.dataframe[name]) if name in self.dataframe.column_names else [None] * len(self)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         if self.desk is None:

@@ -31,8 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from whet.draft.buffer import DataBuffer, Window
-from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head
-from whet.draft.export import write_drafter
+from whet.draft.eagle import EagleHead, draft_vocabulary, eagle_head, write_drafter
 from whet.errors import WhetError
 from whet.model.head import head_of, wide_type
 from whet.model.memory import BUFFER

@@ -25,7 +25,7 @@ from whet.fast.kernels import layer as gated
 from whet.fast.kernels.attention import kernel_lacks, paged_attention
 from whet.fast.kernels.layer import rope_write, write_kv
 from whet.model.head import Head, head_of
-from whet.model.ops import FAMILIES, Ops
+from whet.model.ops import FAMILIES, Ops, rms_norm
 from whet.model.twin import PAGE, How, KVShape, Probe
 
 KERNELS = Ops(paged_attention, rope_write, write_kv)  # they take the plain forms where Triton cannot run
@@ -109,20 +109,18 @@ class PlainNetwork:
 # finds none after anything moved them.
 
 
-def share_storage(model: nn.Module, device: torch.device | None = None) -> bool:
-    """Lays the projections of every layer into shared buffers, on `device` where one is given.
+def share_storage(model: nn.Module) -> bool:
+    """Lays the projections of every layer into shared buffers.
 
-    False, and nothing is touched, where `unshareable` gives a reason. Call it before the optimiser and the rollout twin
-    are made: it is the last time that `.data` is rebound. A model goes to its device through here first and then as a
-    whole: `share_storage(model, device); model.to(device)`, since a later move would part the slices again, and an
-    earlier one would leave holes in the device's memory.
+    False, and nothing is touched, where `unshareable` gives a reason. Call it on the model's device, since a later move
+    would part the slices again, and before the optimiser and the rollout twin are made: it is the last time that
+    `.data` is rebound.
     """
     if unshareable(model) is not None:
         return False
     for parts in _shares(model):
-        to = parts[0].device if device is None else torch.empty(0, device=device).device  # "cuda" is "cuda:0"
-        if joined(parts) is None or parts[0].device != to:
-            buffer = torch.cat([part.detach().to(to) for part in parts])
+        if joined(parts) is None:
+            buffer = torch.cat([part.detach() for part in parts])
             for part, rows in zip(parts, buffer.split([len(part) for part in parts]), strict=True):
                 part.data = rows
     return True
@@ -229,13 +227,6 @@ class FusedLayer(NamedTuple):
     rope: dict[str, Any]  # the options of `rope_write`: heads, and their norms (Qwen 3)
     attention: dict[str, Any]  # the options of `paged_attention`
     tail: LayerTail
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
-    wide = x.to(torch.float32)
-    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * wide.to(x.dtype)
 
 
 def enter(x: Tensor, to: Projection) -> Tensor:

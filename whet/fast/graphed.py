@@ -26,7 +26,7 @@ from torch._dynamo.exc import TorchDynamoException
 
 from whet.config import Learn
 from whet.fast.compiled import FEW, FORMS, best_form, compiled_layers, compiled_log_probs, first_line
-from whet.fast.pool import pool_bytes
+from whet.fast.graphs import pool_bytes
 from whet.learn.learner import Passes
 from whet.learn.samples import Sample
 from whet.model.head import head_of, log_probs

@@ -108,7 +108,7 @@ class _Terms(NamedTuple):
 
 
 class Learner:
-    """Trains `model` in place, one batch at a time."""
+    """Trains `model` in place, one batch at a time; `learn/base.py` says what its methods are for."""
 
     can_signal: frozenset[str] = frozenset({"score"})  # signals per rollout that a curriculum may ask for
 
@@ -186,8 +186,6 @@ class Learner:
         return Report(metrics=finite, signals=signals)
 
     def rehearse(self) -> None:
-        """Run made-up packs of every size, so that compilation and capture happen now, not while an engine waits.
-        Weights and moments stay."""
         for samples in self.passes.rehearsals(self.pack_tokens, self.share):
             for _ in range(2):  # a size is captured at its second pass
                 self._within_memory(samples, partial(self._gradient, samples, _Terms()))
@@ -197,7 +195,6 @@ class Learner:
     def warm_start(
         self, batches: Iterable[Sequence[Pair]], *, steps: int, lr: float, on_step: Callable[[int, float], None]
     ) -> None:
-        """Train on worked solutions before the first step, see the function of this name."""
         given: dict[str, Any] = {"pack_tokens": self.config.pack_tokens, "on_step": on_step, "team": self.team}
         warm_start(self.model, batches, steps=steps, lr=lr, optimizer=self._optimizer(), **given)
 
@@ -216,11 +213,9 @@ class Learner:
     # ---- checkpoints
 
     def write(self, folder: Path) -> None:
-        """Write the model and `tensors` into a checkpoint that is being prepared."""
         write_weights(folder, self.whole, self.tensors())
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Take over weights and state of a checkpoint."""
         load_weights_into(self.whole, checkpoint.folder)
         self.load(checkpoint.tensors, checkpoint.states["learner"])
 

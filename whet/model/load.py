@@ -194,11 +194,7 @@ def check_model(settings: config.Model) -> PreTrainedModel | None:
             raise WhetError(sentence)
         return None
     place = locate_model(settings.name)
-    skeleton = build_skeleton(place.folder)
-    refuse_unsupported(skeleton)
-    head_of(skeleton)
-    kv_shapes(skeleton)  # refuses arguments of its attention calls that are not supported
-    lora = settings.lora
+    skeleton, lora = build_skeleton(place.folder), settings.lora
     if place.adapter is not None:
         stored = check_adapter(skeleton, place.adapter)
         rank, alpha = stored.get("r"), stored.get("lora_alpha")
@@ -213,14 +209,17 @@ def check_model(settings: config.Model) -> PreTrainedModel | None:
 
 
 def build_skeleton(folder: Path) -> PreTrainedModel:
-    """The network of a folder without weights (on the meta device)."""
+    """The network of a folder without weights (on the meta device), if it is one that can be trained."""
     with _one_sentence(folder), torch.device("meta"), no_init_weights():
         settings = AutoConfig.from_pretrained(folder, **LOCAL)
         if getattr(settings, "quantization_config", None):
             raise WhetError(f"{folder} holds quantised weights, which cannot be trained; give their original model.")
         model = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
         model.tie_weights()  # no_init_weights leaves a tied head untied
-        return model
+    refuse_unsupported(model)
+    head_of(model)
+    kv_shapes(model)  # refuses arguments of its attention calls that are not supported
+    return model
 
 
 def pick_device(settings: config.Model) -> torch.device:

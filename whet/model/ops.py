@@ -108,7 +108,7 @@ def rope_write(
     """
     query, key, value = qkv.unflatten(1, (-1, keys.shape[-1])).split([heads, kv_heads, kv_heads], 1)
     if q_norm is not None and k_norm is not None:
-        query, key = _rms_norm(query, q_norm, eps), _rms_norm(key, k_norm, eps)
+        query, key = rms_norm(query, q_norm, eps), rms_norm(key, k_norm, eps)
     write_kv(_rotate(key, cos, sin), value, keys, values, table, row, position)
     return _rotate(query, cos, sin)
 
@@ -133,8 +133,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((turned, rest), -1)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()
+def rms_norm(x: Tensor, weight: Tensor, eps: Tensor | float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) in fp32 whatever x is, as in transformers, then cast, then times the weight."""
+    wide = x.to(torch.float32)
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * wide.to(x.dtype)
 

@@ -8,7 +8,6 @@ text, never as markup or control sequences.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,13 +20,12 @@ from rich.text import Text
 
 from whet.errors import WhetError
 from whet.report.arms import Arm
-from whet.run import read_rollouts
+from whet.run import read_rollouts, rollout_files
 from whet.text import printable
 
 MARKS = {"right": "✓", "wrong": "✗", "unjudged": "?"}
 STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
 TEXT_SHOWN = 2000  # characters of a prompt or response in the terminal
-FILE_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")  # step_00000012.jsonl, eval_00000012.jsonl
 STEPS_READ = 3  # steps from each end of a run that a page reads, because rollout files can be large
 ROLLOUTS_READ = 2000  # rollouts of each such step
 
@@ -88,8 +86,7 @@ def shorten(text: str, most: int) -> str:
 
 def rollout_steps(folder: Path) -> list[int]:
     """The steps with recorded rollouts, rising."""
-    names = (FILE_NAME.fullmatch(path.name) for path in (folder / "rollouts").glob("*.jsonl"))
-    return sorted({int(name[1]) for name in names if name})
+    return sorted({step for step, _ in rollout_files(folder)})
 
 
 # ---- excerpts for a page

@@ -12,8 +12,8 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,29 +50,22 @@ class LocalEngine(FlightEngine):
         self,
         model: PreTrainedModel,
         *,
-        encode: Callable[[str], Sequence[int]],
-        decode: Callable[[Sequence[int]], str],
-        seed: int,
         slots: int,
         context: int,
         page: int = 0,
         pages: int = 0,
-        mode: Literal["barrier", "stream"] = "barrier",
-        on_update: Literal["cut", "recompute", "keep"] = "cut",
-        version: int = 0,
         runners: Any = None,
         releasable: bool = False,
         speculation: Speculation | None = None,
         eagle: EagleHead | None = None,
         buffer: DataBuffer | None = None,
+        **common: Any,
     ) -> None:
-        """encode: prompt id to token ids. runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if
-        it supports the model. releasable: on a GPU, the memory of keys and values is lent to the
-        learner, see `release`. eagle: a drafter that reads hidden states joins `speculation`; those of finished
-        rollouts go to `buffer`."""
+        """runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if it supports the model. releasable:
+        on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that reads
+        hidden states joins `speculation`; those of finished rollouts go to `buffer`. common: as for `FlightEngine`."""
         dtype = np.dtype(np.float64 if model.dtype == torch.float64 else np.float32)
-        given: dict[str, Any] = {"encode": encode, "decode": decode, "seed": seed, "slots": slots, "context": context}
-        super().__init__(model, **given, mode=mode, on_update=on_update, version=version, dtype=dtype)
+        super().__init__(model, slots=slots, context=context, dtype=dtype, **common)
         self.twin = rollout_twin(model)
         self.device = model.device
         shapes = kv_shapes(self.twin)
@@ -201,9 +194,8 @@ class LocalEngine(FlightEngine):
             accepted, most = self._record(drawn, running)
             if self.speculation is not None:
                 steps, seconds = len(drawn.counted), time.perf_counter() - begin
-                typical = (
-                    steps > 1 or not self.runner.ahead
-                )  # a step before a burst was waited for in full: its time is not typical
+                # A step before a burst was waited for in full: its time is not typical.
+                typical = steps > 1 or not self.runner.ahead
                 kv_bytes = self.speculation.kv_bytes(rows, running)
                 report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical)
                 self.speculation.chooser.record(report)

@@ -36,9 +36,9 @@ class FlightEngine(ABC):
         seed: int,
         slots: int,
         context: int,
-        mode: Literal["barrier", "stream"],
-        on_update: Literal["cut", "recompute", "keep"],
-        version: int,
+        mode: Literal["barrier", "stream"] = "barrier",
+        on_update: Literal["cut", "recompute", "keep"] = "cut",
+        version: int = 0,
         dtype: np.dtype[Any],
     ) -> None:
         """encode: prompt id to token ids. dtype: that of log-probs."""

@@ -220,7 +220,8 @@ def check_options(defaults: Mapping[str, Any], given: Mapping[str, Any], where: 
 
 
 def is_held_out(text: str) -> bool:
-    """One problem in eight, by a hash of its text, so that no seed mixes training and evaluation."""
+    """One problem in eight, by a hash of its text: eval draws only from these, train and the worked solutions never do,
+    whatever their seeds."""
     return crc32(text.encode()) % 8 == 0
 
 

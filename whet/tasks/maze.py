@@ -10,9 +10,6 @@ The worked solutions search depth first and try the neighbours in random order, 
 goal by luck. Which neighbour is best to try is a skill that only a reward can teach: a search that heads for the goal
 needs far fewer cells, and a limit makes that count. The skill is the same on every side: what small grids teach opens
 larger ones.
-
-One problem in eight, chosen by a hash of its text, is held out: eval draws only from these, train and the worked
-solutions never do, whatever their seeds.
 """
 
 from __future__ import annotations

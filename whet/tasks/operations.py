@@ -7,9 +7,6 @@ each after the lines that it needs, and ends with the answer. The level of a pro
 each of their values changes the answer. Random graphs of quantities are the idea of iGSM (Ye et al. 2024, arXiv
 2407.20311) and GSM-Infinite (Zhou et al. 2025, arXiv 2502.05252). All values are from 0 to 99 on every level, so that
 longer problems need more steps but no harder ones.
-
-One problem in eight, chosen by a hash of its text, is held out: eval draws only from these, train and the worked
-solutions never do, whatever their seeds.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from whet import config
+from whet.config import merged
 from whet.eval import Z95, wilson
 from whet.recipe import parse_config
 from whet.report import formats
@@ -29,7 +30,7 @@ from whet.report.compare import compare_table
 from whet.report.formats import Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.report.page import write_chapters
 from whet.run import read_rollouts
-from whet.tools.experiment import make_base, merge, train_arms
+from whet.tools.experiment import make_base, train_arms
 
 WORTH = 1.25  # a ratio of tokens between 1/WORTH and WORTH is no difference: evaluations are about that far apart
 CLEAR = 0.04  # accuracy above the start from which a level is not reached by chance
@@ -81,7 +82,7 @@ def arm_recipes(tree: Mapping[str, Any], out: Path, base: Path, seed: int) -> di
     recipes: dict[str, dict[Path, config.Config]] = {name: {} for name in tree["mixes"]}
     for name, mix in tree["mixes"].items():
         for arm in mix["arms"]:
-            recipe = with_mix(merge(merge(tree["arm"], tree["arms"][arm]), own), mix["mix"])
+            recipe = with_mix(merged(merged(tree["arm"], tree["arms"][arm]), own), mix["mix"])
             recipes[name][out / name / arm.replace(" ", "_")] = parse_config(recipe)
     return recipes
 

@@ -93,17 +93,13 @@ def _plan(settings: config.Config, *, with_data: bool) -> list[Finding]:
 def skeleton_of(settings: config.Config) -> Any:
     """The model without its weights, for which its config is enough."""
     from whet.assembly import tiny_skeleton
-    from whet.model.head import head_of
     from whet.model.load import build_skeleton, check_model
     from whet.model.lora import check_lora
-    from whet.model.twin import refuse_unsupported
 
     model = settings.model
     if model.name == "tiny" or Path(model.name).expanduser().is_dir():
         return check_model(model) or tiny_skeleton(settings)
     network = build_skeleton(_config_folder(model.name))
-    refuse_unsupported(network)
-    head_of(network)
     if model.lora.rank:
         check_lora(network, model.lora)
     return network

@@ -135,20 +135,6 @@ def replace_run(folder: Path) -> None:
     folder.with_suffix(".log").unlink(missing_ok=True)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges tables key by key, also a table with a list of one table; anything else is replaced."""
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        if isinstance(value, Mapping) and isinstance(old, list) and len(old) == 1:
-            merged[key] = [merge(old[0], value)]
-        elif isinstance(value, Mapping) and isinstance(old, Mapping):
-            merged[key] = merge(old, value)
-        else:
-            merged[key] = value
-    return merged
-
-
 def circumstances() -> dict[str, Any]:
     """Hardware, versions, commit and date."""
     import torch

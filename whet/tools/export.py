@@ -25,7 +25,7 @@ from safetensors import safe_open
 from transformers import GenerationConfig
 
 from whet import config, files
-from whet.draft.export import FOLDER, check_engine, copy_drafter
+from whet.draft.eagle import FOLDER, check_engine, copy_drafter
 from whet.errors import WhetError
 from whet.learn.checkpoint import MANIFEST, verify_checkpoint
 from whet.model.load import load_weights, locate_model

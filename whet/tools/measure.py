@@ -84,7 +84,7 @@ def evaluate_model(
 
     with _loaded(model, replace(plan, settings=settings, problems=problems), say) as actor:
         if actor.drafter is not None:
-            from whet.draft.export import FOLDER, read_drafter
+            from whet.draft.eagle import FOLDER, read_drafter
 
             read_drafter(Path(settings.model.name) / FOLDER, actor.drafter.live)
         for eval_set in actor.evals:
@@ -174,7 +174,7 @@ def choose_drafters(settings: config.Config, *, wanted: bool) -> config.Config:
 
     eagle drafts only if a trained head lies beside the weights: otherwise it is refused if wanted, else left out.
     """
-    from whet.draft.export import FOLDER, check_layout
+    from whet.draft.eagle import FOLDER, check_layout
 
     folder = Path(settings.model.name) / FOLDER
     trained = folder.is_dir()

@@ -35,7 +35,7 @@ from whet.errors import WhetError
 from whet.recipe import override, parse_config, read_toml
 from whet.report.arms import flatten
 from whet.run import CONFIG, best_checkpoint
-from whet.tools.experiment import last_words, merge, replace_run, start_run
+from whet.tools.experiment import last_words, replace_run, start_run
 from whet.tools.prepare import prepare_file
 
 ADAPTER = "adapter_config.json"
@@ -194,7 +194,7 @@ def settled(recipe: Tree, own: Iterable[Tree], sets: Iterable[str], where: str) 
     try:
         for key, value in (item for some in own for item in some.items()):
             if isinstance(value, Mapping) and "." not in key:  # set = { curriculum.name = "speed" }: nested by TOML
-                tree = merge(tree, {key: value})
+                tree = config.merged(tree, {key: value})
             else:
                 override(tree, f"{key}={inline(value)}")
         for item in sets:
