@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import pickle
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -32,12 +33,13 @@ from whet.assembly import (
 )
 from whet.errors import WhetError
 from whet.eval import eval_sets
+from whet.tasks.worker import FarWorker, relay
 from whet.text import Codec
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from whet.cluster.crew import Crew
-    from whet.cluster.stations import Stations
+    from whet.cluster.stations import Benches, Stations
     from whet.cluster.workers import Workers
     from whet.learn.learner import Learner
     from whet.learn.samples import Encode
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 
 RAY = "2.60"  # the version of Ray that whet is written for
+DIVIDES = (2, 4, 8)  # GPUs of a worker among which vLLM divides a model
 RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
 SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
 
@@ -57,7 +60,22 @@ class Company:
         self.say = say
         self.learners: Stations | None = None  # where they are started, again and again
         self.workers: Workers | None = None
+        self.benches: Benches | None = None
         self.stack = ExitStack()
+
+    def judges(self, plan: RunPlan) -> Callable[[], FarWorker]:
+        """What starts judges on the nodes of the workers. They are not asked for before the cluster is there."""
+        from whet.cluster.stations import Benches
+
+        if self.benches is None:
+            attend = partial(relay, plan.problems.judges, plan.settings.judge.memory_mb)
+            try:
+                self.benches = Benches(attend, plan.settings.cluster.timeout_s)
+            except (TypeError, pickle.PicklingError) as error:
+                raise WhetError(f'judge.where = "workers", but a judge cannot be sent to them: {error}.') from error
+            self.stack.callback(self.benches.end)
+        dial = self.benches.dial
+        return lambda: FarWorker(*dial())
 
     def close(self) -> None:
         self.stack.close()
@@ -78,9 +96,12 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
         "later": settings.learn.shard == "full",
     }
     with ExitStack() as stack:
-        judge = build_judge(plan)
-        stack.callback(judge.close)
+        far = settings.judge.where == "workers"
+        if not far:
+            stack.callback((judge := build_judge(plan)).close)
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
+        if far:
+            stack.callback((judge := build_judge(plan, company.judges(plan))).close)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         ready = f"Ready after {watch.without():.0f} s: {what}."
         parts = Parts(
@@ -167,17 +188,17 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
     from whet.model.load import pick_device
 
     workers = settings.cluster.workers
+    if settings.judge.where == "workers" and not workers:
+        raise WhetError('judge.where = "workers" needs workers in a cluster: set cluster.workers, or leave it out.')
     if gpus == 1 and not workers and settings.learn.shard != "full":
         return
     by = f"cluster.workers = {workers}" if workers else f"--gpus {gpus}"
     if settings.learn.shard == "full" and settings.rollout.engine == "vllm":
         raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
-    if settings.rollout.engine == "vllm" and workers:
-        raise WhetError(f'rollout.engine = "vllm" does not decode in a cluster yet; with {by} use "native".')
     if "eagle" in settings.draft.drafters:
         raise WhetError(f'draft.drafters holds "eagle", which trains in one process; with {by} use ngram or suffix.')
     if workers:
-        refuse_cluster(settings.cluster, gpus)
+        refuse_cluster(settings.cluster, gpus, settings.rollout.engine)
     elif pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
@@ -185,7 +206,7 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
         raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
 
 
-def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
+def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
     """Refuse a cluster that cannot be, before anything is started."""
     try:
         version = importlib.metadata.version("ray")
@@ -201,6 +222,11 @@ def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
         raise WhetError(
             f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
         )
+    if (cards := cluster.gpus_per_worker) > 1:
+        many = f"cluster.gpus_per_worker = {cards:g}"
+        if engine == "native" or cluster.placement == "colocated" or cards not in DIVIDES:
+            can = 'rollout.engine = "vllm" can divide a model among 2, 4 or 8 GPUs, apart from the learners'
+            raise WhetError(f"{many} is more than a worker can use here: only {can}.")
 
 
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
@@ -236,16 +262,21 @@ def build_member(
 ) -> tuple[Any, LocalEngine | VllmEngine | None, Callable[[], Learner] | None]:
     """What a process without data builds of a run: the model, and by its role an engine, what makes a learner, or
     both."""
-    from whet.model.load import check_model, eos_of, load_tokenizer
+    from whet.model.load import check_model, eos_of, load_tokenizer, pick_device
 
     settings = config.Config.model_validate_json(order["settings"])
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
+    cards = (
+        int(settings.cluster.gpus_per_worker) if role == "worker" and pick_device(settings.model).type == "cuda" else 1
+    )
+    if cards > 1:  # vLLM's processes have the GPUs
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
     plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=shares)
     room = plan.room if role == "both" else None  # measured before the weights are loaded
     model = build_model(plan, Path(order["weights"]) if order["weights"] else None)
-    build = build_vllm if settings.rollout.engine == "vllm" else build_engine
+    build = partial(build_vllm, cards=cards) if settings.rollout.engine == "vllm" else build_engine
     engine = build(plan, model, room) if role != "learner" else None
     if role == "worker":
         return model, engine, None

@@ -119,6 +119,8 @@ class FleetMember:
         if version != before:
             self._local.update(version)
             self._hand_out(before)  # what was cut was written by the weights before
+        else:
+            self._local.take_back()  # an engine with a copy of the weights takes them again before it decodes
         return self._checksum(weights[name] for name in parcel)
 
     def form(self, meeting: str, size: int, backend: str, seconds: float, later: float) -> None:
