@@ -1,5 +1,6 @@
 """Nodes that come and go: a real cluster whose second raylet runs on this machine, too."""
 
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,3 +123,25 @@ def test_the_launcher_file_is_one_that_ray_takes() -> None:
 
     path = Path(__file__).parents[2] / "docs" / "cluster" / "launcher.yaml"
     validate_config(prepare_config(yaml.safe_load(path.read_text())))
+
+
+def test_the_kuberay_file_is_one_that_rays_autoscaler_reads() -> None:
+    """What the operator hands to Ray. Ray's wheel does not hold the schema of the rest."""
+    import yaml
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    path = Path(__file__).parents[2] / "docs" / "cluster" / "kuberay.yaml"
+    resource = yaml.safe_load(path.read_text())
+    resource["metadata"]["namespace"] = "default"  # as Kubernetes does
+    found = _derive_autoscaling_config_from_ray_cr(resource)
+    validate_config(prepare_config(found))
+    assert {name: kind["resources"]["GPU"] for name, kind in found["available_node_types"].items()} == {
+        found["head_node_type"]: 1,
+        "rollouts": 1,
+    }
+
+
+def test_the_slurm_file_is_one_that_bash_reads() -> None:
+    path = Path(__file__).parents[2] / "docs" / "cluster" / "slurm.sh"
+    subprocess.run(["bash", "-n", str(path)], check=True)
