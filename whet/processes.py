@@ -161,13 +161,9 @@ def build_crews(
     crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
     stack.callback(crew.close)
     if company.workers is None:
+        # Weights come from the learner: a checkpoint may be gone by then.
         company.workers = Workers(
-            {
-                **order,
-                "role": "worker",
-                "weights": "",
-                "later": False,
-            },  # they come from the learner; a checkpoint may be gone by then
+            {**order, "role": "worker", "weights": "", "later": False},
             stations,
             crew,
             workers=cluster.workers,
@@ -222,11 +218,10 @@ def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
         raise WhetError(
             f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
         )
-    if (cards := cluster.gpus_per_worker) > 1:
-        many = f"cluster.gpus_per_worker = {cards:g}"
-        if engine == "native" or cluster.placement == "colocated" or cards not in DIVIDES:
-            can = 'rollout.engine = "vllm" can divide a model among 2, 4 or 8 GPUs, apart from the learners'
-            raise WhetError(f"{many} is more than a worker can use here: only {can}.")
+    cards, unfit = cluster.gpus_per_worker, engine == "native" or cluster.placement == "colocated"
+    if cards > 1 and (unfit or cards not in DIVIDES):
+        can = 'only rollout.engine = "vllm" can divide a model among 2, 4 or 8 GPUs, apart from the learners'
+        raise WhetError(f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}.")
 
 
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:

@@ -79,6 +79,27 @@ def test_a_node_that_joins_is_used_and_may_leave(
     assert_like(whole, tmp_path / "ray", counters=False)
 
 
+def test_judges_run_on_another_node_and_outlive_it(
+    tmp_path: Path, whole: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whet.cluster import stations
+
+    strategy, chosen = stations.NodeAffinitySchedulingStrategy, list[str]()
+
+    def noted(node: str, soft: bool) -> Any:
+        chosen.append(node)
+        return strategy(node, soft=soft)
+
+    monkeypatch.setattr(stations, "NodeAffinitySchedulingStrategy", noted)
+    guest = Guest(nodes)
+    guest.node = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+    guest.workers = SimpleNamespace(present=range(2))  # none is waited for
+    monkeypatch.setattr(nodes, "add_node", lambda **how: guest.node)
+    run(tmp_path / "ray", *TEN, "cluster.workers=2", "judge.where=workers", silent=guest)
+    assert chosen == [guest.node.node_id]
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
 def test_room_is_waited_for_within_a_limit(tmp_path: Path, nodes: Any) -> None:
     silent = Silent()
     with pytest.raises(WhetError, match="room for 1 of 2 workers with 1 CPU each beside 1 learners: it has 2 CPUs"):
