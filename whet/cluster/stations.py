@@ -295,8 +295,9 @@ class Benches:
             return True
 
     def end(self) -> None:
-        for actor in self.actors:
-            ray.kill(actor)
+        with contextlib.suppress(ray.exceptions.RayError):
+            for actor in self.actors:
+                ray.kill(actor)
 
 
 def join_cluster(cores: int) -> Callable[[], None]:
