@@ -263,9 +263,8 @@ def build_member(
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
-    cards = (
-        int(settings.cluster.gpus_per_worker) if role == "worker" and pick_device(settings.model).type == "cuda" else 1
-    )
+    divides = role == "worker" and pick_device(settings.model).type == "cuda"
+    cards = max(1, int(settings.cluster.gpus_per_worker)) if divides else 1  # it may be a share of one
     if cards > 1:  # vLLM's processes have the GPUs
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
     plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, processes=shares)
