@@ -291,7 +291,8 @@ def build_core(
     on_cpu = model.device.type == "cpu" and (cards == 1 or not torch.cuda.is_available())
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
-    token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in kv_shapes(model))
+    heads = [(max(1, s.heads // cards), s) for s in kv_shapes(model)]  # of each card
+    token_bytes = sum(mine * (s.key_dim + s.value_dim) * s.dtype.itemsize for mine, s in heads)
     tokens = cached or slots * -(-context // BLOCK) * BLOCK
     with quietly(model.device), _own_state(), tempfile.TemporaryDirectory() as folder:
         from vllm.engine.arg_utils import EngineArgs
