@@ -63,7 +63,7 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
 # vLLM lies over .venv by a .pth file, so that torch is installed once: by its own requirements it would bring another
 # torch, torchvision, torchaudio, torchcodec and what its servers need. Listed is what an engine in process imports.
-.venv-vllm/installed: .venv/installed
+.venv-vllm/installed: .venv/ray
 	$(PYTHON) -m venv .venv-vllm
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-vllm/bin/python $(SITE))/whet-over.pth"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle einops 'fastapi<0.137' 'llguidance>=1.7,<1.8' loguru msgspec openai oss-harmony partial-json-parser pillow prometheus_client py-cpuinfo pybase64 pyzmq setproctitle uvloop

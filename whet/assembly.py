@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from whet.model.memory import Finding, Footprint, Room
     from whet.rollout.engine import LocalEngine
     from whet.rollout.vllm import VllmEngine
+    from whet.tasks.worker import Worker
 
 SHOWN = 600  # characters of the first prompt that a dry run shows
 
@@ -393,12 +394,15 @@ def build_actor(plan: RunPlan, weights: Path | None = None, *, room: Room | None
     )
 
 
-def build_judge(plan: RunPlan) -> Judge:
-    """It forks its workers: before weights fill this process, or other processes are started from it."""
+def build_judge(plan: RunPlan, start: Callable[[], Worker] | None = None) -> Judge:
+    """It forks its workers: before weights fill this process, or other processes are started from it. start: makes them
+    elsewhere."""
+    own = plan.settings.judge
     return Judge(
         plan.problems.lookup,
         plan.problems.judges,
-        plan.settings.judge,
+        own if start is None else own.model_copy(update={"workers": own.workers or plan.settings.cluster.workers}),
+        start=start,
         decode=plan.codec.judged,
         ordered=plan.settings.rollout.ordered,
         total=plan.problems.rewards.total,
@@ -517,7 +521,7 @@ def build_engine(
     return engine
 
 
-def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None) -> VllmEngine:
+def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None, cards: int = 1) -> VllmEngine:
     from whet.model.memory import pool_of
     from whet.rollout.vllm import VllmEngine
 
@@ -533,6 +537,7 @@ def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None) -> VllmEn
         on_update=settings.on_update,
         releasable=room is not None and room.release,
         drafting="ngram" in settings.draft.drafters,
+        cards=cards,
     )
 
 

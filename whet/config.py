@@ -375,8 +375,10 @@ class Learn(Section):
 
 
 class JudgeSettings(Section):
+    where: Literal["driver", "workers"] = "driver"
+    """Judges run beside the driver of a run, or on the nodes of its workers (cluster.workers)."""
     workers: int = Field(0, ge=0)
-    """This many processes judge responses; 0 means one less than the cores, at least 1 and at most 8."""
+    """This many processes judge responses; 0: one less than the cores, 1 to 8, or as many as cluster.workers there."""
     timeout_s: float = Field(5.0, gt=0)
     """A judge that takes longer than this is killed, and its rollout stays unjudged."""
     memory_mb: int = Field(2048, ge=64)

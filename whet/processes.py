@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
+import pickle
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -36,18 +37,20 @@ from whet.assembly import (
 from whet.errors import WhetError
 from whet.eval import eval_sets
 from whet.run import CONFIG
+from whet.tasks.worker import FarWorker, relay
 from whet.text import Codec
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
     from whet.cluster.crew import Crew
     from whet.cluster.member import Built
-    from whet.cluster.stations import Stations
+    from whet.cluster.stations import Benches, Stations
     from whet.cluster.workers import Workers
     from whet.learn.samples import Encode
 
 
 RAY = "2.60"  # the version of Ray that whet is written for
+DIVIDES = (2, 4, 8)  # GPUs of a worker among which vLLM divides a model
 SAMPLE = 2**16  # bytes of a file
 RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
 SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
@@ -61,7 +64,22 @@ class Company:
         self.say, self.folder = say, folder.absolute()
         self.learners: Stations | None = None  # where they are started, again and again
         self.workers: Workers | None = None
+        self.benches: Benches | None = None
         self.stack = ExitStack()
+
+    def judges(self, plan: RunPlan) -> Callable[[], FarWorker]:
+        """What starts judges on the nodes of the workers. They are not asked for before the cluster is there."""
+        from whet.cluster.stations import Benches
+
+        if self.benches is None:
+            attend = partial(relay, plan.problems.judges, plan.settings.judge.memory_mb)
+            try:
+                self.benches = Benches(attend, plan.settings.cluster.timeout_s)
+            except (TypeError, pickle.PicklingError) as error:
+                raise WhetError(f'judge.where = "workers", but a judge cannot be sent to them: {error}.') from error
+            self.stack.callback(self.benches.end)
+        dial = self.benches.dial
+        return lambda: FarWorker(*dial())
 
     def close(self) -> None:
         self.stack.close()
@@ -82,9 +100,12 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
         "later": settings.learn.shard == "full",
     }
     with ExitStack() as stack:
-        judge = build_judge(plan)
-        stack.callback(judge.close)
+        far = settings.judge.where == "workers"
+        if not far:
+            stack.callback((judge := build_judge(plan)).close)
         crew, decoding, what = build_crews(plan, gpus, order, stack, company)
+        if far:
+            stack.callback((judge := build_judge(plan, company.judges(plan))).close)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
         if "eagle" in settings.draft.drafters:
             from whet.draft.training import SpotDrafter
@@ -151,8 +172,8 @@ def build_crews(
     crew = Crew({**order, "role": "learner"}, [{}] * gpus, backend, divided=divided, start=start)
     stack.callback(crew.close)
     if company.workers is None:
+        # Weights come from the learner: a checkpoint may be gone by then.
         company.workers = Workers(
-            # Weights come from the learner; a checkpoint may be gone by then.
             {**order, "role": "worker", "weights": "", "later": False, "run": "", "alike": kit(name, "")},
             stations,
             crew,
@@ -174,15 +195,14 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
     from whet.model.load import pick_device
 
     workers = settings.cluster.workers
+    if settings.judge.where == "workers" and not workers:
+        raise WhetError('judge.where = "workers" needs workers in a cluster: set cluster.workers, or leave it out.')
     if gpus == 1 and not workers and settings.learn.shard != "full":
         return
-    by = f"cluster.workers = {workers}" if workers else f"--gpus {gpus}"
     if settings.learn.shard == "full" and settings.rollout.engine == "vllm":
         raise WhetError('rollout.engine = "vllm" cannot decode beside learn.shard = "full"; use "native".')
-    if settings.rollout.engine == "vllm" and workers:
-        raise WhetError(f'rollout.engine = "vllm" does not decode in a cluster yet; with {by} use "native".')
     if workers:
-        refuse_cluster(settings.cluster, gpus)
+        refuse_cluster(settings.cluster, gpus, settings.rollout.engine)
     elif pick_device(settings.model).type == "cuda":
         if gpus > (there := torch.cuda.device_count()):
             raise WhetError(f"--gpus {gpus} is more than the {there} GPU{'s' * (there > 1)} that torch sees here.")
@@ -190,7 +210,7 @@ def check_gpus(settings: config.Config, gpus: int) -> None:
         raise WhetError(f'--gpus {gpus}, but torch sees no GPU; model.device = "cpu" divides the cores instead.')
 
 
-def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
+def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
     """Refuse a cluster that cannot be, before anything is started."""
     try:
         version = importlib.metadata.version("ray")
@@ -206,6 +226,10 @@ def refuse_cluster(cluster: config.Cluster, gpus: int) -> None:
         raise WhetError(
             f'cluster.placement = "colocated" trains in each of its {cluster.workers} workers: leave out --gpus {gpus}.'
         )
+    cards, unfit = cluster.gpus_per_worker, engine == "native" or cluster.placement == "colocated"
+    if cards > 1 and (unfit or cards not in DIVIDES):
+        can = 'only rollout.engine = "vllm" can divide a model among 2, 4 or 8 GPUs, apart from the learners'
+        raise WhetError(f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}.")
 
 
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
@@ -262,7 +286,7 @@ def serve_member(handle: int, parent: int) -> None:
 def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     """What a process without data builds of a run: the model, and by its role an engine, what makes a learner, or
     both; and with an engine the drafter that learns."""
-    from whet.model.load import check_model, eos_of, load_tokenizer
+    from whet.model.load import check_model, eos_of, load_tokenizer, pick_device
     from whet.model.memory import limit_memory
 
     settings = config.Config.model_validate_json(order["settings"])
@@ -273,6 +297,11 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     codec = Codec(load_tokenizer(settings.model, order["alphabet"]), eos_of(settings.model), settings.text)
     network = check_model(settings.model) or tiny_skeleton(settings)
     role, shares = order.get("role", "both"), order["size"]
+    cards = 1
+    if role == "worker" and pick_device(settings.model).type == "cuda":
+        cards = max(1, int(settings.cluster.gpus_per_worker))  # it may be a share of one
+    if cards > 1:  # vLLM's processes have the GPUs
+        settings = settings.model_copy(update={"model": settings.model.model_copy(update={"device": "cpu"})})
     of_gpu = min(1.0, settings.cluster.gpus_per_worker) if settings.cluster.workers else 1.0
     given: dict[str, Any] = {"processes": shares, "role": role, "share": of_gpu}
     plan = Basis(settings=settings, codec=codec, encoded=encode, network=network, **given)
@@ -283,7 +312,7 @@ def build_member(order: Mapping[str, Any], encode: Encode) -> Built:
     drafter, engine = build_drafter(settings, model) if role != "learner" else None, None
     if role != "learner":
         vllm = settings.rollout.engine == "vllm"
-        engine = build_vllm(plan, model, room) if vllm else build_engine(plan, model, room, drafter)
+        engine = build_vllm(plan, model, room, cards=cards) if vllm else build_engine(plan, model, room, drafter)
     if role == "worker":
         return model, engine, None, drafter
     if order["later"]:

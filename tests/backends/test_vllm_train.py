@@ -85,22 +85,31 @@ def test_a_run_ends_where_an_update_does_not_arrive(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_the_demo_task_is_learnt_as_by_the_native_engine(tmp_path: Path) -> None:
+    assert_learns_as_native(tmp_path)
+
+
+def assert_learns_as_native(folder: Path, *others: str, seeds: int = 3, says: str = "vLLM") -> None:
     """Chains of operations, from one warm start: in the steep part of the curve the accuracy that vLLM's rollouts lead
-    to lies within the spread of the native engine's seeds, and in the end both solve the task."""
+    to lies within the spread of the native engine's seeds, and in the end both solve the task. others: settings of the
+    runs with vLLM, which say `says`."""
 
     def train(name: str, *sets: str) -> list[float]:
         small = ['model.device="cpu"', "eval.0.limit=200", "save.every=100", "judge.timeout_s=120", *sets]
-        run_recipe(load_config(Path("recipes/chain.toml"), small), tmp_path / name, watcher=Silent())
-        return [row[key] for row in read_metrics(tmp_path / name) if (key := "eval/held_out/accuracy") in row]
+        said = Silent()
+        run_recipe(load_config(Path("recipes/chain.toml"), small), folder / name, watcher=said)
+        assert any(says in line for line in said.messages) == name.startswith("vllm"), said.messages
+        rows = read_metrics(folder / name)
+        assert max([0.0, *(row["learn/mismatch_max"] for row in rows if row.get("learn/tokens"))]) < CLOSE
+        return [row[key] for row in rows if (key := "eval/held_out/accuracy") in row]
 
     (begin,) = train("base", "steps=0")
-    base = max((tmp_path / "base" / "checkpoints").glob("step_*"))
+    base = max((folder / "base" / "checkpoints").glob("step_*"))
     learnt: dict[str, list[list[float]]] = {}
-    for engine in ("native", "vllm"):
-        sets = [f'model.name="{base}"', "warm_start=[]", "steps=8", f'rollout.engine="{engine}"']
-        learnt[engine] = [train(f"{engine}-{seed}", *sets, f"seed={seed}") for seed in range(3)]
+    for engine, own, count in (("native", (), 3), ("vllm", others, seeds)):
+        sets = [f'model.name="{base}"', "warm_start=[]", "steps=8", f'rollout.engine="{engine}"', *own]
+        learnt[engine] = [train(f"{engine}-{seed}", *sets, f"seed={seed}") for seed in range(count)]
     assert begin < 0.3
-    for mine, theirs in zip(learnt["vllm"], learnt["native"], strict=True):
+    for mine, theirs in zip(learnt["vllm"], learnt["native"], strict=seeds == 3):
         assert abs(mine[0] - theirs[0]) <= 0.01, "the same weights and prompts, greedily"
     for place in (1, 2):  # after four updates and after eight
         native, vllm = ([scores[place] for scores in learnt[engine]] for engine in ("native", "vllm"))

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet_run import assert_like, run
+from fleet_run import assert_like, run, weights_of
 from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, whole
-from small_run import Stop
+from small_run import Stop, model_folder
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
 __all__ = ["cluster", "whole"]
@@ -57,6 +57,31 @@ def test_weights_go_through_the_store_to_a_worker_elsewhere(
     monkeypatch.setattr(stations, "Station", Elsewhere)
     run(tmp_path / "ray", *TEN, *SPLIT)
     assert_like(whole, tmp_path / "ray")
+
+
+@pytest.mark.slow
+def test_adapters_travel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from whet.cluster.stations import Stations
+
+    fetch, travelled = Stations.fetch, list[dict[str, int]]()
+
+    def fetched(self: Stations, source: Any, seconds: float) -> Any:
+        parcel = fetch(self, source, seconds)
+        travelled.append({name: data.nbytes for name, data in ray.get(parcel).items()})
+        return parcel
+
+    monkeypatch.setattr(Stations, "fetch", fetched)
+    sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1")
+    run(tmp_path / "one", *sets)
+    run(tmp_path / "ray", *sets, *SPLIT)
+    assert_like(tmp_path / "one", tmp_path / "ray")
+    adapters = {tuple(sorted(names)) for names in travelled}
+    assert len(travelled) >= 6 and len(adapters) == 1 and all("lora_" in name for name in adapters.pop())
+    assert {sum(sizes.values()) for sizes in travelled} == {
+        sum(w.nbytes for w in weights_of(tmp_path / "ray").values())
+    }
 
 
 @pytest.mark.slow

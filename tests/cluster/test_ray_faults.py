@@ -18,7 +18,7 @@ from small_run import SMALL, Silent, small_config
 
 from whet import api, cli, processes
 from whet.cluster.crew import Crew
-from whet.cluster.member import open_buffer
+from whet.cluster.member import SentPrompts, open_buffer
 from whet.errors import WhetError
 from whet.run import checkpoint_steps, read_metrics
 
@@ -34,8 +34,30 @@ def test_what_cannot_be_is_refused_before_anything_starts(tmp_path: Path, monkey
 
     refused("cluster.min_workers = 3 is more than cluster.workers = 2", "cluster.min_workers=3")
     refused('"colocated" trains in each of its 2 workers: leave out --gpus 2', "cluster.placement=colocated", gpus=2)
+    two = 'gpus_per_worker = 2 is more than a worker can use here: only rollout.engine = "vllm" can divide'
+    refused(two, "cluster.gpus_per_worker=2")
+    refused("gpus_per_worker = 3 is more", "cluster.gpus_per_worker=3", "rollout.engine=vllm")
+    refused(two, "cluster.gpus_per_worker=2", "rollout.engine=vllm", "cluster.placement=colocated")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.0")
     refused(r"Ray 2.9.0 is installed, and whet runs with 2.60: pip install 'whet\[ray\]'")
+
+
+def test_a_worker_with_several_gpus_keeps_its_model_in_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM gets their number, and its processes the GPUs; there are none here, so that it is not started."""
+    asked: dict[str, int] = {}
+
+    def pick(settings: Any) -> torch.device:
+        return torch.device("cpu" if settings.device == "cpu" else "cuda")
+
+    def build(plan: Any, model: Any, room: Any, cards: int = 1) -> None:
+        asked[model.device.type] = cards
+
+    monkeypatch.setattr("whet.model.load.pick_device", pick)
+    monkeypatch.setattr(processes, "build_vllm", build)
+    settings = small_config(*SPLIT, "rollout.engine=vllm", "cluster.gpus_per_worker=4")
+    order = {"settings": settings.model_dump_json(), "alphabet": "0123", "weights": "", "role": "worker", "size": 2}
+    processes.build_member({**order, "later": False}, SentPrompts())
+    assert asked == {"cpu": 4}
 
 
 def test_the_command_says_that_there_is_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

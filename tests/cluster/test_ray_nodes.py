@@ -1,5 +1,6 @@
 """Nodes that come and go: a real cluster whose second raylet runs on this machine, too."""
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -108,6 +109,27 @@ def test_a_drained_node_is_let_go(tmp_path: Path, whole: Path, nodes: Any, monke
     assert_like(whole, tmp_path / "ray", counters=False)
 
 
+def test_judges_run_on_another_node_and_outlive_it(
+    tmp_path: Path, whole: Path, nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whet.cluster import stations
+
+    strategy, chosen = stations.NodeAffinitySchedulingStrategy, list[str]()
+
+    def noted(node: str, soft: bool) -> Any:
+        chosen.append(node)
+        return strategy(node, soft=soft)
+
+    monkeypatch.setattr(stations, "NodeAffinitySchedulingStrategy", noted)
+    guest = Guest(nodes)
+    guest.node = nodes.add_node(num_cpus=1, node_ip_address="127.0.0.1")
+    guest.workers = SimpleNamespace(present=range(2))  # none is waited for
+    monkeypatch.setattr(nodes, "add_node", lambda **how: guest.node)
+    run(tmp_path / "ray", *TEN, "cluster.workers=2", "judge.where=workers", silent=guest)
+    assert chosen == [guest.node.node_id]
+    assert_like(whole, tmp_path / "ray", counters=False)
+
+
 def test_room_is_waited_for_within_a_limit(tmp_path: Path, nodes: Any) -> None:
     silent = Silent()
     with pytest.raises(WhetError, match="room for 1 of 2 workers with 1 CPU each beside 1 learners: it has 2 CPUs"):
@@ -155,3 +177,25 @@ def test_the_launcher_file_is_one_that_ray_takes() -> None:
 
     path = Path(__file__).parents[2] / "docs" / "cluster" / "launcher.yaml"
     validate_config(prepare_config(yaml.safe_load(path.read_text())))
+
+
+def test_the_kuberay_file_is_one_that_rays_autoscaler_reads() -> None:
+    """What the operator hands to Ray. Ray's wheel does not hold the schema of the rest."""
+    import yaml
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    path = Path(__file__).parents[2] / "docs" / "cluster" / "kuberay.yaml"
+    resource = yaml.safe_load(path.read_text())
+    resource["metadata"]["namespace"] = "default"  # as Kubernetes does
+    found = _derive_autoscaling_config_from_ray_cr(resource)
+    validate_config(prepare_config(found))
+    assert {name: kind["resources"]["GPU"] for name, kind in found["available_node_types"].items()} == {
+        found["head_node_type"]: 1,
+        "rollouts": 1,
+    }
+
+
+def test_the_slurm_file_is_one_that_bash_reads() -> None:
+    path = Path(__file__).parents[2] / "docs" / "cluster" / "slurm.sh"
+    subprocess.run(["bash", "-n", str(path)], check=True)

@@ -150,6 +150,8 @@ class FleetMember:
         if version != before:
             self._local.update(version)
             self._hand_out(before)  # what was cut was written by the weights before
+        else:
+            self._local.take_back()  # an engine with a copy of the weights takes them again before it decodes
         return self._checksum(mine)  # by then nothing is read any more
 
     def _open(self, parcel: Parcel) -> bool:

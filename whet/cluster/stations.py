@@ -13,14 +13,18 @@ import os
 import secrets
 import signal
 import socket
+import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
 from ray._private.state import state
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from whet.cluster.channel import Channel
 from whet.cluster.crew import LEAVE_S, Hand
@@ -33,21 +37,53 @@ LOOPBACK = "127.0.0.1"
 LOOK_S = 1.0  # seconds between two looks at which nodes are drained
 
 
-class Station:
-    """The actor: the program of a member, and a window for weights. Ray runs each call in a thread of its own."""
+class Listener:
+    """An actor that takes connections which begin with the secret. Ray runs each call in a thread of its own."""
 
-    def __init__(self, secret: bytes, build: Build, environment: Mapping[str, str]) -> None:
-        os.environ.update(environment)
-        self._secret, self._build = secret, build
-        self._member: FleetMember | None = None
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
         host = ray.util.get_node_ip_address()
         self._listener = socket.create_server((host, 0))
         self._where = (*self._listener.getsockname()[:2], os.getpid(), ray.get_runtime_context().get_node_id())
-        signal.signal(signal.SIGTERM, self._leave)
 
     def where(self) -> tuple[str, int, int, str]:
         """Address and port on which it listens, its process, and what Ray calls its node."""
         return self._where
+
+    def _accept(self) -> socket.socket:
+        while True:
+            end, _ = self._listener.accept()
+            end.settimeout(LEAVE_S)
+            with contextlib.suppress(OSError):
+                if hmac.compare_digest(_receive(end, SECRET), self._secret):
+                    end.settimeout(None)
+                    return end
+            end.close()
+
+
+class Bench(Listener):
+    """The actor that judges start from: each connection is given to `attend`."""
+
+    def __init__(self, secret: bytes, path: Sequence[str], attend: bytes) -> None:
+        super().__init__(secret)
+        sys.path.extend(place for place in path if place not in sys.path)  # where the driver has found its judges
+        threading.Thread(target=self._serve, args=[ray.cloudpickle.loads(attend)], daemon=True).start()
+
+    def _serve(self, attend: Callable[[socket.socket], None]) -> None:
+        while True:
+            with contextlib.suppress(OSError):  # it is closed then, and the driver goes elsewhere
+                attend(self._accept())
+
+
+class Station(Listener):
+    """The actor: the program of a member, and a window for weights."""
+
+    def __init__(self, secret: bytes, build: Build, environment: Mapping[str, str]) -> None:
+        os.environ.update(environment)
+        super().__init__(secret)
+        self._build = build
+        self._member: FleetMember | None = None
+        signal.signal(signal.SIGTERM, self._leave)
 
     def _leave(self, *signalled: Any) -> None:
         if self._member is None:
@@ -63,13 +99,7 @@ class Station:
     def serve(self) -> None:
         """Take the first connection that knows the secret, and obey it until it ends."""
         with self._listener:
-            while True:
-                end, _ = self._listener.accept()
-                end.settimeout(LEAVE_S)
-                with contextlib.suppress(OSError):
-                    if hmac.compare_digest(_receive(end, SECRET), self._secret):
-                        break
-                end.close()
+            end = self._accept()
         self._member = FleetMember(Channel(end), self._built)
         with contextlib.suppress(Gone):
             self._member.serve()
@@ -252,6 +282,52 @@ class Stations:
         except ray.exceptions.RayError as error:  # the weights are gone, and not the worker
             source.lose(f"was lost while it handed out its weights: {_first_line(error)}")
         return True
+
+
+class Benches:
+    """An actor for judges on each node but the driver's, or there if it is the only one. Ray starts lost ones again."""
+
+    def __init__(self, attend: Callable[[socket.socket], None], seconds: float) -> None:
+        self.secret, self.seconds, packed = secrets.token_bytes(SECRET), seconds, ray.cloudpickle.dumps(attend)
+        own = ray.get_runtime_context().get_node_id()
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        kind, self.actors = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=4)(Bench), deque[Any]()
+        for node in [node for node in nodes if node != own] or [own]:
+            there = kind.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True))
+            self.actors.append(there.remote(self.secret, sys.path, packed))
+
+    def dial(self) -> tuple[socket.socket, Callable[[], bool]]:
+        """A connection to the next one, and what says that it is gone. Raises OSError where none answers."""
+        why, until = "", time.monotonic() + self.seconds
+        while self.actors and time.monotonic() < until:
+            self.actors.rotate()
+            actor = self.actors[0]
+            try:
+                found = ray.get(actor.where.remote(), timeout=LEAVE_S)
+                end = socket.create_connection(found[:2], timeout=LEAVE_S)
+                end.sendall(self.secret)
+            except (ray.exceptions.RayError, OSError) as error:
+                why = str(error).strip().splitlines()[-1][:300]  # the cause of what an actor met at its start
+                if isinstance(error, ray.exceptions.ActorDiedError):  # for good
+                    self.actors.popleft()
+                time.sleep(0.1)
+                continue
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return end, partial(self._gone, actor, found)
+        raise OSError(f"no node has answered, the last one because {why}")
+
+    @staticmethod
+    def _gone(actor: Any, was: tuple[str, int, int]) -> bool:
+        try:
+            return bool(ray.get(actor.where.remote(), timeout=LEAVE_S) != was)
+        except ray.exceptions.RayError:
+            return True
+
+    def end(self) -> None:
+        with contextlib.suppress(ray.exceptions.RayError):
+            for actor in self.actors:
+                ray.kill(actor)
 
 
 def join_cluster(cores: int) -> Callable[[], None]:

@@ -83,9 +83,11 @@ class VllmEngine(FlightEngine):
         version: int = 0,
         releasable: bool = False,
         drafting: bool = False,
+        cards: int = 1,
     ) -> None:
         """encode: prompt id to token ids. cached: tokens whose keys and values vLLM may keep; 0: all slots at full
-        context. releasable: on a GPU, vLLM sleeps while the learner works. drafting: tokens are guessed by lookup."""
+        context. releasable: on a GPU, vLLM sleeps while the learner works. drafting: tokens are guessed by lookup.
+        cards: vLLM divides the weights among processes with one GPU each; the model itself is in main memory then."""
         if hasattr(model, "peft_config"):
             raise WhetError(
                 f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
@@ -100,8 +102,8 @@ class VllmEngine(FlightEngine):
         self.running: dict[str, Written] = {}  # by the name that vLLM knows
         self.begun: set[int] = set()  # groups of which a rollout has started and another waits
         self.stale = True  # whether vLLM's weights may differ from the model's
-        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting)
-        (self.modules,) = self.core.apply_model(module_names)
+        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting, cards=cards)
+        self.modules, *self.others = self.core.apply_model(module_names)  # of the first process, and of the others
 
     # ---- what callers use
 
@@ -267,7 +269,8 @@ class VllmEngine(FlightEngine):
             except (KeyError, ValueError, AssertionError) as error:
                 name, why = type(self.model).__name__, str(error).partition(". ")[0].rstrip(".")
                 raise WhetError(f"vLLM does not take the weights of {name} by their names here: {why}.") from error
-            (other,) = self.core.apply_model(lambda theirs: first_difference(theirs, weights))
+            # Where weights are divided, none holds a tensor as it was sent; `learn/mismatch` has to do then.
+            other = None if self.others else self.core.apply_model(lambda theirs: first_difference(theirs, weights))[0]
         if other is not None:
             raise WhetError(f"vLLM does not hold the weights it was sent: {other} differs after the update.")
         # Under "keep" running rollouts go on with what is cached; new ones find nothing there, by their salt.
@@ -279,16 +282,19 @@ class VllmEngine(FlightEngine):
 # ---- the one place that knows vLLM's names
 
 
-def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafting: bool) -> Any:
+def build_core(
+    model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafting: bool, cards: int = 1
+) -> Any:
     """A vLLM engine in this process for a model of this kind. It has no weights yet, and no tokenizer."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     logging.getLogger("vllm").setLevel(level)  # it speaks before it has read the variable
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    on_cpu = model.device.type == "cpu"
+    on_cpu = model.device.type == "cpu" and (cards == 1 or not torch.cuda.is_available())
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
-    token_bytes = sum(s.heads * (s.key_dim + s.value_dim) * s.dtype.itemsize for s in kv_shapes(model))
+    heads = [(max(1, s.heads // cards), s) for s in kv_shapes(model)]  # of each card
+    token_bytes = sum(mine * (s.key_dim + s.value_dim) * s.dtype.itemsize for mine, s in heads)
     tokens = cached or slots * -(-context // BLOCK) * BLOCK
     with quietly(model.device), _own_state():
         from vllm import envs
@@ -313,7 +319,8 @@ def build_core(model: PreTrainedModel, slots: int, context: int, cached: int, *,
             "enforce_eager": on_cpu,
             "enable_sleep_mode": sleeps,
             "async_scheduling": False,  # a step returns the tokens that it drew: their version is known
-            "distributed_executor_backend": "uni",
+            "distributed_executor_backend": "uni" if cards == 1 else "mp",
+            "tensor_parallel_size": cards,
             "disable_log_stats": True,
         }
         if not on_cpu:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait as wait_for
 
 from whet import config
@@ -25,6 +26,7 @@ from whet.tasks.worker import Item, Judges, Kind, Reply, Worker
 from whet.types import Prompt, Rollout, Verdict
 
 CHUNK = 64  # most items that a worker receives at once
+MOST_SPARED = 3  # machines in a row that may be lost before the item is blamed
 LUMP_S = 0.005  # seconds of work that are not worth dividing among workers
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
 
@@ -37,16 +39,19 @@ class Judge(AbstractContextManager):
 
     judges: by `Prompt.task`. decode: makes text of `trace.ids`. ordered: `receive` waits for everything that was sent
     and sorts it by group and index, so that a run repeats exactly, whichever rollout or engine was done first;
-    otherwise it returns what is ready.
+    otherwise it returns what is ready. start: makes a worker elsewhere; by default it is a process of this machine.
     """
 
     def __init__(
         self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
         decode: Callable[[Sequence[int]], str], ordered: bool = True,
         total: Total = lambda rollout, said: (said.score, dict(said.terms)),
+        start: Callable[[], Worker] | None = None,
     ) -> None:  # fmt: skip
         self._lookup, self._judges, self._decode = lookup, judges, decode
         self._settings, self._ordered, self._total = settings, ordered, total
+        self._start = start or partial(Worker, judges, settings.memory_mb)
+        self._spared = 0  # workers lost with their machine since the last answer
         self._wanted = settings.workers or min(8, max(1, (os.cpu_count() or 2) - 1))
         self._last_number = 0
         self._todo: deque[Item] = deque()
@@ -170,7 +175,7 @@ class Judge(AbstractContextManager):
     def _book(self, answered: Sequence[tuple[Item, Reply, float]]) -> bool:
         """True if the worker ran out of memory on the last of them."""
         for item, reply, took in answered:
-            self._counts["seconds"] += took
+            self._spared, self._counts["seconds"] = 0, self._counts["seconds"] + took
             self._pace += (max(took, 1e-5) - self._pace) / 10
             if reply.kind == Kind.SCORE:
                 self._settle(item, Judgement(score=reply.score, final=reply.final, terms=reply.terms))
@@ -188,6 +193,8 @@ class Judge(AbstractContextManager):
         """
         worker.close()
         self._workers.remove(worker)
+        if cause and self._spared < MOST_SPARED and worker.gone():
+            self._spared, cause = self._spared + 1, ""
         if cause and worker.chunk and (worker.started or not worker.proven):
             self._counts["seconds"] += max(0.0, time.monotonic() - worker.since)
             what = f"took longer than {self._settings.timeout_s:g} s" if cause == "timeouts" else "ended its process"
@@ -228,7 +235,7 @@ class Judge(AbstractContextManager):
         assert self._closing.alive, "the judge is closed"
         while len(self._workers) < self._wanted:
             try:
-                self._workers.append(Worker(self._judges, self._settings.memory_mb))
+                self._workers.append(self._start())
             except OSError as error:
                 if self._workers:
                     return

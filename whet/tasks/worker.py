@@ -25,6 +25,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -32,6 +33,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
@@ -52,7 +54,7 @@ Judges = Mapping[str, Callable[[Prompt, str], Any]]
 _LENGTH = struct.Struct("!i")
 _PR_SET_PDEATHSIG = 1
 # The parent's pipe ends of all pools. A worker inherits them and must close them, or it could answer for a sibling.
-_PARENT_ENDS: weakref.WeakSet[Connection | Inbox] = weakref.WeakSet()
+_PARENT_ENDS: weakref.WeakSet[Connection | Inbox | socket.socket] = weakref.WeakSet()
 
 
 class Kind(IntEnum):
@@ -105,9 +107,8 @@ class Worker:
 
     def __init__(self, judges: Judges, memory_mb: int) -> None:
         context = multiprocessing.get_context("fork")
-        self.conn, theirs = context.Pipe(duplex=True)
-        self._inbox = Inbox(self.conn)
-        _PARENT_ENDS.update((self.conn, self._inbox))
+        conn, theirs = context.Pipe(duplex=True)
+        self._begin(conn)
         self._process = context.Process(target=_run, args=(theirs, judges, memory_mb, os.getpid()), daemon=True)
         try:
             with warnings.catch_warnings():
@@ -124,6 +125,11 @@ class Worker:
             theirs.close()
         assert self._process.pid
         self.pid = self._process.pid
+
+    def _begin(self, conn: Connection) -> None:
+        self.conn, self._inbox, self._far = conn, Inbox(conn), False
+        self.gone: Callable[[], bool] = lambda: False  # whether no item is to blame for its end
+        _PARENT_ENDS.update((self.conn, self._inbox))
         self.chunk: deque[Item] = deque()
         self._killed = False
         self.broken = False  # dead, or no longer to be trusted
@@ -153,8 +159,9 @@ class Worker:
                 expected = bool(self.chunk) and reply.number == (-1 if starts else self.chunk[0].number)
                 if not expected or starts == self.started:
                     raise ValueError("an answer to no question: a judge forked, or wrote into the pipe")
-                took = max(0.0, reply.at - self.since)
-                self.since = min(reply.at, time.monotonic())
+                at = time.monotonic() if self._far else reply.at  # another machine has another clock
+                took = max(0.0, at - self.since)
+                self.since = min(at, time.monotonic())
                 self.started = True
                 if not starts:
                     self.proven = True
@@ -180,8 +187,35 @@ class Worker:
         self.kill()
         self._inbox.close()
         self.conn.close()
-        if self._process.exitcode is not None:
+        if not self._far and self._process.exitcode is not None:
             self._process.close()
+
+
+class FarWorker(Worker):
+    """A judge process of another machine; `relay` has the other end. gone: says that it was lost with its machine."""
+
+    def __init__(self, end: socket.socket, gone: Callable[[], bool]) -> None:
+        self._begin(Connection(end.detach()))
+        self.gone, self._far = gone, True
+
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
+            self._inbox.end.shutdown(socket.SHUT_WR)  # the other side kills it at the end of file
+
+
+def relay(judges: Judges, memory_mb: int, end: socket.socket) -> None:
+    """Start a judge process for a FarWorker, which ends with the connection, and pass on what both say, in a thread. It
+    is called by the thread that accepts: else a process could be forked meanwhile that holds a sibling's connection."""
+    _PARENT_ENDS.add(end)
+    worker = Worker(judges, memory_mb)
+    inner = worker._inbox.end
+
+    def pass_on() -> None:
+        with end, contextlib.closing(worker), contextlib.suppress(OSError):
+            while data := (source := inner if inner in wait_for([inner, end]) else end).recv(LUMP):
+                (end if source is inner else inner).sendall(data)
+
+    threading.Thread(target=pass_on, daemon=True).start()
 
 
 class Inbox:
@@ -189,9 +223,9 @@ class Inbox:
     per message, and a message that is not complete is never waited for."""
 
     def __init__(self, conn: Connection) -> None:
-        self._socket = socket.socket(fileno=os.dup(conn.fileno()))
+        self.end = socket.socket(fileno=os.dup(conn.fileno()))
         # A worker that stops reading must not stop its parent for ever. The option holds for `conn` as well.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STALL_S, 0))
+        self.end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", STALL_S, 0))
         self._buffer = bytearray()
 
     def take(self) -> bytes | None:
@@ -207,7 +241,7 @@ class Inbox:
                     del self._buffer[:end]
                     return message
             try:
-                news = self._socket.recv(LUMP, socket.MSG_DONTWAIT)
+                news = self.end.recv(LUMP, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             if not news:
@@ -215,7 +249,7 @@ class Inbox:
             self._buffer += news
 
     def close(self) -> None:
-        self._socket.close()
+        self.end.close()
 
 
 # ---- in the worker
