@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from whet import config
-from whet.assembly import decoding_of, machine_of, size_up_here
 from whet.errors import WhetError
 from whet.estimate import Machine
 from whet.fast.fused import graphs_lack
 from whet.fast.kernels import attention
 from whet.fast.kernels.attention import kernel_lacks
+from whet.findings import decoding_of, machine_of, size_up_here
 from whet.model import memory
 from whet.model.load import check_model
 from whet.model.memory import SPARE, Footprint, MemoryPlan, ModelShape, Room, free_memory

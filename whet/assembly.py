@@ -20,8 +20,9 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import build_curriculum, find_plan, notes_of, stages_of
 from whet.errors import WhetError
-from whet.estimate import Machine, budget_lines, dims_of, estimate_lines, gpu_of, workloads
+from whet.estimate import budget_lines, dims_of, estimate_lines, workloads
 from whet.eval import EvalSet, eval_sets
+from whet.findings import machine_of, model_findings, size_up_here
 from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
@@ -33,7 +34,6 @@ from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_j
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from whet.cluster.crew import Crew
@@ -209,69 +209,6 @@ def tiny_skeleton(settings: config.Config) -> PreTrainedModel:
     model, context = settings.model, settings.rollout.context or CONTEXT
     with torch.device("meta"):
         return tiny_model(64, hidden=model.hidden, layers=model.layers, heads=model.heads, context=context)
-
-
-def size_up_here(network: Any, settings: config.Config) -> Footprint:
-    """What training this network takes of the device that the recipe names."""
-    from whet.model.load import pick_device
-    from whet.model.memory import size_up
-
-    device = pick_device(settings.model)
-    graphs = device.type == "cuda" and why_no_graphs(network, settings.model.dtype, device) is None
-    return size_up(network, settings, device, graphs=graphs)
-
-
-def model_findings(network: Any, footprint: Footprint) -> list[Finding]:
-    """What the model is, how fast it trains and decodes, how much memory it takes, and whether that is there."""
-    from whet.model.memory import free_memory
-
-    name, model, shape = type(network).__name__, footprint.settings.model, footprint.shape
-    adapters = model.lora.rank * shape.adapted
-    trained = f", {adapters / 1e6:,.2f}M more in adapters of rank {model.lora.rank}" if adapters else ""
-    return [
-        ("model", f"{name}, {shape.parameters / 1e6:,.2f}M parameters{trained}, in {model.dtype}", True),
-        ("path", footprint.path(), True),
-        ("rollouts", decoding_of(network, footprint.settings, footprint.device), True),
-        *footprint.findings(free_memory(footprint.device)),
-    ]
-
-
-def decoding_of(network: Any, settings: config.Config, device: torch.device) -> str:
-    """How rollouts are decoded, and why not faster."""
-    if settings.rollout.engine == "vllm":
-        return "vLLM, on a copy of the weights"
-    plain = "plain calls of the model's own layers"
-    if device.type == "cpu":
-        return plain
-    if why := why_no_graphs(network, settings.model.dtype, device):
-        return f"{plain}, since {why}"
-    if not settings.rollout.graphs:
-        return f"{plain}; rollout.graphs = true captures them as graphs over kernels"
-    from whet.fast.fused import unfusable
-
-    why = "adapters are not merged" if settings.model.lora.rank else unfusable(network)
-    return "graphs over kernels, " + (f"its own layers: {why}" if why else "fused layers")
-
-
-def why_no_graphs(network: Any, dtype: str, device: torch.device) -> str | None:
-    """Why rollouts cannot run by graphs, in a few words, as the engine will find it; None where they can."""
-    import torch
-
-    from whet.fast.fused import graphs_lack
-    from whet.model.twin import kv_shapes
-
-    return graphs_lack(kv_shapes(network), device, getattr(torch, dtype))
-
-
-def machine_of(device: torch.device) -> Machine:
-    """The device as `whet.estimate` sees it."""
-    import torch
-
-    if device.type != "cuda":
-        threads = torch.get_num_threads()
-        return Machine(name=f"a CPU, {threads} thread{'s' * (threads > 1)}", threads=threads)
-    name = torch.cuda.get_device_name(device) if torch.cuda.is_available() else "the GPU of another machine"
-    return Machine(name=name, gpu=gpu_of(name))
 
 
 # ---- the parts

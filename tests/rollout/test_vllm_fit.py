@@ -5,9 +5,10 @@ import importlib.metadata
 import pytest
 
 from whet import config
-from whet.assembly import check_run, decoding_of
+from whet.assembly import check_run
 from whet.cli import main
 from whet.errors import WhetError
+from whet.findings import decoding_of
 from whet.recipe import load_config
 from whet.rollout import vllm_fit
 from whet.rollout.vllm_fit import refuse_vllm, version_of_vllm

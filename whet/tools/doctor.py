@@ -73,7 +73,8 @@ def _device() -> Finding:
 
 def _plan(settings: config.Config, *, with_data: bool) -> list[Finding]:
     """The plan of a run, with its data where the tokenizer is at hand; else of the model alone."""
-    from whet.assembly import check_run, model_findings, size_up_here
+    from whet.assembly import check_run
+    from whet.findings import model_findings, size_up_here
 
     try:
         network = skeleton_of(settings)
