@@ -175,7 +175,7 @@ def test_a_publish_that_fails_replaces_the_worker(tmp_path: Path, whole: Path, m
     from whet.cluster import stations
 
     faults = ("dies before", "other weights", "never arrives", "dies after")
-    monkeypatch.setattr(stations, "Station", faulty(stations.Station, tmp_path, faults))
+    monkeypatch.setattr(stations.Stations, "actor", faulty(stations.Station, tmp_path, faults))
     said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=12")
     assert all((tmp_path / fault).exists() for fault in faults)
     assert_like(whole, tmp_path / "ray", counters=False)

@@ -198,11 +198,13 @@ def _first_line(error: Exception) -> str:
 class Stations:
     """Starts actors that `need` so much of a node each, beside others that need theirs, and carries weights."""
 
+    actor: type[Station] = Station
+
     def __init__(self, build: Build, environment: Mapping[str, str], need: Need, beside: Sequence[Need] = ()) -> None:
         self.secret = secrets.token_bytes(SECRET)
         self.build, self.environment, self.need, self.beside = build, environment, need, beside
         asked = {"num_cpus": need["CPU"], "num_gpus": need.get("GPU", 0)}
-        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(Station)
+        self.kind = ray.remote(**asked, max_restarts=0, max_concurrency=4)(self.actor)
         self._group: Any = None
         self.apart: set[int] = set()  # the workers that cannot open the memory of the learner
         self._looked = 0.0
