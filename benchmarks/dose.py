@@ -42,14 +42,14 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from matrix import defining_settings, hash_weights, inline, make_start, read_plan
 from matrix_figures import FigureLine, figure
 from matrix_results import column, points, rising
 from rich.console import Console
+from train import CellWork, Places, read_outcome
 
 from whet import files
 from whet.errors import WhetError
-from whet.tools.bench.matrix import defining_settings, hash_weights, inline, make_start, read_plan
-from whet.tools.bench.train import CellWork, Places, read_outcome
 from whet.tools.experiment import circumstances, make_base
 from whet.tools.forecast import play_cures
 from whet.tools.measure import probe_model
@@ -199,7 +199,7 @@ def probe_share(share: int) -> dict[str, Any]:
 
 
 def matrix_of(share: int) -> Path:
-    """Writes the matrix of a share and its recipe; `whet bench train` would read it too."""
+    """Writes the matrix of a share and its recipe; `train.py` would read it too."""
     files.write_text(RUNS / "recipe.toml", tomli_w.dumps(RECIPE))
     stages = [{"subset": "short", "steps": 4}, {"subset": "all"}]  # the first without hopeless prompts
     cures, less = {"curriculum.cures.tau": TAU}, {"token_budget": BUDGET[share] * 2 // 5} if share <= 12 else {}

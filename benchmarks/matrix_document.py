@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 from command_line import RESULTS, Out, run_script, tell
+from matrix import MatrixPlan, read_plan
 from matrix_results import (
     Arms,
     Log,
@@ -38,13 +39,12 @@ from matrix_results import (
     target_level,
     usable,
 )
+from train import read_outcome
 
 from whet import files
 from whet.errors import WhetError
 from whet.report import formats
 from whet.report.formats import median_reach
-from whet.tools.bench.matrix import MatrixPlan, read_plan
-from whet.tools.bench.train import read_outcome
 
 COSTS: dict[str, Show] = {"tokens": formats.count, "rollouts": formats.count, "seconds": formats.duration}
 RULE = (

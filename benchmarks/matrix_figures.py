@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from matrix import read_plan
 from matrix_document import COSTS, read_arms
 from matrix_results import Arms, curve, usable
 
 from whet import files
 from whet.report.arms import Curve, at, median_curve
 from whet.report.page import ticks
-from whet.tools.bench.matrix import read_plan
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes tell the lines apart without colour.
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000")

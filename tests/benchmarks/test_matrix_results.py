@@ -21,11 +21,11 @@ from matrix_results import (
     target_level,
     usable,
 )
+from train import read_outcome, rows_of, write_outcome
 
 from whet.errors import WhetError
 from whet.report import formats
 from whet.report.formats import Reach, median_reach
-from whet.tools.bench.train import read_outcome, rows_of, write_outcome
 
 COLUMNS = ["step", "tokens", "rollouts", "seconds", "signal", "entropy", "length", "accuracy"]
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import dose
 import pytest
+from matrix import MatrixPlan, read_plan
 from matrix_document import document, marks, read_arms, short_table, write_report
 from matrix_figures import write_figures
 from matrix_results import Arms, target_level
 
 from whet.report.arms import Point
 from whet.report.formats import first_crossing
-from whet.tools.bench.matrix import MatrixPlan, read_plan
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,6 +1,6 @@
 """Runs an experiment: one base, then several arms from that start, side by side as processes, each with its recipe.
 
-`whet demo`, `whet bench train` and the studies in benchmarks/ build on it. An arm is an ordinary `whet train` process,
+`whet demo` and the studies in benchmarks/ build on it. An arm is an ordinary `whet train` process,
 followed through its run folder; `whet.report` reads and compares the folders afterwards. `circumstances` goes into
 every JSON result: a figure without its machine, versions and commit is not a result.
 """

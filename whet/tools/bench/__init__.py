@@ -1,7 +1,6 @@
-"""The commands of `whet bench`: `rollout` (is my GPU fast?) and `train` (arms by seeds), on this machine, and `scale`
-(a step on many GPUs, simulated).
+"""The commands of `whet bench`: `rollout` (is my GPU fast?) and `scale` (a step on many GPUs, simulated).
 
-All write JSON and show tables. Everything else that can be measured is a script in benchmarks/.
+Both write JSON and show tables. Everything else that can be measured is a script in benchmarks/.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from whet import files
 from whet.errors import WhetError
-from whet.terminal import DataFolder, Sets, folder_set, out_console, say
+from whet.terminal import out_console, say
 from whet.text import printable
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure whet on this machine, or simulate it on many GPUs.")
@@ -96,45 +95,6 @@ def show_grid(result: Mapping[str, Any]) -> None:
 
 def tell(line: str) -> None:
     say(printable(line, one_line=True), out_console)
-
-
-@bench_app.command("train")
-def bench_train(
-    matrix: Annotated[Path, typer.Argument(help="A TOML matrix: recipe, seeds, start, arms.")],
-    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/matrix"),
-    out: Out = RESULTS,
-    arms: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
-    seeds: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
-    seconds: Annotated[float, typer.Option(help="No cell is begun that would end later.")] = float("inf"),
-    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; seconds are compared for 1 only.")] = 1,
-    sets: Sets = None,
-    data_folder: DataFolder = None,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
-) -> None:
-    """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
-    from whet.tools.bench.matrix import make_start, read_plan
-    from whet.tools.bench.train import CellWork, Places, planned
-
-    if not all(seed.isdecimal() for seed in names(seeds)):
-        raise WhetError(f'Seeds are whole numbers with commas between, got "{seeds}".')
-    chosen = [*folder_set(data_folder), *(sets or [])]
-    whole = read_plan(matrix, chosen, names(arms), [int(seed) for seed in names(seeds)])
-    places = Places(plan=whole, runs=runs, out=out)
-    lines = planned(places)
-    table = Table("cell", "state", "minutes")
-    for line in lines:
-        table.add_row(line.cell.name, line.state, f"{line.seconds / 60:.1f}")
-    left = sum(line.seconds for line in lines if line.state != "done") / 60
-    table.add_row("", "to do", f"{left:.1f}" + (f", {beside} at a time" if beside > 1 else ""))
-    out_console.print(table)
-    if plan or all(line.state == "done" for line in lines):
-        return
-    from whet.tools.experiment import circumstances
-
-    start = make_start(whole, runs, tell)
-    work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())
-    if waiting := work.run(seconds):
-        tell(f"{waiting} cells are left for another time; the same command goes on.")
 
 
 @bench_app.command("scale")

@@ -1,11 +1,13 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from matrix import defining_settings, differing, inline, read_plan
+from train import Places, planned
 
 from whet.errors import WhetError
 from whet.recipe import load_config
-from whet.tools.bench.matrix import defining_settings, differing, inline, read_plan
-from whet.tools.bench.train import Places, planned
 
 RECIPE = """
 steps = 7
@@ -116,7 +118,7 @@ def test_a_stored_cell_is_known_by_its_settings_not_by_its_places(tmp_path: Path
 
 @pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix"])
 def test_shipped_matrices_can_be_read(name: str) -> None:
-    plan = read_plan(Path(__file__).parents[3] / "benchmarks" / f"{name}.toml")
+    plan = read_plan(Path(__file__).parents[2] / "benchmarks" / f"{name}.toml")
     assert plan.cells[0].arm == plan.baseline and plan.evaluation == "sampled"
     assert all(cell.settings.held_out.size == 0 for cell in plan.cells)
     budget = "time_budget" if name == "stack_matrix" else "token_budget"
@@ -129,6 +131,23 @@ def test_shipped_matrices_can_be_read(name: str) -> None:
 @pytest.mark.parametrize("name", ["gsm8k_matrix", "stack_matrix", "sweep_matrix"])
 def test_the_stored_cells_are_those_of_the_shipped_matrices(name: str, tmp_path: Path) -> None:
     """Also where a setting was stored by its value then and is unset now: rollout.on_update."""
-    benchmarks = Path(__file__).parents[3] / "benchmarks"
+    benchmarks = Path(__file__).parents[2] / "benchmarks"
     places = Places(plan=read_plan(benchmarks / f"{name}.toml"), runs=tmp_path, out=benchmarks / "results")
     assert {line.state for line in planned(places)} == {"done"}
+
+
+def test_the_script_shows_its_plan_and_says_what_is_wrong_in_a_sentence(tmp_path: Path) -> None:
+    path = write(tmp_path, 'recipe = "recipe.toml"\nseconds = 60\n' + ARMS)
+    script = Path(__file__).parents[2] / "benchmarks" / "train.py"
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(script), str(path), "--runs", "runs", "--out", "out", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    shown = call("--plan", "--set", "learn.lr=0.5", "--beside", "2")
+    assert shown.returncode == 0, shown.stderr
+    assert all(word in shown.stdout for word in ("uniform-seed0", "speed-seed0", "1.1, 2 at a time"))  # 60 s and 9 s
+    wrong = call("--seeds", "one")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.strip() == 'Seeds are whole numbers with commas between, got "one".'
+    assert not (tmp_path / "runs").exists() and not (tmp_path / "out").exists()

@@ -13,20 +13,8 @@ from pathlib import Path
 import matrix_document
 import pytest
 import torch
-from matrix_document import document
-from safetensors.torch import load_file
-from small_run import even_digits, small_config
-from typer.testing import CliRunner
-
-from whet import config
-from whet.cli import app
-from whet.errors import WhetError
-from whet.model.load import load_weights, tiny_model, tiny_tokenizer
-from whet.model.lora import add_lora, save_lora
-from whet.problems import load_problems
-from whet.recipe import dump_config, parse_config
-from whet.tools.bench import train
-from whet.tools.bench.matrix import (
+import train
+from matrix import (
     MatrixCell,
     MatrixPlan,
     Start,
@@ -39,7 +27,18 @@ from whet.tools.bench.matrix import (
     store_adapter,
     write_problems,
 )
-from whet.tools.bench.train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
+from matrix_document import document
+from safetensors.torch import load_file
+from small_run import even_digits, small_config
+from train import COLUMNS, CellWork, Places, Planned, cell_settings, planned, read_outcome
+from typer.testing import CliRunner
+
+from whet import config
+from whet.errors import WhetError
+from whet.model.load import load_weights, tiny_model, tiny_tokenizer
+from whet.model.lora import add_lora, save_lora
+from whet.problems import load_problems
+from whet.recipe import dump_config, parse_config
 from whet.tools.experiment import circumstances
 
 pytestmark = pytest.mark.slow  # its fixture trains cells
@@ -102,7 +101,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     plan = read_plan(write_matrix(folder))
     places = Places(plan=plan, runs=folder / "runs", out=folder / "out")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of the judge
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # of the judge
         patch.setenv("OMP_NUM_THREADS", "1")
         start = make_start(plan, folder / "runs", lambda line: None)
         first, second = list[str](), list[str]()
@@ -183,8 +182,8 @@ def test_the_report_needs_the_json_alone(done: Done, tmp_path: Path) -> None:
 def test_the_plan_says_what_is_done_and_what_is_left(done: Done, tmp_path: Path) -> None:
     shutil.copytree(done.folder / "out", tmp_path / "out")
     (tmp_path / "out" / "train" / "small" / "dapo-seed1.json").unlink()
-    words = ["bench", "train", str(done.folder / "small.toml"), "--out", str(tmp_path / "out"), "--plan"]
-    result = CliRunner().invoke(app, [*words, "--runs", str(tmp_path / "none")], catch_exceptions=False)
+    words = [str(done.folder / "small.toml"), "--out", str(tmp_path / "out"), "--plan"]
+    result = CliRunner().invoke(train.app, [*words, "--runs", str(tmp_path / "none")], catch_exceptions=False)
     assert result.exit_code == 0 and result.output.count("done") == 3 and "dapo-seed1" in result.output
     places = Places(plan=done.plan, runs=tmp_path / "none", out=tmp_path / "out")
     states = {line.cell.name: (line.state, line.seconds) for line in planned(places)}
@@ -288,7 +287,7 @@ def test_a_process_is_asked_to_stop_when_its_time_is_up(monkeypatch: pytest.Monk
 
 
 def test_a_warm_started_adapter_is_stored_and_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     model(tmp_path / "model")
     path = write_matrix(
         tmp_path,

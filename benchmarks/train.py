@@ -1,11 +1,13 @@
-"""`whet bench train`: the cells of a matrix, each an ordinary `whet train` process, from the same bytes.
+"""The cells of a matrix, arms by seeds, each an ordinary `whet train` process, from the same bytes.
+
+    python benchmarks/train.py benchmarks/gsm8k_matrix.toml --runs runs/gsm8k      # again until nothing is left to do
 
     RUNS/pool.jsonl  base/  start-HASH/     the training problems, the run that warm-started, the merged weights
     RUNS/ARM-seedN/  .toml  .log            a cell's run, its recipe, its output
     OUT/train/MATRIX/ARM-seedN.json         what is left of a finished cell
 
 A finished cell is never run again, an interrupted one goes on from its checkpoint, so a matrix may be completed over
-several calls, or by machines that share OUT. benchmarks/matrix_document.py makes tables from the JSON alone.
+several calls, or by machines that share OUT. `matrix_document.py` makes tables from the JSON alone.
 """
 
 from __future__ import annotations
@@ -20,7 +22,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from command_line import RESULTS, Out, run_script, tell
+from matrix import (
+    MatrixCell,
+    MatrixPlan,
+    OnLine,
+    Start,
+    defining_settings,
+    differing,
+    make_start,
+    on_problems,
+    read_plan,
+)
+from rich.table import Table
 
 from whet import config, files
 from whet.errors import WhetError
@@ -28,9 +45,11 @@ from whet.problems import load_problems
 from whet.recipe import load_config, parse_config
 from whet.report.arms import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
-from whet.tools.bench.matrix import MatrixCell, MatrixPlan, OnLine, Start, defining_settings, differing, on_problems
-from whet.tools.experiment import cores, last_words, start_run
+from whet.terminal import DataFolder, Sets, folder_set, out_console
+from whet.tools.bench import names
+from whet.tools.experiment import circumstances, cores, last_words, start_run
 
+app = typer.Typer()
 GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
 
 
@@ -323,3 +342,41 @@ def _short(value: float | None) -> float | int | None:
     if value is None:
         return None
     return int(value) if value == int(value) else float(f"{value:.5g}")
+
+
+@app.command()
+def main(
+    matrix: Annotated[Path, typer.Argument(help="A TOML matrix: recipe, seeds, start, arms.")],
+    runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/matrix"),
+    out: Out = RESULTS,
+    arms: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
+    seeds: Annotated[str, typer.Option(help="Only these, with commas between; all if not given.")] = "",
+    seconds: Annotated[float, typer.Option(help="No cell is begun that would end later.")] = float("inf"),
+    beside: Annotated[int, typer.Option(min=1, help="Cells at a time; seconds are compared for 1 only.")] = 1,
+    sets: Sets = None,
+    data_folder: DataFolder = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
+) -> None:
+    """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
+    if not all(seed.isdecimal() for seed in names(seeds)):
+        raise WhetError(f'Seeds are whole numbers with commas between, got "{seeds}".')
+    chosen = [*folder_set(data_folder), *(sets or [])]
+    whole = read_plan(matrix, chosen, names(arms), [int(seed) for seed in names(seeds)])
+    places = Places(plan=whole, runs=runs, out=out)
+    lines = planned(places)
+    table = Table("cell", "state", "minutes")
+    for line in lines:
+        table.add_row(line.cell.name, line.state, f"{line.seconds / 60:.1f}")
+    left = sum(line.seconds for line in lines if line.state != "done") / 60
+    table.add_row("", "to do", f"{left:.1f}" + (f", {beside} at a time" if beside > 1 else ""))
+    out_console.print(table)
+    if plan or all(line.state == "done" for line in lines):
+        return
+    start = make_start(whole, runs, tell)
+    work = CellWork(places=places, start=start, beside=beside, on_progress=tell, about=circumstances())
+    if waiting := work.run(seconds):
+        tell(f"{waiting} cells are left for another time; the same command goes on.")
+
+
+if __name__ == "__main__":
+    run_script(app)

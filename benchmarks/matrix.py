@@ -1,4 +1,4 @@
-"""A matrix: one recipe, several arms and seeds, one start: the TOML of `whet bench train`, its cells and its start.
+"""A matrix: one recipe, several arms and seeds, one start: the TOML of `train.py`, its cells and its start.
 
     recipe = "../recipes/gsm8k.toml"        # paths are relative to the matrix file
     seeds = [0, 1, 2]
