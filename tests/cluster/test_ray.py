@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fleet_run import assert_like, run, weights_of
-from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, whole
+from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, on_question, strike_down, whole
 from small_run import Stop, model_folder
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
@@ -107,6 +107,29 @@ def test_killed_workers_change_no_number(tmp_path: Path, whole: Path, monkeypatc
     assert_like(whole, tmp_path / "ray", counters=False)
     assert reaper.struck == 4
     assert sum("started again" in line for line in said.messages) >= 3  # two may hit one
+
+
+@pytest.mark.slow
+def test_a_checkpoint_asks_those_that_have_come_back(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only worker that is left dies when it is asked for its state; the other one is there again by then."""
+    from whet.cluster.workers import Workers
+
+    struck, ready = [], True  # ready: a step was begun since the last blow
+
+    def seen(crew: Any, name: str) -> None:
+        nonlocal ready
+        ready |= name == "ask"
+        if isinstance(crew, Workers) and name == "state_dict" and ready and crew.present == [0, 1][len(struck) :]:
+            struck.append(number := crew.present[0])
+            ready = False
+            strike_down(crew.hands[number].dialled.pid)
+
+    on_question(monkeypatch, seen)
+    run(tmp_path / "ray", *TEN, *SPLIT, "save.every=1")
+    assert_like(whole, tmp_path / "ray", counters=False)
+    assert struck[:2] == [0, 1]
 
 
 @pytest.mark.slow

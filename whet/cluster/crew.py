@@ -155,8 +155,8 @@ class Crew:
     # ---- asking
 
     def call(self, name: str, *args: Any) -> list[Any]:
-        """Ask all members; their answers. After a death all are asked again."""
-        return self.call_each(name, dict.fromkeys(self.present, args))
+        """Ask all that are present; their answers. After a death all are asked again, who may be others by then."""
+        return self.call_each(name, dict.fromkeys(range(self.size), args))
 
     def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
         """Ask those members, each with its own arguments. `again`: after a death all are asked again."""
