@@ -76,7 +76,7 @@ def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
         raise WhetError(f"{wanted}, and vLLM has none; leave it out or set it to false.")
     exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
     notes = [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
-    fixed = f"vLLM drafts with {head} as it is: it is not trained, and fits the policy less and less."
+    fixed = f"vLLM drafts with {head} as it is: it is not trained, and the policy moves away from it."
     return [*notes, fixed] if "eagle" in drafters else notes
 
 
