@@ -27,7 +27,7 @@ from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, save_checkpoint
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
-from whet.rollout.vllm_fit import check_vllm
+from whet.rollout.vllm_fit import check_vllm, drafter_of, speculation_of
 from whet.tasks.judge import Judge
 from whet.text import Codec
 from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
@@ -126,9 +126,11 @@ def check_run(settings: config.Config, reward: JudgeFunction | None = None, *, t
 
     network = check_model(settings.model)
     if network is not None and "eagle" in settings.draft.drafters:
-        from whet.draft.eagle import refuse_undraftable
+        from whet.draft.eagle import eagle_head, read_drafter, refuse_undraftable
 
         refuse_undraftable(network)
+        if settings.rollout.engine == "vllm":
+            read_drafter(drafter_of(settings), eagle_head(network))  # a head of another model is refused here
     codec = Codec(load_tokenizer(settings.model, problems.alphabet), eos_of(settings.model), settings.text)
     encoded = EncodedPrompts(problems, codec)
     problems, left_out = encoded.leave_out_long(problems, settings.text.max_prompt)
@@ -366,7 +368,7 @@ def build_model(plan: Basis, weights: Path | None = None) -> PreTrainedModel:
 
 def build_drafter(settings: config.Config, model: PreTrainedModel) -> AdaptiveDrafter | None:
     """The drafter that learns, where the recipe drafts with one."""
-    if "eagle" not in settings.draft.drafters:
+    if "eagle" not in settings.draft.drafters or settings.rollout.engine == "vllm":
         return None
     from whet.draft.training import AdaptiveDrafter
 
@@ -473,7 +475,7 @@ def build_vllm(plan: Basis, model: PreTrainedModel, room: Room | None, cards: in
         cached=(room.pages or pages) * page if room else rollout.pages * page,
         on_update=settings.on_update,
         releasable=room is not None and room.release,
-        drafting="ngram" in settings.draft.drafters,
+        drafts=speculation_of(settings),
         cards=cards,
     )
 
@@ -492,7 +494,7 @@ def training_sampling(settings: config.Config, codec: Codec) -> Sampling:
 
 
 def save_parts(parts: Parts, folder: Path) -> None:
-    from whet.draft.eagle import FOLDER
+    from whet.draft.eagle import FOLDER, copy_drafter
 
     engine = parts.engine.state_dict()
     drafter, waiting = parts.drafter or parts.spot, RolloutStore()
@@ -502,6 +504,8 @@ def save_parts(parts: Parts, folder: Path) -> None:
         parts.learner.write(path)
         if drafter is not None:
             drafter.write(path / FOLDER)
+        elif "eagle" in parts.plan.settings.draft.drafters:
+            copy_drafter(drafter_of(parts.plan.settings), path / FOLDER)
 
     save_checkpoint(
         folder,

@@ -107,7 +107,7 @@ def build_fleet_parts(plan: RunPlan, gpus: int, company: Company, weights: Path 
         if far:
             stack.callback((judge := build_judge(plan, company.judges(plan))).close)
         engine = Fleet(decoding, plan.encoded, slots=settings.rollout.slots, mode=settings.rollout.mode)
-        if "eagle" in settings.draft.drafters:
+        if "eagle" in settings.draft.drafters and settings.rollout.engine == "native":
             from whet.draft.training import SpotDrafter
 
             engine.spot = SpotDrafter(decoding)

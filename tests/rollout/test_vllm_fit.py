@@ -1,17 +1,26 @@
 """What a recipe that asks for vLLM hears before anything is loaded; no vLLM is needed for it."""
 
+import importlib.machinery
 import importlib.metadata
+import importlib.util
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from small_run import even_digits, model_folder, small_config
 
 from whet import config
-from whet.assembly import check_run
+from whet.assembly import build_drafter, build_parts, check_run, save_parts
 from whet.cli import main
+from whet.draft.eagle import eagle_head, write_drafter
 from whet.errors import WhetError
 from whet.findings import decoding_of
+from whet.model.load import tiny_model
 from whet.recipe import load_config
 from whet.rollout import vllm_fit
-from whet.rollout.vllm_fit import refuse_vllm, version_of_vllm
+from whet.rollout.vllm_fit import refuse_vllm, speculation_of, version_of_vllm
 from whet.tools.doctor import examine
 from whet.tools.measure import choose_drafters
 
@@ -58,7 +67,7 @@ def test_another_vllm_is_refused(
     [
         (['model.dtype="float64"'], 'does not fit model.dtype = "float64", which vLLM lacks'),
         (["model.lora.rank=4"], "does not fit model.lora.rank > 0: vLLM would decode without the adapters"),
-        (['draft.drafters=["ngram", "eagle"]'], 'drafts by lookup alone: draft.drafters may hold "ngram", not eagle'),
+        (['draft.drafters=["ngram", "eagle"]'], "takes one drafter, and draft.drafters has ngram, eagle; leave one"),
         (['draft.drafters=["ngram"]'], "cannot draft on a CPU, where vLLM then draws wrong tokens"),
         (
             ["rollout.temperature=0.005"],
@@ -85,9 +94,79 @@ def test_a_recipe_that_fits_hears_what_it_loses() -> None:
     assert plan.footprint.plan().weights == 2 * alone.weights, "vLLM has weights of its own"
     found = {what: (said, fine) for what, said, fine in examine(settings=chosen('model.device="cpu"'))}
     assert found["vllm"] == (
-        "0.32.0: barrier, stream, cut, recompute, keep, drafts by lookup on a GPU; no keyed noise",
+        "0.32.0: barrier, stream, cut, recompute, keep, drafts on a GPU; no keyed noise",
         True,
     )
+
+
+# ---- drafts
+
+
+def with_head(folder: Path, *, hidden: int = 96) -> None:
+    """Write an EAGLE head into a model folder, for a model of this width."""
+    model = tiny_model(30, hidden=hidden, layers=1, heads=3, context=64)
+    write_drafter(folder / "drafter", eagle_head(model), model.config)
+
+
+@pytest.mark.usefixtures("installed")
+def test_drafts_that_cannot_be_made_are_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = {"arctic_inference": None}
+    monkeypatch.setattr(importlib.util, "find_spec", known.__getitem__)
+    with pytest.raises(
+        WhetError, match=r"drafts by suffix with .* not installed: pip install arctic-inference==0\.1\.1\.$"
+    ):
+        refuse_vllm(chosen('draft.drafters=["suffix"]'), on_cpu=False)
+    monkeypatch.setitem(known, "arctic_inference", importlib.machinery.ModuleSpec("arctic_inference", None))
+    assert len(refuse_vllm(chosen('draft.drafters=["suffix"]'), on_cpu=False)) == 1
+    eagle = chosen(f'model.name="{tmp_path}"', 'draft.drafters=["eagle"]')
+    with pytest.raises(WhetError, match=r"trains no drafter, and \S+ holds no drafter/ that eagle could draft with\.$"):
+        refuse_vllm(eagle, on_cpu=False)
+    with_head(tmp_path)
+    _, note = refuse_vllm(eagle, on_cpu=False)
+    assert note.startswith(f"vLLM drafts with {tmp_path / 'drafter'} as it is: it is not trained, ")
+
+
+def test_what_vllm_is_told_about_drafts(tmp_path: Path) -> None:
+    def told(*drafters: str) -> dict[str, Any] | None:
+        return speculation_of(chosen(f'model.name="{tmp_path}"', f"draft.drafters={list(drafters)}"))
+
+    assert told() is None
+    assert told("ngram") == {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    assert told("suffix") == {"method": "suffix", "num_speculative_tokens": 8}
+    assert told("eagle") == {
+        "method": "eagle",
+        "num_speculative_tokens": 4,
+        "model": str(tmp_path / "drafter"),
+        "draft_load_config": {"load_format": "auto"},  # else the head would have the random weights of load_format
+    }
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_head_that_does_not_fit_is_refused_and_one_that_fits_goes_into_checkpoints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As on a GPU: only the device differs."""
+    monkeypatch.setattr("whet.assembly.check_vllm", lambda settings: (settings, refuse_vllm(settings, on_cpu=False)))
+    model = Path(model_folder(tmp_path / "model"))
+    sets = (ASKED, f'model.name="{model}"', 'model.device="cpu"', 'draft.drafters=["eagle"]')
+    with_head(model, hidden=48)
+    with pytest.raises(WhetError, match=r"is of another target: fc\.weight has another shape"):
+        check_run(small_config(*sets), even_digits)
+    network = check_run(small_config(*sets[1:3]), even_digits).network
+    head = eagle_head(network.to_empty(device="cpu"))
+    write_drafter(model / "drafter", head, network.config)
+    plan = check_run(small_config(*sets), even_digits)
+    assert any("as it is: it is not trained" in note for note in plan.notes)
+    assert build_drafter(plan.settings, plan.network) is None, "nothing is trained beside the policy"
+    assert plan.footprint.plan().drafter == 4 * sum(p.numel() for p in head.parameters() if p.ndim == 2)
+    native = plan.settings.rollout.model_copy(update={"engine": "native"})
+    undrafted = plan.settings.draft.model_copy(update={"drafters": ()})
+    own = replace(plan, settings=plan.settings.model_copy(update={"rollout": native, "draft": undrafted}))
+    with closing(build_parts(own)) as parts:
+        parts.plan = plan
+        save_parts(parts, tmp_path / "saved")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "saved/drafter" / name).read_bytes() == (model / "drafter" / name).read_bytes()
 
 
 @pytest.mark.usefixtures("installed")

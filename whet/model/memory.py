@@ -230,10 +230,10 @@ class Footprint:
             graphs = max(18 * rollout.slots * shape.vocab, self.decoding(rollout.slots, prompts))
         if "eagle" in self.settings.draft.drafters:
             # One layer and the map into it, in use (b bytes) and with the trainer in fp32 (weights, two moments, a
-            # gradient); and the hidden states that the drafter learns from.
-            h, kv = shape.hidden, shape.cached // shape.layers
+            # gradient); and the hidden states that the drafter learns from. vLLM's does not learn.
+            h, kv, learns = shape.hidden, shape.cached // shape.layers, rollout.engine == "native"
             drafter = 2 * h * h + 2 * h * shape.query + h * kv + 3 * h * shape.inner
-            drafter = drafter * (size + 16) + BUFFER * h * size
+            drafter = drafter * (size + 16 * learns) + learns * BUFFER * h * size
         weights = (shape.parameters + adapters) * size
         reference, gradients = trained * size, trained * (wide + size if half else wide)
         if self.full:

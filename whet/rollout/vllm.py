@@ -39,7 +39,6 @@ from whet.rollout.vllm_fit import KNOWN, version_of_vllm
 from whet.types import Finish, Trace
 
 BLOCK = 128  # the largest block of tokens that vLLM caches as one, on any device
-DRAFTS = 4  # tokens that a lookup proposes, at most
 
 
 @dataclass(slots=True)
@@ -82,17 +81,17 @@ class VllmEngine(FlightEngine):
         on_update: Literal["cut", "recompute", "keep"] = "cut",
         version: int = 0,
         releasable: bool = False,
-        drafting: bool = False,
+        drafts: Mapping[str, Any] | None = None,
         cards: int = 1,
     ) -> None:
         """encode: prompt id to token ids. cached: tokens whose keys and values vLLM may keep; 0: all slots at full
-        context. releasable: on a GPU, vLLM sleeps while the learner works. drafting: tokens are guessed by lookup.
+        context. releasable: on a GPU, vLLM sleeps while the learner works. drafts: as in `speculation_of`.
         cards: vLLM divides the weights among processes with one GPU each; the model itself is in main memory then."""
         if hasattr(model, "peft_config"):
             raise WhetError(
                 f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
             )
-        self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafting else [])})
+        self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafts else [])})
         given: dict[str, Any] = {"encode": encode, "decode": decode, "seed": seed, "slots": slots, "context": context}
         dtype = np.dtype(np.float32)
         super().__init__(model, **given, mode=mode, on_update=on_update, version=version, dtype=dtype)
@@ -102,7 +101,8 @@ class VllmEngine(FlightEngine):
         self.running: dict[str, Written] = {}  # by the name that vLLM knows
         self.begun: set[int] = set()  # groups of which a rollout has started and another waits
         self.stale = True  # whether vLLM's weights may differ from the model's
-        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafting=drafting, cards=cards)
+        self.deep = 1 if "model" in (drafts or {}) else 2  # vLLM's level of sleep: below 2 it keeps weights on the host
+        self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafts=drafts, cards=cards)
         self.modules, *self.others = self.core.apply_model(module_names)  # of the first process, and of the others
 
     # ---- what callers use
@@ -137,7 +137,7 @@ class VllmEngine(FlightEngine):
             return
         self._evict_all()
         self.core.reset_prefix_cache()
-        self.core.sleep(level=2)  # nothing is copied to the host: weights are sent again, keys and values made again
+        self.core.sleep(level=self.deep)  # weights are sent again, keys and values made again; a head is neither
         self.asleep = True
 
     def take_back(self) -> None:
@@ -157,7 +157,9 @@ class VllmEngine(FlightEngine):
 
     def stats(self) -> dict[str, float]:
         """Return the counters since the last call and reset them. vLLM does not say how often it preempted."""
-        return self._counted("tokens", "steps", "prefill_tokens", "finished", "cut")
+        rows, saved = max(1, self._stats["verified"]), float(self._stats["saved"])
+        drafts = {"draft/accept_length": 1 + saved / rows, "draft/saved": saved} if "draft" in self.can else {}
+        return self._counted("tokens", "steps", "prefill_tokens", "finished", "cut") | drafts
 
     def state_dict(self) -> dict[str, Any]:
         """What was asked for and not handed out, in the form of `LocalEngine.state_dict`: either engine goes on with
@@ -216,11 +218,11 @@ class VllmEngine(FlightEngine):
         """Write down what vLLM drew, up to the token that ends the rollout. Returns how it ended, if it has."""
         flight, (drawn,) = written.flight, output.outputs
         sampling = flight.request.sampling
-        if not written.begun:
+        before, self._stats["verified"] = len(written.ids), self._stats["verified"] + written.begun
+        if not written.begun:  # nothing was drafted for its first token
             written.begun = True
             self._stats["prefill_tokens"] += flight.known - (output.num_cached_tokens or 0)
         finish: Finish | None = None
-        flight.accepted += max(0, len(drawn.token_ids) - 1)
         for token, found in zip(drawn.token_ids, drawn.logprobs, strict=True):
             if not math.isfinite(log_prob := found[token].logprob):
                 raise WhetError(
@@ -234,6 +236,8 @@ class VllmEngine(FlightEngine):
             if token in sampling.stop_ids or watched:
                 finish = "stop"
                 break
+        saved = max(0, len(written.ids) - before - 1)
+        flight.accepted, self._stats["saved"] = flight.accepted + saved, self._stats["saved"] + saved
         if finish is None and len(written.ids) >= flight.limit:
             finish = "length"
         if finish is None and output.finished:
@@ -283,7 +287,7 @@ class VllmEngine(FlightEngine):
 
 
 def build_core(
-    model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafting: bool, cards: int = 1
+    model: PreTrainedModel, slots: int, context: int, cached: int, *, sleeps: bool, drafts: Any = None, cards: int = 1
 ) -> Any:
     """A vLLM engine in this process for a model of this kind. It has no weights yet, and no tokenizer."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -294,6 +298,7 @@ def build_core(
     if on_cpu:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the learner has the same cores
     heads = [(max(1, s.heads // cards), s) for s in kv_shapes(model)]  # of each card
+    heads += heads[-1:] if "model" in (drafts or {}) else []  # the drafter is one layer more
     token_bytes = sum(mine * (s.key_dim + s.value_dim) * s.dtype.itemsize for mine, s in heads)
     tokens = cached or slots * -(-context // BLOCK) * BLOCK
     with quietly(model.device), _own_state():
@@ -325,12 +330,7 @@ def build_core(
         }
         if not on_cpu:
             settings["gpu_memory_utilization"] = 0.01  # vLLM wants so much to be free, and takes what it is told above
-        if drafting:
-            settings["speculative_config"] = {
-                "method": "ngram",
-                "num_speculative_tokens": DRAFTS,
-                "prompt_lookup_max": 4,
-            }
+        settings |= {"speculative_config": dict(drafts)} if drafts else {}
         fields = {field.name for field in dataclasses.fields(EngineArgs)}
         lacking = [name for name in settings if name not in fields]
         if "reset_running_requests" not in inspect.signature(LLMEngine.reset_prefix_cache).parameters:
@@ -339,7 +339,7 @@ def build_core(
             raise WhetError(f"vLLM {version_of_vllm()} lacks {', '.join(lacking)}; whet runs with {KNOWN}.")
         try:
             return LLMEngine.from_engine_args(EngineArgs(**settings))
-        except (ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+        except (ValueError, RuntimeError, AttributeError, AssertionError, KeyError, ImportError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise WhetError(f"vLLM does not start with this model: {first}") from error
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import Any
 
 from whet import config
 from whet.errors import WhetError
@@ -46,35 +49,50 @@ def check_vllm(settings: config.Config) -> tuple[config.Config, list[str]]:
 
 def refuse_vllm(settings: config.Config, *, on_cpu: bool) -> list[str]:
     """Refuse a recipe that vLLM cannot serve; else sentences for the user."""
-    asked = 'rollout.engine = "vllm"'
-    if lack := vllm_lack(version_of_vllm()):
-        raise WhetError(f"{asked} cannot run here: {lack}.")
-    if settings.model.dtype == "float64":
-        raise WhetError(
-            f'{asked} does not fit model.dtype = "float64", which vLLM lacks; take "float32" or "bfloat16".'
-        )
-    if settings.model.lora.rank:
-        raise WhetError(
-            f'{asked} does not fit model.lora.rank > 0: vLLM would decode without the adapters; use "native".'
-        )
-    if others := set(settings.draft.drafters) - {"ngram"}:
-        names = ", ".join(sorted(others))
-        raise WhetError(f'{asked} drafts by lookup alone: draft.drafters may hold "ngram", not {names}.')
-    if settings.draft.drafters and on_cpu:  # seen with 0.32.0
-        raise WhetError(
-            f"{asked} cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty."
-        )
+    drafters, head = settings.draft.drafters, drafter_of(settings)
     heats = [settings.rollout.temperature, *(e.temperature for e in settings.eval)]
     heats += [stage.temperature for stage in settings.curriculum.stages]
-    if low := [heat for heat in heats if 0 < heat < COLDEST]:
-        raise WhetError(
-            f"{asked} draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}."
-        )
+    why = ""
+    if lack := vllm_lack(version_of_vllm()):
+        why = f"cannot run here: {lack}"
+    elif settings.model.dtype == "float64":
+        why = 'does not fit model.dtype = "float64", which vLLM lacks; take "float32" or "bfloat16"'
+    elif settings.model.lora.rank:
+        why = 'does not fit model.lora.rank > 0: vLLM would decode without the adapters; use "native"'
+    elif len(drafters) > 1:
+        why = f"takes one drafter, and draft.drafters has {', '.join(drafters)}; leave one of them"
+    elif drafters and on_cpu:  # seen with 0.32.0
+        why = "cannot draft on a CPU, where vLLM then draws wrong tokens; leave draft.drafters empty"
+    elif "suffix" in drafters and importlib.util.find_spec("arctic_inference") is None:
+        why = "drafts by suffix with a package that is not installed: pip install arctic-inference==0.1.1"
+    elif "eagle" in drafters and not head.is_dir():
+        why = f"trains no drafter, and {settings.model.name} holds no {head.name}/ that eagle could draft with"
+    elif low := [heat for heat in heats if 0 < heat < COLDEST]:
+        why = f"draws at {COLDEST} where a lower temperature is asked for, and the recipe has {low[0]:g}"
+    if why:
+        raise WhetError(f'rollout.engine = "vllm" {why}.')
     if settings.rollout.mode == "stream" and _exact(settings):
         wanted = "rollout.ordered = true asks for a run that repeats exactly, which takes keyed noise"
         raise WhetError(f"{wanted}, and vLLM has none; leave it out or set it to false.")
     exact = "the run does not repeat exactly, and a resumed one goes on with other tokens"
-    return [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
+    notes = [f"Rollouts are drawn by vLLM {version_of_vllm()}, which has no keyed noise: {exact}."]
+    fixed = f"vLLM drafts with {head} as it is: it is not trained, and the policy moves away from it."
+    return [*notes, fixed] if "eagle" in drafters else notes
+
+
+def drafter_of(settings: config.Config) -> Path:
+    """The folder of the EAGLE head that a model came with, where it has one."""
+    return Path(settings.model.name) / "drafter"
+
+
+def speculation_of(settings: config.Config) -> dict[str, Any] | None:
+    """What vLLM is told about drafts: the method, how many tokens at most, and what belongs to it."""
+    # The target is not read from a file, and vLLM would not read the head from one either, if it were not told to.
+    read = {"model": str(drafter_of(settings)), "draft_load_config": {"load_format": "auto"}}
+    own: dict[str, dict[str, Any]] = {"ngram": {"prompt_lookup_max": 4}, "suffix": {}, "eagle": read}
+    most = {"ngram": 4, "suffix": 8, "eagle": 4}
+    told = ({"method": name, "num_speculative_tokens": most[name], **own[name]} for name in settings.draft.drafters)
+    return next(told, None)
 
 
 def as_vllm_runs(settings: config.Config) -> config.Config:
