@@ -737,12 +737,19 @@ def test_hostile_answers_are_wrong_and_cost_no_worker(answer: str, tmp_path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_killed_by_the_system_while_judging() -> None:
-    """Not by us and not by the judge: as the kernel does when memory runs out."""
+@pytest.mark.parametrize(("kills", "text", "verdict"), [(1, "slow 1", "right"), (2, "slow 20", "unjudged")])
+def test_killed_by_the_system_while_judging(kills: int, text: str, verdict: str) -> None:
+    """Not by us and not by the judge: as the kernel does when memory runs out. Such an item has a second chance."""
     with make() as judge:
-        judge.send(rollouts("right", "slow 20", "wrong"))
+        judge.send(rollouts("right", text, "wrong"))
         while not judge.stats()["judge/right"]:
             judge._move(wait=True)
-        os.kill(pids(judge)[0], signal.SIGKILL)
-        assert [r.verdict for r in judge.receive(wait=True)] == ["right", "unjudged", "wrong"]
-        assert judge.stats()["judge/crashes"] == 1
+        for _ in range(kills):
+            while not (judge._workers and judge._workers[0].started):
+                judge._move(wait=True)
+            before = pids(judge)[0]
+            os.kill(before, signal.SIGKILL)
+            while before in pids(judge):
+                judge._move(wait=True)
+        assert [r.verdict for r in judge.receive(wait=True)] == ["right", verdict, "wrong"]
+        assert judge.stats()["judge/crashes"] == kills - 1

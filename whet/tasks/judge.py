@@ -52,6 +52,7 @@ class Judge(AbstractContextManager):
         self._settings, self._ordered, self._total = settings, ordered, total
         self._start = start or partial(Worker, judges, settings.memory_mb)
         self._spared = 0  # workers lost with their machine since the last answer
+        self._doubted: set[int] = set()  # numbers of items whose worker has ended once
         self._wanted = settings.workers or min(8, max(1, (os.cpu_count() or 2) - 1))
         self._last_number = 0
         self._todo: deque[Item] = deque()
@@ -189,12 +190,16 @@ class Judge(AbstractContextManager):
         """Remove a worker. The item that it was judging is lost to `cause`; the rest goes back to the queue.
 
         A worker that answered before and died between chunks costs nothing. One that never answered does, or judges
-        that cannot even start would be forked for ever: each fork brings an answer or loses an item.
+        that cannot even start would be forked for ever. An item whose worker ended is judged once more, since it may
+        have been killed from outside: each second fork brings an answer or loses an item.
         """
         worker.close()
         self._workers.remove(worker)
         if cause and self._spared < MOST_SPARED and worker.gone():
             self._spared, cause = self._spared + 1, ""
+        if cause == "crashes" and worker.chunk and worker.chunk[0].number not in self._doubted:
+            self._doubted.add(worker.chunk[0].number)
+            cause = ""
         if cause and worker.chunk and (worker.started or not worker.proven):
             self._counts["seconds"] += max(0.0, time.monotonic() - worker.since)
             what = f"took longer than {self._settings.timeout_s:g} s" if cause == "timeouts" else "ended its process"
@@ -226,6 +231,7 @@ class Judge(AbstractContextManager):
         self._deliver(item.number, replace(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
 
     def _deliver(self, number: int, rollout: Rollout) -> None:
+        self._doubted.discard(number)
         if number in self._awaited:
             self._awaited.remove(number)
             self._judged[number] = rollout
