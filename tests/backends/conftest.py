@@ -1,0 +1,5 @@
+"""vLLM loads Ray, where it is installed, and Ray reads once, when it is loaded, whether it may listen to the network."""
+
+import os
+
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")  # as whet sets it before it loads Ray
