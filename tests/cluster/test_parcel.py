@@ -67,7 +67,7 @@ def test_weights_that_a_worker_reads_are_not_overwritten() -> None:
     here, there = socket.socketpair()
     with here, there:
         member = FleetMember(
-            Channel(here), lambda order, prompts: (model, None, lambda: Learner(model, Learn(), encode=encode))
+            Channel(here), lambda order, prompts: (model, None, lambda: Learner(model, Learn(), encode=encode), None)
         )
         member.begin({"rank": 0, "later": False})
         kept: dict[int, torch.Tensor] = {}
