@@ -2,6 +2,7 @@
 
 import multiprocessing as mp
 import socket
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,9 +67,8 @@ def test_weights_that_a_worker_reads_are_not_overwritten() -> None:
     model = exact_model()
     here, there = socket.socketpair()
     with here, there:
-        member = FleetMember(
-            Channel(here), lambda order, prompts: (model, None, lambda: Learner(model, Learn(), encode=encode), None)
-        )
+        learner = partial(Learner, model, Learn(), encode=encode)
+        member = FleetMember(Channel(here), lambda order, prompts: (model, None, learner, None))
         member.begin({"rank": 0, "later": False})
         kept: dict[int, torch.Tensor] = {}
 
