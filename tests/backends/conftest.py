@@ -1,4 +1,4 @@
-"""vLLM loads Ray, where it is installed, and Ray reads once, when it is loaded, whether it may listen to the network."""
+"""vLLM loads Ray where it is installed, and Ray reads once, when it is loaded, whether the network may reach it."""
 
 import os
 
