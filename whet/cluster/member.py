@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     OwnEngine = LocalEngine | VllmEngine
     Built = tuple[Any, OwnEngine | None, Callable[[], Learner] | None, AdaptiveDrafter | None]
 
-ALIVE_S = 1.0  # seconds after which a member that decodes says that it does
+ALIVE_S = 1.0  # seconds after which a member that decodes says so, and an idle one sees whether it must leave
 ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
@@ -76,7 +76,7 @@ class Parcel(NamedTuple):
 
     names: tuple[str, ...]
     place: str
-    handle: Any  # None: nobody can open it
+    handle: Any  # by which another process opens the buffer; None where none can
     data: Any = None  # the buffer, or its bytes
 
 

@@ -254,7 +254,7 @@ class Stations:
         source, seconds, forms = parcel
         assert isinstance(worker, ActorHand)
         whole = worker.number in self.apart
-        if whole not in forms:  # nothing is copied that nobody needs
+        if whole not in forms:  # the first worker that needs this form: it is made once per publish
             forms[whole] = self._fetch(source, seconds, whole)
         return worker.actor.deliver.remote(forms[whole])
 
@@ -320,7 +320,7 @@ class Benches:
         raise OSError(f"no node has answered, the last one because {why}")
 
     @staticmethod
-    def _gone(actor: Any, was: tuple[str, int, int]) -> bool:
+    def _gone(actor: Any, was: tuple[str, int, int, str]) -> bool:
         try:
             return bool(ray.get(actor.where.remote(), timeout=LEAVE_S) != was)
         except ray.exceptions.RayError:
