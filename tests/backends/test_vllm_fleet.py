@@ -39,7 +39,8 @@ def mismatch(folder: Path) -> float:
     return max(row["learn/mismatch_max"] for row in read_metrics(folder) if row.get("learn/tokens"))
 
 
-def test_both_processes_decode_what_the_learner_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_all_decode(folder: Path, monkeypatch: pytest.MonkeyPatch, *sets: str, **given: Any) -> Any:
+    """Train; each member must decode for every step, the learner follow, and the reward rise. Returns what was said."""
     merge, tokens = fleet.merge_stats, list[list[float]]()
 
     def seen(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -47,14 +48,19 @@ def test_both_processes_decode_what_the_learner_follows(tmp_path: Path, monkeypa
         return merge(stats)
 
     monkeypatch.setattr(fleet, "merge_stats", seen)
-    sets = ("steps=12", "learn.lr=5e-3", "curriculum.groups=6", "curriculum.rollouts=8", "rollout.slots=24")
-    run(tmp_path / "run", *sets, "warm_start=[{steps=3, batch=4, lr=1e-2}]")
-    rows = read_metrics(tmp_path / "run")
-    assert len(rows) == 13 and mismatch(tmp_path / "run") < CLOSE
+    small = ("steps=12", "learn.lr=5e-3", "curriculum.groups=6", "curriculum.rollouts=8", "rollout.slots=24")
+    said = run(folder, *small, *sets, "warm_start=[{steps=3, batch=4, lr=1e-2}]", **given)
+    rows = read_metrics(folder)
+    assert len(rows) == 13 and mismatch(folder) < CLOSE
     decoded = [own for own in tokens if any(own)]
-    assert len(decoded) >= 12 and min(map(min, decoded)) > 0, "each process decodes for every step"
+    assert len(decoded) >= 12 and min(map(min, decoded)) > 0, "each member decodes for every step"
     rewards = [row["reward/mean"] for row in rows[1:]]
     assert fmean(rewards[-3:]) > fmean(rewards[:3]) + 0.2, rewards
+    return said
+
+
+def test_both_processes_decode_what_the_learner_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_all_decode(tmp_path / "run", monkeypatch)
 
 
 @pytest.mark.slow

@@ -2,9 +2,7 @@
 
 import copy
 import signal
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 from ray_run import MARKS, SPLIT, Reaper, cluster
@@ -14,11 +12,10 @@ from whet.rollout.vllm_fit import version_of_vllm
 if version_of_vllm() is None:  # not importorskip: the import alone takes long
     pytest.skip("vLLM is not installed: make test-vllm", allow_module_level=True)
 
-from test_vllm_fleet import CLOSE, mismatch, run
+from test_vllm_fleet import CLOSE, assert_all_decode, mismatch, run
 from test_vllm_train import assert_learns_as_native
 from vllm_parts import asked, change, drained, new_model, off, open_engine
 
-from whet.cluster import fleet
 from whet.run import read_metrics
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
@@ -26,22 +23,8 @@ __all__ = ["cluster"]
 
 
 def test_both_workers_decode_what_the_learner_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    merge, tokens = fleet.merge_stats, list[list[float]]()
-
-    def seen(stats: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        tokens.append([own["rollout/tokens"] for own in stats])
-        return merge(stats)
-
-    monkeypatch.setattr(fleet, "merge_stats", seen)
-    sets = ("steps=12", "learn.lr=5e-3", "curriculum.groups=6", "curriculum.rollouts=8", "rollout.slots=24")
-    said = run(tmp_path / "run", *sets, *SPLIT, "warm_start=[{steps=3, batch=4, lr=1e-2}]", gpus=1)
+    said = assert_all_decode(tmp_path / "run", monkeypatch, *SPLIT, gpus=1)
     assert any("2 actors that decode and 1 that learn" in line for line in said.messages)
-    rows = read_metrics(tmp_path / "run")
-    assert len(rows) == 13 and mismatch(tmp_path / "run") < CLOSE
-    decoded = [own for own in tokens if any(own)]
-    assert len(decoded) >= 12 and min(map(min, decoded)) > 0, "each worker decodes for every step"
-    rewards = [row["reward/mean"] for row in rows[1:]]
-    assert fmean(rewards[-3:]) > fmean(rewards[:3]) + 0.2, rewards
 
 
 @pytest.mark.slow
