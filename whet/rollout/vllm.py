@@ -28,6 +28,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -103,6 +104,8 @@ class VllmEngine(FlightEngine):
         self.stale = True  # whether vLLM's weights may differ from the model's
         self.deep = 1 if "model" in (drafts or {}) else 2  # vLLM's level of sleep: below 2 it keeps weights on the host
         self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafts=drafts, cards=cards)
+        if "model" in (drafts or {}):
+            self.core.collective_rpc(load_head, args=((drafts or {})["model"],))
         self.modules, *self.others = self.core.apply_model(module_names)  # of the first process, and of the others
 
     # ---- what callers use
@@ -342,6 +345,13 @@ def build_core(
         except (ValueError, RuntimeError, AttributeError, AssertionError, KeyError, ImportError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise WhetError(f"vLLM does not start with this model: {first}") from error
+
+
+def load_head(worker: Any, folder: str) -> None:
+    """Put the weights of a drafting head where vLLM's newer runner has made some up, as it has for the model; the older
+    one has read them by `draft_load_config`."""
+    if (drafter := getattr(worker.model_runner, "speculator", None)) is not None:
+        drafter.model.load_weights(load_file(Path(folder) / "model.safetensors").items())
 
 
 def _stored(shape: PretrainedConfig, cache: Path) -> Path:
