@@ -5,7 +5,7 @@
 
 One recipe is run in three ways: by one process ("one"), by a driver and one actor that decodes and learns
 ("colocated"), and by a driver, a worker and a learner, each with half of the card ("split"). Weights are random ones of
-a shape, and prompts and responses consist of made-up words. A response is right if its text has an even number of
+a shape, prompts consist of digits, responses of made-up words. A response is right if its text has an even number of
 characters, so that nearly every group is trained on. Runs that are compared are alive at the same time and take their
 steps in turn, one at a time: so each step has a step of the other run right beside it, and compiling is done side by
 side. Three runs of 1.5B do not fit on a card, so there "one" runs beside either of the others. No checkpoint is
@@ -65,7 +65,7 @@ ARMS: dict[str, dict[str, Any]] = {
 LARGE = {"1.5b"}  # of these only two runs fit on a card at the same time
 AIMS = {"ratio": 1.05, "publish_ms": 50.0, "error": 0.15}
 GATE, END = "#gate", "#end"
-WORDS = 64  # of a prompt
+LETTERS = 64  # of a prompt, each a token
 FEW = 5  # steps that count even where time is short
 LEAVE_S = 30.0  # for a run to end in order
 Number = Annotated[int, typer.Option(min=1)]
@@ -75,13 +75,17 @@ Number = Annotated[int, typer.Option(min=1)]
 
 
 def write_words(vocab: int, folder: Path) -> Path:
-    """A tokenizer whose tokens are words, as many as the model knows; the last one ends a response."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+    """A tokenizer whose tokens are bytes and words, as many as the model knows; the last one ends a response. It is of
+    the one kind (bytes, joined by no rule) that also a model type with a tokenizer class of its own reads as it is."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token=f"w{vocab - 1}").save_pretrained(folder)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: vocab // 2]  # digits are among the first
+    names = [*letters, "<|endoftext|>", *("w" * (1 + i % 2) + str(i) for i in range(len(letters) + 1, vocab))]
+    words = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, merges=[]))
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token=names[-1]).save_pretrained(folder)
     return folder
 
 
@@ -91,11 +95,7 @@ def run_arm(arm: str, shape: str, weights: Path, folder: Path, pack: int, sizes:
 
     go_step_by_step()
     watch_publishes(folder / "publish.jsonl")
-    vocab = shape_config(shape).vocab_size
-    prompts = [
-        (" ".join(f"w{1 + (i * WORDS + 7 * j) % (vocab - 2)}" for j in range(WORDS)), str(i))
-        for i in range(4 * sizes["prompts"])
-    ]
+    prompts = [(f"{i:04d}" * (LETTERS // 4), str(i)) for i in range(4 * sizes["prompts"])]
     settings = own_settings(**sizes) | {"learn.pack_tokens": pack} | ARMS[arm]
     train(str(weights), prompts, even, "uniform", settings=settings, out=folder / "run", quiet=True)
     print(END, flush=True)
