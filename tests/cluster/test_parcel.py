@@ -63,6 +63,18 @@ def test_another_process_reads_what_is_packed(name: str) -> None:
         other.kill()
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_one_bit_changes_the_checksum(kind: torch.dtype, size: int) -> None:
+    room = torch.zeros(2 * size + 1, dtype=kind)
+    for weights in (room[:size], room[1 : size + 1], room[::2][:size]):  # at an odd place, with gaps
+        weights.copy_(torch.arange(size))
+        before = FleetMember._checksum([weights])
+        assert FleetMember._checksum([weights.clone()]) == before
+        weights[-1] = torch.nextafter(weights[-1], torch.full((), 100.0, dtype=kind))
+        assert FleetMember._checksum([weights]) != before
+
+
 def test_weights_that_a_worker_reads_are_not_overwritten() -> None:
     model = exact_model()
     here, there = socket.socketpair()

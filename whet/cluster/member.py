@@ -427,9 +427,18 @@ class FleetMember:
     @staticmethod
     @torch.no_grad()
     def _checksum(tensors: Any) -> str:
-        """Equal where the weights are: a sum per tensor in double precision."""
-        sums = torch.stack([tensor.detach().sum(dtype=torch.float64) for tensor in tensors])
+        """Equal where the weights are, bit by bit: a sum per tensor of its memory, read as whole numbers. A sum of the
+        weights themselves would first copy a tensor of 16-bit numbers into one of 64."""
+        sums = torch.stack([_as_integers(tensor.detach().reshape(-1).contiguous()).sum() for tensor in tensors])
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
+
+
+def _as_integers(flat: Tensor) -> Tensor:
+    """The memory of a tensor as 64-bit numbers, or as ones of its own size where it is no multiple of them: wherever
+    the tensor lies, they are the same."""
+    if flat.nbytes % 8:
+        return flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[flat.itemsize])
+    return (flat.clone() if flat.storage_offset() * flat.itemsize % 8 else flat).view(torch.int64)
 
 
 # ---- memory that two processes share
