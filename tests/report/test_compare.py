@@ -103,6 +103,12 @@ def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
     console.print(compare_table(hostile))
     shown = console.file.getvalue()
     assert "\x1b[2J" not in shown and "[red]" in shown
+    worse = save_run("worse", rows((0, 0.2), (100, 0.2), (200, 0.2)), steps=9)
+    console.print(compare_table({"plain": folder, "\x1b]0;x\x07\u202e\ud800[bold]\n": worse}))
+    shown = console.file.getvalue()
+    assert not set(shown) & set("\x07\u202e") and "\x1b]" not in shown
+    assert r"So far \x1b]0;x\x07\u202e\ud800[bold]\n is worse than plain" in " ".join(shown.split())
+    shown.encode()
 
 
 def measured(name: str, *curve: float, seeds: int = 1, size: int = 400, **settings: int) -> Arm:
@@ -188,6 +194,8 @@ def test_a_run_without_a_row_does_not_hide_the_others(save_run: Callable[..., Pa
     whole, empty = save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1), save_run("empty", [], steps=3)
     result = compare(read_arms([empty, whole]))
     assert (result.evaluation, result.unfinished) == ("held_out", ["empty stopped at step 0 of 3"])
+    both = compare(read_arms({"a-seed0": whole, "a-seed1": empty})).ends[0]
+    assert (both["seeds"], both["accuracy"]) == (TableCell("2"), TableCell("0.300"))
 
 
 def test_a_run_that_goes_on_or_collapsed_did_not_stop(save_run: Callable[..., Path]) -> None:

@@ -41,7 +41,8 @@ def peaked(values: Sequence[float]) -> np.ndarray:
     [1.0, 2.5, 2.5, 5.0, 2.0, 1.0]
     """
     array = np.array(values, dtype=float)
-    fits = (np.concatenate((rising(array[:k]), rising(array[k:][::-1])[::-1])) for k in range(1, len(array) + 1))
+    peaks = [*range(1, len(array), 1 + len(array) // 100), len(array)]  # about a hundred places are enough to try
+    fits = (np.concatenate((rising(array[:k]), rising(array[k:][::-1])[::-1])) for k in peaks)
     return min(fits, key=lambda fit: float(((fit - array) ** 2).sum()), default=array)
 
 
@@ -49,7 +50,7 @@ class Redrawn:
     """An arm, drawn DRAWS times: by each run the curve of its evaluations, and which of the runs are in a draw."""
 
     def __init__(self, runs: Sequence[Sequence[Point]], seed: int) -> None:
-        rng = np.random.default_rng(seed)
+        rng, runs = np.random.default_rng(seed), [points for points in runs if points] or [[]]  # those evaluated so far
         self._seeds = rng.integers(len(runs), size=(DRAWS, len(runs)))
         self._runs = runs
         self._curves = [_again(points, peaked([point.accuracy for point in points]), rng) for points in runs]
@@ -68,7 +69,7 @@ class Redrawn:
         return self._medians(columns)
 
     def finals(self) -> np.ndarray:
-        """[DRAWS]: the final accuracy, or NaN where a run was never evaluated."""
+        """[DRAWS]: the final accuracy, or NaN if no run was evaluated."""
         return self._medians([end.mean(1) if end.size else np.full(DRAWS, math.nan) for end in self._ends])
 
     def _medians(self, columns: Sequence[np.ndarray]) -> np.ndarray:
