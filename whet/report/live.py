@@ -36,6 +36,7 @@ EVERY_S = 10.0  # seconds between plain lines
 POLL_S = 0.25  # seconds between looks at the followed files
 DRAW_S = 0.1  # seconds between drawings: steps of a tiny model are shorter
 WIDE = 96  # columns from which there is room for the course of the accuracy, the tokens and the steps
+ECHO = 2  # columns left free: the "^C" that a terminal writes at the cursor must not begin a new line
 COURSE = 16  # evaluations in the course of the accuracy
 # Of a step's line: name and width.
 COLUMNS = {"step": 5, "accuracy": 10, "reward": 8, "signal": 8, "length": 8, "tokens": 7, "tok/s": 7, "time": 7}
@@ -223,7 +224,8 @@ class RunProgress:
             return
         done, left = step / steps, _left(step / steps, self._warm.pace.left())
         if self._redraws:
-            table = Table.grid(expand=True, padding=(0, 1))
+            table = Table.grid(padding=(0, 1))
+            table.width = self._console.width - ECHO
             table.add_column(no_wrap=True)
             table.add_column(ratio=1)
             words = (formats.percent(done), left, f"loss {loss:.3f}")
@@ -362,7 +364,8 @@ def redraws(console: Console) -> bool:
 
 def run_footer(status: Status, left: float | None, width: int) -> Table:
     """Bar, time left and course of the accuracy; below, where the time of the last step went."""
-    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.width = width - ECHO
     table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
     table.add_column(ratio=1, min_width=6)
     for _ in range(4):
@@ -383,7 +386,7 @@ def progress_table(
 ) -> Table:
     """A line for each run (with its seconds left), and one for all of them (progress and seconds left)."""
     wide = width >= WIDE
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    table = Table(box=None, pad_edge=False, width=width - ECHO, header_style="dim")
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
     table.add_column("", ratio=1, min_width=6)
     for head in ("done", "left", "accuracy"):
