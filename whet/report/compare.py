@@ -21,7 +21,7 @@ from rich.text import Text
 
 from whet.report import formats
 from whet.report.arms import Arm, Axis, Folders, Point, common_evaluation, evaluation_names, number, read_arms, series
-from whet.report.draws import Redrawn, middle_95
+from whet.report.draws import Redrawn, middle_95, redraw
 from whet.report.formats import LAST, Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.text import printable
 
@@ -86,8 +86,8 @@ class Comparison:
 
 def compare(arms: Sequence[Arm]) -> Comparison:
     evaluation = common_evaluation(arms)
-    points = [[run.points(evaluation) for run in arm.runs] for arm in arms]
-    drawn = [Redrawn(runs, seed) for seed, runs in enumerate(points)]
+    points = [tuple(tuple(run.points(evaluation)) for run in arm.runs) for arm in arms]
+    drawn = [redraw(runs, seed) for seed, runs in enumerate(points)]
     levels = pick_levels([curve for runs in points for curve in runs])
     measured = {
         axis: [[Cost.of(*arm, x, axis) for x in levels] for arm in zip(points, drawn, strict=True)] for axis in AXES

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def peaked(values: Sequence[float]) -> np.ndarray:
     [1.0, 2.5, 2.5, 5.0, 2.0, 1.0]
     """
     array = np.array(values, dtype=float)
-    peaks = [*range(1, len(array), 1 + len(array) // 100), len(array)]  # about a hundred places are enough to try
+    peaks = [*range(1, len(array), 1 + len(array) // 30), len(array)]  # about thirty places are enough to try
     fits = (np.concatenate((rising(array[:k]), rising(array[k:][::-1])[::-1])) for k in peaks)
     return min(fits, key=lambda fit: float(((fit - array) ** 2).sum()), default=array)
 
@@ -53,20 +54,20 @@ class Redrawn:
         rng, runs = np.random.default_rng(seed), [points for points in runs if points] or [[]]  # those evaluated so far
         self._seeds = rng.integers(len(runs), size=(DRAWS, len(runs)))
         self._runs = runs
-        self._curves = [_again(points, peaked([point.accuracy for point in points]), rng) for points in runs]
+        curves = [_again(points, peaked([point.accuracy for point in points]), rng) for points in runs]
+        self._pairs = [np.minimum(curve[:, :-1], curve[:, 1:]).astype(np.float32) for curve in curves]
+        self._found: dict[float, list[np.ndarray]] = {}
         ends = [points[-LAST:] for points in runs]
         self._ends = [_again(end, np.array([point.accuracy for point in end]), rng) for end in ends]
 
     def costs(self, level: float, axis: Axis) -> np.ndarray:
         """[DRAWS]: the median over the runs of a draw, infinite where it never crosses, as `first_crossing` has it."""
-        columns = []
-        for points, drawn in zip(self._runs, self._curves, strict=True):
-            above = np.minimum(drawn[:, :-1], drawn[:, 1:]) >= level - TOLERANCE
-            spent = np.array([*(float(getattr(point, axis)) for point in points[:-1]), math.inf])
-            columns.append(
-                spent[np.where(above.any(1), above.argmax(1), -1)] if above.size else np.full(DRAWS, math.inf)
-            )
-        return self._medians(columns)
+        if level not in self._found:
+            above = [pairs >= level - TOLERANCE for pairs in self._pairs]
+            # The place of the first pair, or -1: the last place, which is infinite.
+            self._found[level] = [np.where(a.any(1), a.argmax(1), -1) if a.size else np.full(DRAWS, -1) for a in above]
+        spent = [np.array([*(float(getattr(p, axis)) for p in points[:-1]), math.inf]) for points in self._runs]
+        return self._medians([costs[found] for costs, found in zip(spent, self._found[level], strict=True)])
 
     def finals(self) -> np.ndarray:
         """[DRAWS]: the final accuracy, or NaN if no run was evaluated."""
@@ -76,11 +77,14 @@ class Redrawn:
         return np.median(np.take_along_axis(np.stack(columns, axis=1), self._seeds, axis=1), axis=1)
 
 
+redraw = lru_cache(maxsize=64)(Redrawn)  # a live page asks again and again
+
+
 def _again(points: Sequence[Point], expected: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """[DRAWS, evaluations]: accuracies as they might have come out."""
+    """[DRAWS, evaluations]: accuracies as they might have come out, or did, where nothing says how sure they are."""
     trials = np.array([round(point.trials) for point in points], dtype=int)
     drawn = rng.binomial(np.maximum(trials, 1), np.clip(expected, 0.0, 1.0), size=(DRAWS, len(points)))
-    return np.where(trials > 0, drawn / np.maximum(trials, 1), expected)
+    return np.where(trials > 0, drawn / np.maximum(trials, 1), [point.accuracy for point in points])
 
 
 def middle_95(draws: np.ndarray) -> tuple[float, float]:
