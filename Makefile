@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -23,6 +23,8 @@ test-trl: .venv-trl/installed ; .venv-trl/bin/python -m pytest -n 2 tests/adapte
 test-verl: .venv-verl/installed ; .venv-verl/bin/python -m pytest tests/adapters/test_verl.py $(if $(SHORT),-m "not slow")
 # vLLM 0.32 on a CPU; SHORT=1 leaves out the slow tests.
 test-vllm: .venv-vllm/installed ; .venv-vllm/bin/python -m pytest tests/backends $(if $(SHORT),-m "not slow")
+# The trackers of --log, each offline by its own client.
+test-loggers: .venv-loggers/installed ; .venv-loggers/bin/python -m pytest tests/report/test_loggers.py
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
 kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -30,7 +32,7 @@ types: .venv/installed ; $(BIN)/mypy
 check: test lint types
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
@@ -49,6 +51,12 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 	$(PYTHON) -m venv .venv-trl
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-trl/bin/python $(SITE))/whet-over.pth"
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 accelerate datasets
+	touch $@
+
+.venv-loggers/installed: .venv/installed
+	$(PYTHON) -m venv .venv-loggers
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-loggers/bin/python $(SITE))/whet-over.pth"
+	.venv-loggers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt wandb==0.31.0 trackio==0.43.0 tensorboard==2.21.0
 	touch $@
 
 # verl lies over .venv by a .pth file, so that torch is installed once. Its own requirements are listed rather than

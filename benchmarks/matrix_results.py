@@ -23,6 +23,7 @@ import numpy as np
 from whet.eval import Interval, wilson
 from whet.report import formats
 from whet.report.arms import Curve, Point, at
+from whet.report.draws import rising
 from whet.report.formats import Reach, first_crossing, median_reach, reach
 
 Log = Mapping[str, Any]  # the JSON of a cell
@@ -275,21 +276,6 @@ def _drift(pairs: Sequence[tuple[float, float] | None], form: str) -> str:
 
 
 # ---- all evaluations of an arm together
-
-
-def rising(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    """The rising sequence with the least sum of squared distances: falling parts are replaced by their mean.
-
-    >>> rising([1.0, 3.0, 2.0, 2.0, 5.0]).round(6).tolist()
-    [1.0, 2.333333, 2.333333, 2.333333, 5.0]
-    """
-    blocks: list[tuple[float, int]] = []
-    for value in values:
-        blocks.append((float(value), 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (b, m), (a, n) = blocks.pop(), blocks.pop()
-            blocks.append(((a * n + b * m) / (n + m), n + m))
-    return np.repeat([mean for mean, _ in blocks], [count for _, count in blocks])
 
 
 def crossing(costs: np.ndarray, fit: np.ndarray, level: float) -> float:

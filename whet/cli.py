@@ -141,9 +141,13 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint in --out.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and print the plan only.")] = False,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of this machine to train on.")] = 1,
+    log: Annotated[list[str] | None, typer.Option(help="wandb, trackio, tensorboard or jsonl. Repeatable.")] = None,
 ) -> None:
     """Train a model by a recipe."""
     from whet import api
+    from whet.report import live, loggers
+
+    loggers.check_loggers(log := log or [])
 
     if resume:
         if out is None:
@@ -174,15 +178,14 @@ def train(
             show(f"# memory is that of each of the {gpus} GPUs, times are those of one GPU alone")
         return
     folder = out or api.new_folder()
-    from whet.report.live import RunProgress
-
     try:
-        with closing(RunProgress()) as watcher:
+        with closing(loggers.LoggedProgress(log, folder) if log else live.RunProgress()) as watcher:
             stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None
-    show(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
+    tell = say if "jsonl" in log else show  # then standard output is for the rows alone
+    tell(f"The run is in {folder}: report.html, metrics.jsonl, checkpoints/.")
     if stopped:
         from whet.report.arms import read_run
 

@@ -4,12 +4,16 @@ import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 from curricula import to_markdown
 from rich.console import Console
 
-from whet.report.arms import evaluation_names, read_arms
+from whet.eval import wilson
+from whet.report.arms import Arm, RunLog, evaluation_names, read_arms
 from whet.report.compare import TableCell, compare, compare_table, eval_table
 from whet.run import Run
+
+Curve = tuple[float, ...]
 
 
 def rows(*points: tuple[int, float]) -> list[dict[str, float]]:
@@ -43,14 +47,14 @@ def test_costs_by_hand(save_run: Callable[..., Path]) -> None:
     assert (result.arms, result.seeds, result.evaluation) == (["uniform", "speed", "lazy"], [2, 2, 1], "held_out")
     at_half = [row[2] for row in result.costs["tokens"]]
     assert at_half == [
-        TableCell("150k", "", "100k–200k"),
-        TableCell("50k", "3.0×", "50k–50k"),
+        TableCell("150k", "", "100k–200k"),  # of two seeds a draw holds either alone or both
+        TableCell("50k", "3.0×", "", "2.0–4.0×"),
         TableCell("never", "<0.38×", "by 400k"),  # 150 / 400 at most
     ]
     at_most = [row[4] for row in result.costs["seconds"]]
     assert at_most == [
         TableCell(">35s", "", "30s–never"),  # the median of 30 and more than 40
-        TableCell("10s", ">3.3×", "10s–11s"),
+        TableCell("10s", ">3.3×", "10s–11s", ">2.7×"),  # 30 / 11
         TableCell("never", "", "by 40s"),  # neither is known, so no ratio
     ]
 
@@ -85,7 +89,7 @@ def test_markdown_holds_the_same_cells(save_run: Callable[..., Path]) -> None:
     text = to_markdown(three_arms(save_run))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert tables[5] == "| Tokens to accuracy | 0.30 | 0.40 | 0.50 | 0.55 | 0.60 |"
-    assert tables[8].split(" | ")[3] == "50k **3.0×** (50k–50k)"
+    assert tables[8].split(" | ")[3] == "50k **3.0×**"
     assert tables[9].split(" | ")[3] == "never **<0.38×** (by 400k)"
     assert {line.count("|") for line in tables[5:]} == {7}
 
@@ -99,6 +103,72 @@ def test_a_name_cannot_break_out(save_run: Callable[..., Path]) -> None:
     console.print(compare_table(hostile))
     shown = console.file.getvalue()
     assert "\x1b[2J" not in shown and "[red]" in shown
+    worse = save_run("worse", rows((0, 0.2), (100, 0.2), (200, 0.2)), steps=9)
+    console.print(compare_table({"plain": folder, "\x1b]0;x\x07\u202e\ud800[bold]\n": worse}))
+    shown = console.file.getvalue()
+    assert not set(shown) & set("\x07\u202e") and "\x1b]" not in shown
+    assert r"So far \x1b]0;x\x07\u202e\ud800[bold]\n is worse than plain" in " ".join(shown.split())
+    shown.encode()
+
+
+def measured(name: str, *curve: float, seeds: int = 1, size: int = 400, **settings: int) -> Arm:
+    """Runs with an evaluation of `size` problems every 100 thousand tokens."""
+    key = "eval/held_out/accuracy"
+    log = [
+        {"step": i, "tokens_generated": 100_000 * i, "time_s": i, key: p}
+        | ({f"{key}_low": wilson(p, size).low, f"{key}_high": wilson(p, size).high} if size else {})
+        for i, p in enumerate(curve)
+    ]
+    run = RunLog(name=name, folder=Path(name), settings=settings, rows=log)
+    return Arm(name=name, runs=(run,) * seeds)
+
+
+SLOW, FAST = (0.22, 0.32, 0.42, 0.52, *[0.62] * 4), (0.22, 0.42, *[0.62] * 6)
+FELL = (*FAST[:5], 0.52, 0.52, 0.52)
+
+
+def test_noise_of_evaluations_gives_an_interval_to_a_single_run() -> None:
+    few, many = (compare([measured("a", *SLOW, size=size)]) for size in (50, 1_000_000))
+    assert few.levels[2] == 0.5
+    assert few.costs["tokens"][0][2].range.startswith("200k–"), "fifty problems do not fix a level"
+    assert many.costs["tokens"][0][2] == TableCell("300k"), "a million do"
+    low, high = map(float, few.ends[0]["accuracy"].range.split("–"))
+    assert few.ends[0]["accuracy"].value == "0.620" and 0.52 < low < 0.57 and 0.67 < high < 0.72  # 0.08 for 150 answers
+    assert compare([measured("a", *SLOW, size=50)]).costs == few.costs, "the same every time"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (SLOW, FAST, "new is better than old: it reaches 0.60 with 0.50 of the tokens (0.50–0.50) and ends at 0.620"),
+        (FAST, SLOW, "new is worse than old: it reaches 0.60 with 2.00 of the tokens (2.00–2.00) and ends at 0.620"),
+        (FAST, FAST, "new and old do not differ clearly: new reaches 0.60 with 1.00 of the tokens (1.00–1.00) and"),
+        ((0.2, 0.2, 0.3, 0.3), (0.2, 0.2, 0.2, 0.2), "new is worse than old: it ends at 0.200 against 0.267 (-0.0"),
+        (SLOW, FELL, "new is cheaper than old, but ends lower: it reaches 0.60 with 0.50 of"),
+        (FELL, SLOW, "new is dearer than old, but ends higher: it reaches 0.60 with 2.00 of"),
+    ],
+)
+def test_one_sentence_says_which_is_better(old: Curve, new: Curve, words: str) -> None:
+    arms = [measured("old", *old, size=100_000), measured("new", *new, size=100_000)]
+    (verdict,) = compare(arms).verdicts
+    assert verdict.startswith(words) and verdict.endswith(").")
+
+
+def test_a_verdict_waits_for_the_end_and_for_evidence() -> None:
+    slow, fast = measured("slow", *SLOW, size=20), measured("fast", *FAST[:4], size=20, steps=9)
+    (verdict,) = compare([slow, fast]).verdicts
+    assert verdict.startswith("So far fast and slow do not differ clearly"), "twenty problems prove nothing"
+    assert compare([slow, measured("bare")]).verdicts == [] and compare([slow]).verdicts == []
+
+
+def test_seeds_that_differ_widen_the_interval() -> None:
+    early, late = measured("a", *FAST, size=0).runs, measured("a", *SLOW, size=0).runs
+    result = compare([Arm(name="a", runs=early + late), measured("b", *FAST, size=0)])
+    assert result.costs["tokens"][0][2] == TableCell("250k", "", "200k–300k")  # at 0.5
+    assert result.costs["tokens"][1][2] == TableCell("200k", "1.2×", "", "1.0–1.5×")
+    assert result.verdicts[0].startswith(
+        "b and a do not differ clearly: b reaches 0.60 with 0.67 of the tokens (0.50–1"
+    )
 
 
 def test_runs_without_evaluation_still_compare(save_run: Callable[..., Path]) -> None:
@@ -124,6 +194,8 @@ def test_a_run_without_a_row_does_not_hide_the_others(save_run: Callable[..., Pa
     whole, empty = save_run("whole", rows((0, 0.2), (100, 0.4)), steps=1), save_run("empty", [], steps=3)
     result = compare(read_arms([empty, whole]))
     assert (result.evaluation, result.unfinished) == ("held_out", ["empty stopped at step 0 of 3"])
+    both = compare(read_arms({"a-seed0": whole, "a-seed1": empty})).ends[0]
+    assert (both["seeds"], both["accuracy"]) == (TableCell("2"), TableCell("0.300"))
 
 
 def test_a_run_that_goes_on_or_collapsed_did_not_stop(save_run: Callable[..., Path]) -> None:

@@ -24,6 +24,8 @@ def test_a_ratio_known_from_one_side_says_which() -> None:
     assert formats.times(Reach(0.0, math.inf)) == "–"
     assert formats.times(Reach(250.0, 250.0)) == "250×"
     assert formats.times(Reach(0.96, 0.96)) == "1.0×"
+    ends = ((1.5, 2.4), (1.5, math.inf), (0.0, 0.8), (2.0, 2.0), (0.0, math.inf))
+    assert [formats.times_range(Reach(*pair)) for pair in ends] == ["1.5–2.4×", ">1.5×", "<0.8×", "", ""]
 
 
 def curve(*pairs: tuple[float, float]) -> list[Point]:

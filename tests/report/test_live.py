@@ -68,25 +68,48 @@ def test_long_lines_are_not_broken_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_terminal_gets_a_line_that_fits(width: int) -> None:
+def test_a_terminal_gets_a_line_a_step_above_a_footer_that_fits(width: int) -> None:
     console = terminal(width)
     progress = RunProgress("speed", console=console)
     progress.update({"step": 0, "eval/held_out/accuracy": 0.2}, 0.0)
     progress.message("A sentence that stays.")
     row = {"step": 5, "eval/held_out/accuracy": 0.612, "curriculum/signal_share": 0.42, "rollout/tokens_per_s": 21_400}
-    progress.update({**row, "tokens_generated": 85_000}, 0.57)
+    progress.update({**row, "tokens_generated": 85_000, "reward/mean": 0.5}, 0.57)
+    progress.update({"step": 6, "reward/mean": 0.55, "time/total": 2.5}, 0.58)
     progress.close()
-    last = [line for line in text(console).split("\n") if "57%" in line][-1]
-    for part in ("speed", "57%", "0.612", "42%", "21.4k", "━"):
-        assert part in last
-    assert ("▁█" in last) == (width >= 96)
-    assert "A sentence that stays." in text(console)
+    lines = [line.split("\x1b[2K")[-1].removeprefix("\x1b[?25l") for line in text(console).split("\n")]
+    assert max(map(len, lines)) <= width
+    for words in ("0 0.200", "5 0.612 0.500 42% 85k 21.4k", "6 0.550 2.5s", "A sentence that stays."):
+        assert [" ".join(line.split()) for line in lines].count(words) == 1, "each stays, and none is drawn again"
+    footer = [line for line in lines if "58%" in line][-1]
+    for part in ("speed", "━", "▁█", "accuracy 0.612"):
+        assert part in footer
+    assert len(footer) <= width - 2, "the ^C that a terminal writes at the cursor has room"
+    assert lines[0].split() == [
+        "step",
+        "accuracy",
+        "reward",
+        "signal",
+        "length",
+        "tokens",
+        "tok/s",
+        "time",
+    ]
+
+
+def test_every_screen_has_the_heads_once() -> None:
+    console = terminal()  # 20 lines high
+    progress = RunProgress(console=console)
+    for step in range(30):
+        progress.update({"step": step}, step / 30)
+    progress.close()
+    assert text(console).count("reward") == 3  # above the steps 0, 14 and 28
 
 
 SPLIT = {"time/generate": 7.0, "time/train": 2.0, "time/log_probs": 0.5, "time/idle": 0.5, "time/gpu_idle": 0.08}
 
 
-@pytest.mark.parametrize("width", [60, 120])
+@pytest.mark.parametrize("width", [64, 120])
 def test_where_the_time_went_is_a_line_of_its_own(width: int) -> None:
     console = terminal(width)
     progress = RunProgress("speed", console=console)

@@ -40,6 +40,7 @@ class Point:
     tokens: float  # generated for training so far
     seconds: float  # training time so far, without evaluation and saving
     accuracy: float
+    trials: float = 0.0  # independent answers that its 95% interval speaks of; 0 if it recorded none
 
 
 def number(row: Row, key: str) -> float | None:
@@ -63,8 +64,25 @@ def evaluations(rows: Sequence[Row], name: str) -> list[Point]:
     for row in rows:
         if (accuracy := number(row, f"eval/{name}/accuracy")) is not None:
             step, tokens, seconds = (number(row, key) or 0.0 for key in ("step", "tokens_generated", "time_s"))
-            points.append(Point(step=int(step), tokens=tokens, seconds=seconds, accuracy=accuracy))
+            low, high = (number(row, f"eval/{name}/accuracy_{end}") for end in ("low", "high"))
+            spread = 0.0 if low is None or high is None else effective_trials(accuracy, low, high)
+            points.append(Point(step=int(step), tokens=tokens, seconds=seconds, accuracy=accuracy, trials=spread))
     return points
+
+
+def effective_trials(p: float, low: float, high: float) -> float:
+    """How many independent answers give Wilson's 95% interval this width around the share p; 0 if none do.
+
+    With a = z^2 / n the width w has w^2 (1 + a)^2 = a^2 + 4 p (1 - p) a, which is solved for a.
+
+    >>> round(effective_trials(0.5, 0.4038, 0.5962)), round(effective_trials(0.0, 0.0, 0.0370))
+    (100, 100)
+    """
+    square = (high - low) ** 2
+    if not 0.0 < square < 1.0:
+        return 0.0
+    half = 2 * p * (1 - p) - square
+    return 1.96**2 * (1 - square) / (math.sqrt(half * half + square * (1 - square)) - half)
 
 
 def series(rows: Sequence[Row], key: str) -> Curve:

@@ -1,8 +1,8 @@
 """Compares runs: the cost of each accuracy level in each arm and how the runs ended; and the tables of `whet eval`.
 
-`compare(arms)` gives the cells, and the first arm is the baseline of every ratio. `whet compare` shows them in the
-terminal (`compare_table`), `page` as HTML, and benchmarks/curricula.py as Markdown. `eval_table` and
-`draft_table` show the metrics of `whet eval`; a measure that is not among the metrics gets no line.
+`compare(arms)` gives the cells and a sentence of judgement for each arm; the first arm is the baseline of every ratio.
+`whet compare` shows them in the terminal (`compare_table`), `page` as HTML, and benchmarks/curricula.py as Markdown.
+`eval_table` and `draft_table` show the metrics of `whet eval`; a measure that is not among the metrics gets no line.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from whet.report import formats
-from whet.report.arms import Arm, Axis, Folders, common_evaluation, evaluation_names, number, read_arms, series
+from whet.report.arms import Arm, Axis, Folders, Point, common_evaluation, evaluation_names, number, read_arms, series
+from whet.report.draws import Redrawn, middle_95, redraw
 from whet.report.formats import LAST, Reach, final_accuracy, median_reach, pick_levels, reach, saving
 from whet.text import printable
 
@@ -38,11 +40,12 @@ SHARES = {"truncated": "cut at the limit", "unjudged": "unjudged", "no_answer": 
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """One cell: a value, its ratio to the baseline, its range over the seeds (or "")."""
+    """One cell: a value and its ratio to the baseline, each with its 95% interval (or "")."""
 
     value: str
     ratio: str = ""
     range: str = ""
+    ratio_range: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +57,21 @@ class Comparison:
     costs: dict[Axis, list[list[TableCell]]]  # by axis: a row for each arm, a cell for each level
     ends: list[dict[str, TableCell]]  # for each arm: column -> cell of the table "How the runs ended"
     unfinished: list[str]  # arms that are not at their end, and how far they have come
+    verdicts: list[str]  # a sentence for each arm but the first
 
     @property
     def notes(self) -> list[str]:
         notes = [f"Not at its end: {words}." for words in self.unfinished]
         notes += [RULE, f"Final accuracy is the mean of the last {LAST} evaluations."]
-        if max(self.seeds) > 1:
-            notes.append("With several seeds: the median, and below it the range.")
+        if self.evaluation is None:
+            notes.append("The runs have no evaluation in common by which they could be compared.")
+        else:
+            below = (
+                "below costs and accuracies stand 95% intervals of a bootstrap, below the rest the range of the seeds"
+            )
+            notes.append(f"Values are medians over seeds; {below}.")
+            if min(self.seeds) == 1:
+                notes.append("The interval of a single seed knows only its evaluations: another may differ by more.")
         if len(self.arms) > 1:
             notes.append(f"2× means half of what {self.arms[0]} took; > and < where a run ended before the level.")
         return notes
@@ -75,42 +86,109 @@ class Comparison:
 
 def compare(arms: Sequence[Arm]) -> Comparison:
     evaluation = common_evaluation(arms)
-    points = [[run.points(evaluation) for run in arm.runs] for arm in arms]
+    points = [tuple(tuple(run.points(evaluation)) for run in arm.runs) for arm in arms]
+    drawn = [redraw(runs, seed) for seed, runs in enumerate(points)]
     levels = pick_levels([curve for runs in points for curve in runs])
+    measured = {
+        axis: [[Cost.of(*arm, x, axis) for x in levels] for arm in zip(points, drawn, strict=True)] for axis in AXES
+    }
     costs: dict[Axis, list[list[TableCell]]] = {}
     for axis, (_, show) in AXES.items():
-        reached = [[[reach(curve, x, axis) for curve in runs] for x in levels] for runs in points]
-        first, *others = reached
-        baseline = [median_reach(seeds) for seeds in first]
-        costs[axis] = [[_cost(seeds, None, show) for seeds in first]]
-        costs[axis] += [[_cost(*pair, show) for pair in zip(row, baseline, strict=True)] for row in others]
+        first, *others = measured[axis]
+        costs[axis] = [[cost.cell(None, show) for cost in first]]
+        costs[axis] += [[cost.cell(base, show) for cost, base in zip(row, first, strict=True)] for row in others]
+    ends = [(_final(runs), draws.finals()) for runs, draws in zip(points, drawn, strict=True)]
+    verdicts = []
+    for arm, row, end in zip(arms[1:], measured["tokens"][1:], ends[1:], strict=True):
+        found = _verdict(arms[0], arm, [*zip(levels, measured["tokens"][0], row, strict=True)], ends[0], end)
+        verdicts += [found] if found else []
     return Comparison(
         evaluation=evaluation,
         levels=levels,
         arms=[arm.name for arm in arms],
         seeds=[len(arm.runs) for arm in arms],
         costs=costs,
-        ends=[_ends(arm, evaluation) for arm in arms],
+        ends=[_ends(arm, *end) for arm, end in zip(arms, ends, strict=True)],
         unfinished=[f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished],
+        verdicts=verdicts,
     )
 
 
-def _cost(seeds: Sequence[Reach], baseline: Reach | None, show: Show) -> TableCell:
-    """Says "never" only if no seed reached the level; a median that a seed could still move is a bound."""
-    middle = median_reach(seeds)
-    ratio = formats.times(saving(baseline, middle)) if baseline is not None else ""
-    known = [seed.low for seed in seeds if seed.known]
-    if not known:
-        spent = min(seed.low for seed in seeds)
-        return TableCell("never", ratio if ratio != formats.MISSING else "", f"by {show(spent)}" if spent else "")
-    value = show(middle.low) if middle.known else f">{show(middle.low)}"
-    if len(seeds) == 1:
-        return TableCell(value, ratio)
-    high = max(seed.high for seed in seeds)
-    return TableCell(value, ratio, f"{show(min(known))}–{show(high) if math.isfinite(high) else 'never'}")
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What a level cost an arm."""
+
+    seeds: Sequence[Reach]
+    draws: np.ndarray  # of the median
+    spent: float  # by the run that went furthest
+
+    @classmethod
+    def of(cls, runs: Sequence[Sequence[Point]], drawn: Redrawn, level: float, axis: Axis) -> Self:
+        spent = max((float(getattr(points[-1], axis)) for points in runs if points), default=0.0)
+        return cls(seeds=[reach(points, level, axis) for points in runs], draws=drawn.costs(level, axis), spent=spent)
+
+    @property
+    def middle(self) -> Reach:
+        return median_reach(self.seeds)
+
+    def saving(self, baseline: Cost) -> Reach:
+        """The 95% interval of how many times cheaper than the baseline it is. In a draw in which the baseline does not
+        get there, its cost lies between all that it spent and infinity."""
+        mine = np.maximum(self.draws, 1e-9)  # a run may begin above the level
+        low, _ = middle_95(np.minimum(baseline.draws, baseline.spent) / mine)
+        endless = np.full_like(mine, math.inf)
+        _, high = middle_95(np.divide(baseline.draws, mine, out=endless, where=np.isfinite(baseline.draws)))
+        return Reach(low, high)
+
+    def cell(self, baseline: Cost | None, show: Show) -> TableCell:
+        """Says "never" only if no seed reached the level; a median that a seed could still move is a bound."""
+        ratio = formats.times(saving(baseline.middle, self.middle)) if baseline is not None else ""
+        if not any(seed.known for seed in self.seeds):
+            spent = min(seed.low for seed in self.seeds)
+            return TableCell("never", ratio if ratio != formats.MISSING else "", f"by {show(spent)}" if spent else "")
+        value = show(self.middle.low) if self.middle.known else f">{show(self.middle.low)}"
+        low, high = (show(end) if math.isfinite(end) else "never" for end in middle_95(self.draws))
+        spread = formats.times_range(self.saving(baseline)) if baseline is not None else ""
+        return TableCell(value, ratio, f"{low}–{high}" if low != high else "", spread)
 
 
-def _ends(arm: Arm, evaluation: str | None) -> dict[str, TableCell]:
+def _final(runs: Sequence[Sequence[Point]]) -> float | None:
+    """The median of the final accuracies."""
+    known = [value for points in runs if (value := final_accuracy(points)) is not None]
+    return median(known) if known else None
+
+
+End = tuple[float | None, np.ndarray]  # an arm's final accuracy, and its draws
+
+
+def _verdict(base: Arm, arm: Arm, costs: Sequence[tuple[float, Cost, Cost]], theirs: End, mine: End) -> str:
+    """Which of two arms is better, by their ends and the highest level that both surely reach; "" if unknown."""
+    if mine[0] is None or theirs[0] is None:
+        return ""
+    ratio, words = Reach(1.0, 1.0), []
+    reached = [(x, old, new) for x, old, new in costs if old.middle.known and new.middle.known and new.middle.low > 0]
+    savings = [(x, new.middle.low / old.middle.low, new.saving(old)) for x, old, new in reached]
+    closed = [entry for entry in savings if entry[2].low > 0 and math.isfinite(entry[2].high)]
+    if savings:
+        level, share, ratio = (closed or savings)[-1]
+        ends = f"{1 / ratio.high:.2f}–{1 / ratio.low:.2f}" if closed else "not sure"
+        words.append(f"reaches {formats.level(level)} with {share:.2f} of the tokens ({ends})")
+    gap = middle_95(mine[1] - theirs[1])
+    words.append(
+        f"ends at {formats.accuracy(mine[0])} against {formats.accuracy(theirs[0])} ({gap[0]:+.3f} to {gap[1]:+.3f})"
+    )
+    cheaper, higher = (ratio.low > 1) - (ratio.high < 1), (gap[0] > 0) - (gap[1] < 0)
+    found = f"{arm.name} and {base.name} do not differ clearly: {arm.name}"
+    if cheaper * higher < 0:
+        kinds = ("cheaper", "lower") if cheaper > 0 else ("dearer", "higher")
+        found = f"{arm.name} is {kinds[0]} than {base.name}, but ends {kinds[1]}: it"
+    elif cheaper + higher:
+        found = f"{arm.name} is {'better' if cheaper + higher > 0 else 'worse'} than {base.name}: it"
+    return "So far " * bool(arm.unfinished or base.unfinished) + f"{found} {' and '.join(words)}."
+
+
+def _ends(arm: Arm, accuracy: float | None, draws: np.ndarray) -> dict[str, TableCell]:
+    low, high = map(formats.accuracy, middle_95(draws))
     last = [run.rows[-1] if run.rows else {} for run in arm.runs]
     tokens = [number(row, "tokens_generated") for row in last]
     trained = [number(row, "tokens_trained") for row in last]
@@ -118,7 +196,7 @@ def _ends(arm: Arm, evaluation: str | None) -> dict[str, TableCell]:
     signal = [[y for _, y in series(run.rows, "curriculum/signal_share")] for run in arm.runs]
     return {
         "seeds": TableCell(str(len(arm.runs))),
-        "accuracy": _spread([final_accuracy(run.points(evaluation)) for run in arm.runs], formats.accuracy),
+        "accuracy": TableCell(formats.accuracy(accuracy), range=f"{low}–{high}" if low != high else ""),
         "steps": _spread([number(row, "step") for row in last], formats.count),
         "tokens": _spread(tokens, formats.count),
         "trained on": _spread(used, formats.share),
@@ -162,7 +240,9 @@ def compare_table(folders: Folders) -> Group:
         for name, row in zip(result.arms, rows, strict=True):
             table.add_row(Text(printable(name, one_line=True), style="bold"), *map(_rich_cell, row))
         parts += [table, Text("")]
-    return Group(*parts, Text(" ".join(printable(note) for note in result.notes), style="dim"))
+    notes = Text(" ".join(printable(note, one_line=True) for note in result.notes), style="dim")
+    verdicts = [Text(f"\n{printable(words, one_line=True)}", style="bold") for words in result.verdicts]
+    return Group(*parts, notes, *verdicts)
 
 
 def _plain_table(**options: Any) -> Table:
@@ -172,7 +252,8 @@ def _plain_table(**options: Any) -> Table:
 def _rich_cell(cell: TableCell) -> Text:
     text = Text(cell.value)
     text.append(f" {cell.ratio}" if cell.ratio else "", style="cyan")
-    return text.append(f"\n{cell.range}" if cell.range else "", style="dim")
+    text.append(f"\n{cell.range}" if cell.range else "", style="dim")
+    return text.append(f"\n{cell.ratio_range}" if cell.ratio_range else "", style="dim cyan")
 
 
 # ---- one evaluation

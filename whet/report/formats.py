@@ -169,19 +169,27 @@ def percent(progress: float) -> str:
     return f"{math.floor(100 * progress + 1e-9)}%"
 
 
+def factor(value: float) -> str:
+    if value < 0.95:
+        return f"{value:.2g}"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
 def times(ratio: Reach) -> str:
     """A ratio, as a bound where it is known from one side only."""
-
-    def short(value: float) -> str:
-        if value < 0.95:
-            return f"{value:.2g}"
-        return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
     if ratio.known:
-        return f"{short(ratio.low)}×"
+        return f"{factor(ratio.low)}×"
     if ratio.low > 0:
-        return f">{short(ratio.low)}×"
-    return f"<{short(ratio.high)}×" if math.isfinite(ratio.high) else MISSING
+        return f">{factor(ratio.low)}×"
+    return f"<{factor(ratio.high)}×" if math.isfinite(ratio.high) else MISSING
+
+
+def times_range(ratio: Reach) -> str:
+    """The interval of a ratio, as a bound where one end is open; "" where both are, or where it has no width."""
+    if ratio.low > 0 and math.isfinite(ratio.high):
+        ends = factor(ratio.low), factor(ratio.high)
+        return f"{'–'.join(ends)}×" if ends[0] != ends[1] else ""
+    return times(ratio).removesuffix(MISSING)
 
 
 def setting(value: Any) -> str:

@@ -1,8 +1,9 @@
 """Shows progress in the terminal, of the run in this process (`RunProgress`) or of several others (`follow`).
 
-The loop calls `RunProgress` after each step; `whet demo` and the studies in benchmarks/ call `follow` while their arms
-run. A terminal gets a table that redraws itself: a line for each run with bar, time left, accuracy, signal share and
-speed. Anything else (nohup, CI, a pipe) gets plain lines, at most one every few seconds and one at each evaluation.
+The loop calls `RunProgress` after each step: a terminal gets one line a step, which scrolls, above two lines that are
+drawn anew, with bar, time left, the course of the accuracy and where the time of the step went. `whet demo` and the
+studies in benchmarks/ call `follow` while their arms run: a terminal gets a table with a line for each run. Anything
+else (nohup, CI, a pipe) gets plain lines, at most one every few seconds and one at each evaluation.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ EVERY_S = 10.0  # seconds between plain lines
 POLL_S = 0.25  # seconds between looks at the followed files
 DRAW_S = 0.1  # seconds between drawings: steps of a tiny model are shorter
 WIDE = 96  # columns from which there is room for the course of the accuracy, the tokens and the steps
+ECHO = 2  # columns left free: the "^C" that a terminal writes at the cursor must not begin a new line
 COURSE = 16  # evaluations in the course of the accuracy
+# Of a step's line: name and width.
+COLUMNS = {"step": 5, "accuracy": 10, "reward": 8, "signal": 8, "length": 8, "tokens": 7, "tok/s": 7, "time": 7}
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 # ---- the state of one run. It has no clock: seconds are given, so a stored run is shown as a live one is.
@@ -93,7 +97,7 @@ class Status:
     split: str = ""  # where the time of the latest row went
     accuracies: list[float] = field(default_factory=list)  # in the first evaluation of the run, oldest first
     pace: Pace = field(default_factory=Pace)
-    _evaluation: str | None = None
+    evaluation: str | None = None  # its name
     _seconds: float = 0.0
 
     def add(self, row: Row, progress: float | None = None, seconds: float | None = None) -> bool:
@@ -119,8 +123,8 @@ class Status:
         self.progress = min(1.0, max(0.0, progress))
         self.pace.add(self._seconds, self.progress)
         names = evaluation_names([row])
-        self._evaluation = self._evaluation or next(iter(names), None)
-        accuracy = number(row, f"eval/{self._evaluation}/accuracy")
+        self.evaluation = self.evaluation or next(iter(names), None)
+        accuracy = number(row, f"eval/{self.evaluation}/accuracy")
         if accuracy is not None:
             self.accuracies.append(accuracy)
         return bool(names)
@@ -152,6 +156,26 @@ def plain_line(status: Status, left: float | None) -> str:
     return f"{status.name}: " * bool(status.name) + ", ".join(words) + split
 
 
+def step_line(row: Row, evaluation: str | None) -> str:
+    """The numbers of one step under the names of COLUMNS; what was not measured is blank.
+
+    >>> step_line({"step": 5, "reward/mean": 0.41, "tokens_generated": 85_000, "eval/test/accuracy": 0.6}, "test")
+    '    5     0.600   0.410                    85k'
+    """
+    cells = [
+        f"{number(row, 'step') or 0:.0f}",
+        formats.accuracy(number(row, f"eval/{evaluation}/accuracy")),
+        formats.accuracy(number(row, "reward/mean")),
+        formats.share(number(row, "curriculum/signal_share")),
+        formats.count(number(row, "length/mean")),
+        formats.count(number(row, "tokens_generated")),
+        formats.count(number(row, "rollout/tokens_per_s")),
+        formats.duration(number(row, "time/total")),
+    ]
+    widths = zip(cells, COLUMNS.values(), strict=True)
+    return "".join(f"{cell if cell != formats.MISSING else '':>{width}}" for cell, width in widths).rstrip()
+
+
 def _accuracy(status: Status) -> str:
     return formats.accuracy(status.accuracies[-1] if status.accuracies else None)
 
@@ -175,21 +199,21 @@ class RunProgress:
         self._warm: Status | None = None
         self._live: Live | None = None
         self._shown_at = -math.inf
+        self._lines = 0  # of steps
 
     def update(self, metrics: Row, progress: float) -> None:
         """After each step, with its row of metrics and how far the run is, 0..1."""
         status = self._status
         evaluated = status.add(metrics, progress, time.monotonic())
-        if not self._is_due(evaluated or status.progress >= 1.0):
-            return
-        left = status.pace.left()
-        if self._redraws:
-            table = progress_table([(status, left)], self._console.width)
-            table.caption = Text(status.split, style="dim") if status.split else None
-            table.caption_justify = "left"
-            self._draw(table)
-        else:
-            self._console.print(Text(plain_line(status, left)), soft_wrap=True)
+        if self._redraws and not self.quiet:
+            lines = [Text(step_line(metrics, status.evaluation), style="bold" if evaluated else "")]
+            if self._lines % max(10, self._console.height - 6) == 0:  # on every screen once
+                heads = "".join(f"{name:>{width}}" for name, width in COLUMNS.items())
+                lines.insert(0, Text(heads, style="dim"))
+            self._lines += 1
+            self._draw(run_footer(status, status.pace.left(), self._console.width), lines)
+        elif self._is_due(evaluated or status.progress >= 1.0):
+            self._console.print(Text(plain_line(status, status.pace.left())), soft_wrap=True)
 
     def warm_start(self, name: str, step: int, steps: int, loss: float) -> None:
         """After each update of a warm start, which has no rows of metrics."""
@@ -200,7 +224,8 @@ class RunProgress:
             return
         done, left = step / steps, _left(step / steps, self._warm.pace.left())
         if self._redraws:
-            table = Table.grid(expand=True, padding=(0, 1))
+            table = Table.grid(padding=(0, 1))
+            table.width = self._console.width - ECHO
             table.add_column(no_wrap=True)
             table.add_column(ratio=1)
             words = (formats.percent(done), left, f"loss {loss:.3f}")
@@ -226,10 +251,13 @@ class RunProgress:
         self._shown_at = time.monotonic()
         return True
 
-    def _draw(self, table: Table) -> None:
+    def _draw(self, table: Table, above: Sequence[Text] = ()) -> None:
+        """Draws the table, and above it lines that stay."""
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
+        if above:
+            self._console.print(Text("\n").join(above), no_wrap=True, overflow="crop")
         self._live.update(table, refresh=True)
 
 
@@ -326,7 +354,7 @@ def follow(
                 time.sleep(poll_s)
 
 
-# ---- tables
+# ---- what is drawn
 
 
 def redraws(console: Console) -> bool:
@@ -334,12 +362,31 @@ def redraws(console: Console) -> bool:
     return console.is_terminal and not console.is_dumb_terminal
 
 
+def run_footer(status: Status, left: float | None, width: int) -> Table:
+    """Bar, time left and course of the accuracy; below, where the time of the last step went."""
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.width = width - ECHO
+    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
+    table.add_column(ratio=1, min_width=6)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    ends = _left(status.progress, left)
+    course = Text(sparkline(status.accuracies, max(4, width // 5)), style="cyan")
+    words = (f"{formats.percent(status.progress):>4}", ends if ends in ("done", formats.MISSING) else f"{ends} left")
+    accuracy = Text(f"accuracy {_accuracy(status)}", style="bold") if status.accuracies else Text("")
+    table.add_row(
+        Text(status.name or f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy
+    )
+    table.caption, table.caption_justify = Text(status.split, style="dim") if status.split else None, "left"
+    return table
+
+
 def progress_table(
     lines: Sequence[tuple[Status, float | None]], width: int, together: tuple[float, float | None] | None = None
 ) -> Table:
     """A line for each run (with its seconds left), and one for all of them (progress and seconds left)."""
     wide = width >= WIDE
-    table = Table(box=None, pad_edge=False, expand=True, header_style="dim")
+    table = Table(box=None, pad_edge=False, width=width - ECHO, header_style="dim")
     table.add_column("", no_wrap=True, overflow="ellipsis", max_width=max(8, width // 4))
     table.add_column("", ratio=1, min_width=6)
     for head in ("done", "left", "accuracy"):
