@@ -178,7 +178,8 @@ def train(
 
     try:
         with closing(RunProgress()) as watcher:
-            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus)
+            name = str(recipe or "")
+            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus, name=name)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import torch
 from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
-from whet.draft.base import OFF, DraftArm, StepReport
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 from whet.draft.controller import Controller
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
@@ -29,10 +29,11 @@ from simulated import World
 EOS = 3
 
 
-class Whim:
+class Whim(Chooser):
     """Another arm at every step, OFF among them: a chooser may do anything."""
 
     def __init__(self, arms: Sequence[DraftArm], seed: int = 0) -> None:
+        super().__init__()
         self.arms, self.rng = arms, np.random.default_rng(seed)
         self.used: dict[str, int] = {}
         self.accepted = 0
@@ -41,19 +42,10 @@ class Whim:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
     def record(self, report: StepReport) -> None:
+        super().record(report)
         self.used[report.arm.name] = self.used.get(report.arm.name, 0) + 1
         if report.accepted is not None:
             self.accepted += int(report.accepted.sum())
-
-    def updated(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def requests(**sampling: Any) -> list[Request]:
@@ -129,11 +121,18 @@ def test_the_oracle_saves_steps() -> None:
     engine = make_engine(model, speculation=speculating([oracle], Whim([DraftArm("oracle", 7)])))
     drafted = run(engine, asked)
     same(plain, drafted)
+    marks = [r.trace.guessed.tolist() for r in drafted if r.trace is not None and r.trace.guessed is not None]
+    assert marks == [[False, *([True] * 7 + [False]) * 4]] * 4, "the target's own draw ends each step"
+    assert all(r.trace is not None and r.trace.guessed is None for r in plain)
+    shown = engine.pictures()
+    assert shown["accepts"] == {"position": [[16, 16]] * 7, "rows": [[4, 16, 112]]}
+    assert [rows for _, rows in shown["running"]] == [4] * 5
     assert engine.stats()["rollout/steps"] == 1 + 4, "the first token with the prompt, then 8 + 8 + 8 + 8"
     assert [(r.drafted, r.accepted) for r in drafted] == [(28, 28)] * 4, (
         "all but the target's own draw after each draft"
     )
     assert [(r.drafted, r.accepted) for r in plain] == [(0, 0)] * 4
+    assert engine.pictures() == {}, "its counters were reset"
 
 
 def dim(engine: LocalEngine) -> None:

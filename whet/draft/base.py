@@ -13,7 +13,7 @@ that plain decoding makes, so the very same tokens come out.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +97,7 @@ class StepReport:
     most: np.ndarray | None = None  # how many of them were wanted at most; None: the arm's depth
     kv_bytes: float = 0.0  # keys and values that the rows have cached
     typical: bool = True  # whether the time says anything about other steps
+    had: np.ndarray | None = None  # drafted tokens, per row and step; None: as many as were wanted
 
 
 class Chooser:
@@ -105,6 +106,8 @@ class Chooser:
     def __init__(self) -> None:
         self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
         self._drafted_rows = self._accepted = 0
+        self._offers: dict[str, Counter[int]] = {"had": Counter(), "kept": Counter()}  # lengths of drafts
+        self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # rows -> drafts, tokens accepted
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         """Choose for a batch of so many rows, not among the drafters that were retired."""
@@ -114,8 +117,14 @@ class Chooser:
         """Learn from steps that were made."""
         self._clock[report.arm.name] += report.seconds
         if report.arm != OFF and report.accepted is not None:
+            accepted = int(report.accepted.sum())
             self._drafted_rows += report.accepted.size
-            self._accepted += int(report.accepted.sum())
+            self._accepted += accepted
+            had = next((of for of in (report.had, report.most) if of is not None), None)
+            self._offers["had"].update(had.tolist() if had is not None else [report.arm.depth] * report.accepted.size)
+            self._offers["kept"].update(report.accepted.tolist())
+            of_size = self._by_rows[1 << max(0, report.batch.bit_length() - 1)]
+            of_size[0], of_size[1] = of_size[0] + report.accepted.size, of_size[1] + accepted
 
     def updated(self) -> None:
         """The weights have changed."""
@@ -127,8 +136,21 @@ class Chooser:
         out["draft/accept_length"] = 1 + self._accepted / max(1, self._drafted_rows)
         out["draft/saved"] = float(self._accepted)
         self._clock.clear()
+        self._by_rows.clear()
+        for lengths in self._offers.values():
+            lengths.clear()
         self._drafted_rows = self._accepted = 0
         return out
+
+    def pictures(self) -> dict[str, Any]:
+        """Since the last `metrics`: tokens offered and accepted at each place of a draft, and [rows that ran (from this
+        power of two on), drafts, tokens accepted]."""
+        had, kept = self._offers["had"], self._offers["kept"]
+        if not had:
+            return {}
+        places = range(max(had))
+        position = [[sum(n for size, n in of.items() if size > i) for of in (had, kept)] for i in places]
+        return {"accepts": {"position": position, "rows": [[rows, *of] for rows, of in sorted(self._by_rows.items())]}}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

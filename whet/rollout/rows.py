@@ -178,6 +178,7 @@ class Rows:
         self.ids = np.zeros((slots, context), np.int32)
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
+        self.guessed = np.zeros((slots, context), bool)  # came from an accepted draft; False beyond `count`
         self._numbers = np.arange(slots)
         self._draws: tuple[int, Draws] | None = None  # with the number of edits that it was made after
 
@@ -203,6 +204,9 @@ class Rows:
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
         for name in PARTS:
             getattr(self, name)[row, :n] = getattr(trace, name)
+        self.guessed[row] = False
+        if trace.guessed is not None:
+            self.guessed[row, :n] = trace.guessed
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
         self.watches[row] = bool(sampling.stop_strings)
@@ -237,11 +241,26 @@ class Rows:
         for name in PARTS:
             matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
+        self.guessed[target] = self.guessed[source]
         self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
-        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS})
+        guessed = self.guessed[row, :n].copy() if self.guessed[row, :n].any() else None
+        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS}, guessed=guessed)
+
+    def mark_guessed(self, counted: np.ndarray, kept: np.ndarray) -> None:
+        """Of what `record_runs` has just written, `kept` [B], all came from drafts but the last token of each step:
+        counted [S, B] tokens of each step, before the row's end."""
+        width = int(kept.max(initial=0))
+        if width < 2:
+            return
+        guessed = np.arange(width) < kept[:, None]
+        for last in counted.cumsum(0) - 1:
+            inside = (last >= 0) & (last < width)
+            guessed[self._numbers[: kept.size][inside], last[inside]] = False
+        row, place = np.nonzero(guessed)
+        self.guessed[row, (self.count[: kept.size] - kept)[row] + place] = True
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
