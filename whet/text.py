@@ -52,6 +52,7 @@ class Codec:
     def __init__(self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT):
         """`eos` is the generation config's eos_token_id: one, several or none."""
         self.tokenizer, self._settings = tokenizer, settings
+        self._words: dict[int, str] = {}
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
         self._switches: dict[str, bool] = {}  # arguments of the template beside the messages
         self._refuse_the_impossible()
@@ -107,7 +108,10 @@ class Codec:
         numbers, whole = list(ids), self.decode(ids)
         if numbers and numbers[-1] in self.stop_ids:
             numbers = numbers[:-1]
-        pieces = self._spelled(numbers) if self._special in self._tables else self._grown(numbers)
+        if self._special in self._tables:
+            pieces = self._spelled(numbers)
+        elif "".join(pieces := [self._word(i) for i in numbers]) != whole:
+            pieces = self._grown(numbers)
         if numbers and len(told := "".join(pieces)) < len(whole):  # half a character at the end
             pieces[-1] += whole[len(told) :]
         pieces += [""] * (len(ids) - len(numbers))
@@ -116,6 +120,12 @@ class Codec:
     def _spelled(self, ids: Sequence[int]) -> list[str]:
         table, decoder = self._tables[self._special], getincrementaldecoder("utf-8")("replace")
         return [decoder.decode(table.get(i, b"")) for i in ids]
+
+    def _word(self, token: int) -> str:
+        """Its text where it stands alone."""
+        if token not in self._words:
+            self._words[token] = self.decode([token])
+        return self._words[token]
 
     def _grown(self, ids: Sequence[int]) -> list[str]:
         """What each token adds to the text of the few before it, which is decoded with it: tokens may join."""

@@ -111,11 +111,18 @@ class Posterior(Saved):
         self._wrong[rows] = self._wrong[rows] * fade + wrong
         self._seen[rows] = self.now
 
-    def mean(self, rows: np.ndarray | slice, at: np.ndarray | int | None = None) -> np.ndarray:
+    def mean(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray:
         """alpha / (alpha + beta) = (2 m + right) / (2 + right + wrong), at the present update or at update `at`."""
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (2.0 * self.priors[self.levels[rows]] + right) / (2.0 + right + wrong)
+
+    def histogram(self) -> list[int]:
+        """Prompts by mean, in BINS; those without a verdict are at the prior of their level."""
+        rows, count = self.visited, len(self.priors)
+        unseen = np.bincount(self.levels, minlength=count) - np.bincount(self.levels[rows], minlength=count)
+        seen = np.bincount(binned(self.mean(rows)), minlength=BINS)
+        return (seen + np.bincount(binned(self.priors), unseen, BINS).astype(np.int64)).tolist()
 
     def betas(self, rows: np.ndarray) -> list[tuple[float, float]]:
         """a and b of each prompt's posterior, for `speed.screening_pays`: its counts over the prior `fitted`."""
@@ -149,7 +156,7 @@ class Posterior(Saved):
         self._right[rows], self._wrong[rows] = INHERITED * older._right[theirs], INHERITED * older._wrong[theirs]
         self.settle()
 
-    def _fade(self, rows: np.ndarray | slice, at: np.ndarray | int | None = None) -> np.ndarray | float:
+    def _fade(self, rows: np.ndarray, at: np.ndarray | int | None = None) -> np.ndarray | float:
         if self.memory == 1.0:
             return 1.0
         passed = np.maximum((self.now if at is None else at) - self._seen[rows], 0)
@@ -299,8 +306,7 @@ class CuresSource(Returns):
         asked, rollouts = self._asked.tolist()
         self._asked[:] = 0.0
         means = [round(total / count, 3) if count else None for count, total in zip(asked, rollouts, strict=True)]
-        counts = np.bincount(binned(self.posterior.mean(slice(None))), minlength=BINS).tolist()
-        own = {"posterior": {"counts": counts, "rollouts": means}}
+        own = {"posterior": {"counts": self.posterior.histogram(), "rollouts": means}}
         return own | (self.pool.pictures() if self.pool is not None else {})
 
     def state_dict(self) -> dict[str, Any]:

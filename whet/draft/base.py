@@ -13,7 +13,7 @@ that plain decoding makes, so the very same tokens come out.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ import numpy as np
 
 # Shapes: B rows, K drafted tokens, W tokens written in one turn, S stop ids.
 
+PLACES = 129  # lengths of drafts that are told apart in pictures
 LONGEST, SHORTEST = 12, 2  # tokens of context that a model-free drafter matches, at most and at least
 
 
@@ -106,7 +107,7 @@ class Chooser:
     def __init__(self) -> None:
         self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
         self._drafted_rows = self._accepted = 0
-        self._offers: dict[str, Counter[int]] = {"had": Counter(), "kept": Counter()}  # lengths of drafts
+        self._offers = np.zeros((2, PLACES), np.int64)  # drafts of so many tokens, and of so many that came true
         self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # rows -> drafts, tokens accepted
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
@@ -121,8 +122,8 @@ class Chooser:
             self._drafted_rows += report.accepted.size
             self._accepted += accepted
             had = next((of for of in (report.had, report.most) if of is not None), None)
-            self._offers["had"].update(had.tolist() if had is not None else [report.arm.depth] * report.accepted.size)
-            self._offers["kept"].update(report.accepted.tolist())
+            had = np.full(report.accepted.size, report.arm.depth) if had is None else had
+            self._offers += [np.bincount(of, minlength=PLACES)[:PLACES] for of in (had, report.accepted)]
             of_size = self._by_rows[1 << max(0, report.batch.bit_length() - 1)]
             of_size[0], of_size[1] = of_size[0] + report.accepted.size, of_size[1] + accepted
 
@@ -137,19 +138,17 @@ class Chooser:
         out["draft/saved"] = float(self._accepted)
         self._clock.clear()
         self._by_rows.clear()
-        for lengths in self._offers.values():
-            lengths.clear()
+        self._offers[:] = 0
         self._drafted_rows = self._accepted = 0
         return out
 
     def pictures(self) -> dict[str, Any]:
         """Since the last `metrics`: tokens offered and accepted at each place of a draft, and [rows that ran (from this
         power of two on), drafts, tokens accepted]."""
-        had, kept = self._offers["had"], self._offers["kept"]
-        if not had:
+        if not self._by_rows:
             return {}
-        places = range(max(had))
-        position = [[sum(n for size, n in of.items() if size > i) for of in (had, kept)] for i in places]
+        reached = self._offers[:, :0:-1].cumsum(1)[:, ::-1].T  # drafts of that many tokens or more
+        position = reached[reached[:, 0] > 0].tolist()
         return {"accepts": {"position": position, "rows": [[rows, *of] for rows, of in sorted(self._by_rows.items())]}}
 
     def state_dict(self) -> dict[str, Any]:

@@ -267,7 +267,7 @@ class LocalEngine(FlightEngine):
             self._stats["tokens"] += rows.ready
             return None, None, None
         wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
-        kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
+        kept = rows.record_runs(drawn, running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
             return None, None, None
@@ -276,7 +276,6 @@ class LocalEngine(FlightEngine):
         proposed = drawn.proposed[:, :running]
         rows.drafted[:running] += np.where(lived, proposed, 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
-        rows.mark_guessed(drawn.counted, kept)
         return real[lived] - 1, wanted[lived], proposed[lived]
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:

@@ -249,19 +249,6 @@ class Rows:
         guessed = self.guessed[row, :n].copy() if self.guessed[row, :n].any() else None
         return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS}, guessed=guessed)
 
-    def mark_guessed(self, counted: np.ndarray, kept: np.ndarray) -> None:
-        """Of what `record_runs` has just written, `kept` [B], all came from drafts but the last token of each step:
-        counted [S, B] tokens of each step, before the row's end."""
-        width = int(kept.max(initial=0))
-        if width < 2:
-            return
-        guessed = np.arange(width) < kept[:, None]
-        for last in counted.cumsum(0) - 1:
-            inside = (last >= 0) & (last < width)
-            guessed[self._numbers[: kept.size][inside], last[inside]] = False
-        row, place = np.nonzero(guessed)
-        self.guessed[row, (self.count[: kept.size] - kept)[row] + place] = True
-
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
         n = self.ready
@@ -270,11 +257,11 @@ class Rows:
         self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
         count += 1
 
-    def record_runs(
-        self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
-    ) -> np.ndarray:
-        """Write the first `counted` [B] tokens of token [B, W] for each ready row, up to the one that ends the row.
-        Returns how many tokens were written [B]. The first `running` rows have cached as many."""
+    def record_runs(self, drawn: Any, running: int, version: int, decode: Decode) -> np.ndarray:
+        """Write the tokens that count of each ready row (`runner.Drawn`), up to the one that ends the row. Returns how
+        many were written [B]. The first `running` rows have cached as many."""
+        token, log_prob, turns = drawn.token, drawn.log_prob, drawn.counted.cumsum(0)  # up to the end of each step
+        counted = turns[-1]
         n = counted.size
         rows, count = self._numbers[:n], self.count[:n]
         counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)
@@ -286,6 +273,10 @@ class Rows:
         at = count[row] + place
         self.ids[row, at], self.log_probs[row, at] = token[row, place], log_prob[row, place]
         self.versions[row, at] = version
+        if drawn.arm.depth:  # all but the last token of each step, which is the target's own
+            guessed = np.ones(token.shape, bool)
+            guessed[rows, turns - 1] = False
+            self.guessed[row, at] = guessed[row, place]
         self.token[:n] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
         count += counted
