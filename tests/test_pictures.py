@@ -71,11 +71,6 @@ def test_a_step_is_gathered() -> None:
     """Counters are those of the run, and times those of a clock: a step has its own share of both."""
 
     class Told:
-        counted = 3.0
-
-        def metrics(self) -> dict[str, float]:
-            return {"curriculum/rejected_hard": self.counted}
-
         def pictures(self) -> dict[str, object]:
             return {"posterior": {"counts": [1]}}
 
@@ -83,18 +78,17 @@ def test_a_step_is_gathered() -> None:
         def pictures(self) -> dict[str, object]:
             return {"running": [(made.start - 1.0, 1), (made.start + 0.5, 7)]}
 
-    told, lookup = Told(), lambda prompt_id: Prompt(id=prompt_id, text="?", answer="", task="t")
-    made = Pictures(told.metrics())
+    made = Pictures({"curriculum/rejected_hard": 3.0})
     request = Request(prompt_id="a", group_id=0, n=2, sampling=SAMPLING)
     for counted, hard in ((5.0, 2), (5.0, 0), (9.0, 4)):
         made.begin()
         made.observe([request, dataclasses.replace(request, first_index=2, phase="continue")])
-        told.counted = counted
-        made.note(Engine(), told)
+        made.note(Engine(), Told())
         group = Group(prompt_id="a", group_id=0, rollouts=tuple(rollouts(0, 1, 1)))
         cut = dataclasses.replace(BASE, group_id=1, finish="cut")
-        drawn = made.drawn([*group.rollouts, cut], [group], {"draft/share_off": 0.2, "draft/share_eagle": 0.8}, lookup)
-        assert drawn == {
+        metrics = {"draft/share_off": 0.2, "draft/share_eagle": 0.8, "curriculum/rejected_hard": counted}
+        plain = Prompt(id="a", text="?", answer="", task="t")
+        assert made.drawn([*group.rollouts, cut], [group], metrics, lambda prompt_id: plain) == {
             "pass_rates": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
             "flow": {"asked": 1, "continued": 1, "too_hard": hard, "trained": 1},
             "arm": "eagle",

@@ -7,13 +7,12 @@ the requests and judged rollouts of the step, the curriculum's counters, and wha
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +23,11 @@ from whet.types import Group, Key, Prompt, Request, Rollout
 
 BINS = 10  # pass rates are counted in 0, 0.1, ..., 1
 DETAILED = 20_000  # tokens of a file of rollouts that are written one by one, beside the text
+SHARE = "draft/share_"  # metrics: the share of the time of each way to speculate
 # Counters of a curriculum (since the start of the run) whose growth in a step is a part of its flow.
 FLOW = {"too_easy": ("rejected_easy",), "too_hard": ("rejected_hard",), "stale": ("cut", "expired")}
+Lookup = Callable[[str], Prompt]
 PHASES = {"screened": "screen", "continued": "continue", "probed": "probe"}
-
-
-class Lookup(Protocol):
-    def __call__(self, prompt_id: str) -> Prompt: ...
 
 
 class Pictures:
@@ -38,7 +35,7 @@ class Pictures:
 
     def __init__(self, counters: Mapping[str, float]) -> None:
         """counters: the curriculum's, where the run begins or goes on."""
-        self.before, self.after = counters, counters
+        self.before = counters
         self.begin()
 
     def begin(self) -> None:
@@ -52,30 +49,27 @@ class Pictures:
             self.asked[request.phase] += 1
             self.asked["asked"] += request.first_index == 0
 
-    def note(self, engine: object, curriculum: Any) -> None:
+    def note(self, engine: object, curriculum: object) -> None:
         """Ask engine and curriculum; to be called before the engine's counters are reset."""
         self.noted = {**pictures_of(engine), **pictures_of(curriculum)}
         if running := self.noted.get("running"):
             self.noted["running"] = [[round(max(0.0, at - self.start), 3), rows] for at, rows in running]
-        self.before, self.after = self.after, curriculum.metrics()
 
     def drawn(
         self, seen: Sequence[Rollout], trained: Sequence[Group], metrics: Mapping[str, float], lookup: Lookup
     ) -> dict[str, Any]:
-        """The object of this step. seen: what was judged in it; lookup: the prompt of an id."""
+        """The object of this step. seen: what was judged in it; metrics: its row; lookup: the prompt of an id."""
         judged = [rollout for rollout in seen if rollout.judged and rollout.finish != "cut"]
         shares = {name.removeprefix(SHARE): value for name, value in metrics.items() if name.startswith(SHARE)}
         found = {
             "pass_rates": pass_rates(judged) if judged else None,
-            "flow": flow(self.asked, self.before, self.after, len(trained)),
+            "flow": flow(self.asked, self.before, metrics, len(trained)),
             "levels": by_level(judged, lookup) or None,
             "arm": max(shares, key=lambda name: shares[name], default=None),
             **self.noted,
         }
+        self.before = metrics
         return {name: value for name, value in found.items() if value is not None}
-
-
-SHARE = "draft/share_"  # metrics: the share of the time of each way to speculate
 
 
 def pass_rates(judged: Iterable[Rollout]) -> list[int]:
@@ -99,24 +93,19 @@ def flow(
     found = {"asked": asked.get("asked", 0) - asked.get("probe", 0)}
     found |= {name: asked[phase] for name, phase in PHASES.items() if asked.get(phase)}
     for name, counters in FLOW.items():
-        keys = [f"curriculum/{counter}" for counter in counters if f"curriculum/{counter}" in after]
-        if keys:
+        if keys := [key for counter in counters if (key := f"curriculum/{counter}") in after]:
             found[name] = int(sum(max(0.0, after[key] - before.get(key, 0.0)) for key in keys))
-    ready = after.get("curriculum/ready")
-    return found | {"trained": trained} | ({} if ready is None else {"spare": int(ready)})
+    ready = {"spare": int(after["curriculum/ready"])} if "curriculum/ready" in after else {}
+    return found | {"trained": trained} | ready
 
 
 def by_level(judged: Iterable[Rollout], lookup: Lookup) -> dict[str, list[int]]:
     """Judged rollouts, and right ones among them, of each level that the prompts have."""
-    counts: dict[str, Counter[bool]] = {}
-    for rollout in judged:
-        counts.setdefault(rollout.prompt_id, Counter())[rollout.verdict == "right"] += 1
     levels: dict[str, list[int]] = {}
-    for prompt_id, found in counts.items():
+    for (prompt_id, right), count in Counter((r.prompt_id, r.verdict == "right") for r in judged).items():
         if (level := lookup(prompt_id).meta.get("level")) is not None:
             total = levels.setdefault(str(level), [0, 0])
-            total[0] += found.total()
-            total[1] += found[True]
+            total[0], total[1] = total[0] + count, total[1] + right * count
     return dict(sorted(levels.items()))
 
 
@@ -149,7 +138,9 @@ def _short(values: np.ndarray) -> list[float]:
 
 def machine(device: str, cards: int, recipe: str) -> dict[str, str]:
     """RUN/machine.json. device: the name of the GPU, or "" for a CPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    from whet.processes import available_cores  # not at the top: it imports what imports this file
+
+    cores = available_cores()
     hardware = f"{cards} x {device}" if device else f"{cores} core{'s' * (cores > 1)}, {platform.machine()}"
     versions = {"whet": __version__, "torch": installed("torch")}
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
