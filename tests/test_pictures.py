@@ -78,7 +78,7 @@ def test_a_step_is_gathered() -> None:
         def pictures(self) -> dict[str, object]:
             return {"running": [(made.start - 1.0, 1), (made.start + 0.5, 7)]}
 
-    made = Pictures({"curriculum/rejected_hard": 3.0})
+    made, plain = Pictures({"curriculum/rejected_hard": 3.0}), Prompt(id="a", text="?", answer="", task="t")
     request = Request(prompt_id="a", group_id=0, n=2, sampling=SAMPLING)
     for counted, hard in ((5.0, 2), (5.0, 0), (9.0, 4)):
         made.begin()
@@ -87,7 +87,6 @@ def test_a_step_is_gathered() -> None:
         group = Group(prompt_id="a", group_id=0, rollouts=tuple(rollouts(0, 1, 1)))
         cut = dataclasses.replace(BASE, group_id=1, finish="cut")
         metrics = {"draft/share_off": 0.2, "draft/share_eagle": 0.8, "curriculum/rejected_hard": counted}
-        plain = Prompt(id="a", text="?", answer="", task="t")
         assert made.drawn([*group.rollouts, cut], [group], metrics, lambda prompt_id: plain) == {
             "pass_rates": [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
             "flow": {"asked": 1, "continued": 1, "too_hard": hard, "trained": 1},
