@@ -93,11 +93,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
         row = {"step": step, **{name: metrics[name] for name in sorted(metrics) if name != "step"}}
-        files.append_line(self.folder / METRICS, json.dumps(_plain(row)))
+        files.append_line(self.folder / METRICS, _line(row))
 
     def draw(self, step: int, picture: Mapping[str, Any]) -> None:
         """Append a line to pictures.jsonl (`whet.pictures`)."""
-        files.append_line(self.folder / PICTURES, json.dumps(_plain({"step": step, **picture}), separators=(",", ":")))
+        files.append_line(self.folder / PICTURES, _line({"step": step, **picture}))
 
     def describe(self, machine: Mapping[str, str]) -> None:
         """Say once where and by which versions the run was started."""
@@ -106,7 +106,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
         """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
-        lines = [json.dumps(_plain({"step": step, **row})) + "\n" for row in rows]
+        lines = [_line({"step": step, **row}) + "\n" for row in rows]
         files.write_text(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", "".join(lines))
 
     def cut_back(self, step: int) -> None:
@@ -326,6 +326,13 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False)
+    except (TypeError, ValueError):  # numpy or NaN; to look at every token of every rollout for them takes longer
+        return json.dumps(_plain(row))
 
 
 def _plain(value: Any) -> Any:
