@@ -113,9 +113,11 @@ def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    from whet.run import read_metrics
+    from whet.run import read_metrics, read_pictures
 
     assert timeless(read_metrics(one)) == timeless(read_metrics(other))
+    drawn, again = ([{**row, "running": 0} for row in read_pictures(run)] for run in (one, other))  # a clock's
+    assert drawn == again and len(drawn) == len(read_metrics(one)) - 1
     mine, theirs = newest_weights(one), newest_weights(other)
     assert mine.keys() == theirs.keys()
     for name, tensor in mine.items():

@@ -21,7 +21,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from whet import config
+from whet import __version__, cli, config
 from whet.errors import WhetError
 from whet.estimate import Machine
 from whet.fast.fused import graphs_lack
@@ -70,6 +70,24 @@ def test_machine_alone() -> None:
     found = {what: fine for what, _, fine in examine()}
     assert {"python", "torch", "device", "free disk here"} <= found.keys()
     assert "model" not in found and all(found.values())
+
+
+def test_a_bug_report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Versions, hardware and extras, of which one lacks a package; a token in the environment is never shown."""
+    needs = ["numpy>=1.26", "torch>=2; extra == 'lora'", 'nowhere==1.*; extra == "ray"', "torch; extra == 'ray'"]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: needs)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("sys.argv", ["whet", "doctor", "--json"])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    printed = capsys.readouterr().out
+    found = {row["what"]: row["found"] for row in json.loads(printed)}
+    assert left.value.code == 0 and "hf_secret" not in printed
+    assert found["whet"].startswith(__version__) and found["environment"].startswith("OMP_NUM_THREADS=1")
+    assert found["whet[lora]"] == f"torch {torch.__version__}: adapters (model.lora)"
+    assert found["whet[ray]"] == "lacks nowhere: several machines ([cluster])"
+    assert {"python", "system", "cores", "device", "transformers"} <= found.keys()
 
 
 def test_model_is_examined_without_its_weights(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import load_config
-from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
+from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_pictures, read_rollouts
 
 CONFIG = "seed = 1\n"
 KINDS = ("before", "half", "error")
@@ -397,6 +397,7 @@ def test_logs_are_cut_back_to_a_step(tmp_path):
     with Run.create(tmp_path, CONFIG) as run:
         for step in range(5):
             run.record(step, {"a": step})
+            run.draw(step, {"flow": {"asked": np.int64(step)}})
             run.write_rollouts(step, [{"response": str(step)}])
             run.write_rollouts(step, [{"response": str(step)}], kind="eval")
         with (tmp_path / "metrics.jsonl").open("a") as file:
@@ -405,11 +406,12 @@ def test_logs_are_cut_back_to_a_step(tmp_path):
         run.cut_back(2)
         assert (tmp_path / "metrics.jsonl").read_text().splitlines()[-1] == '{"step": 2, "a": 2}'
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2]
+        assert read_pictures(tmp_path)[1:] == [{"step": step, "flow": {"asked": step}} for step in (1, 2)]
         assert [row["step"] for row in read_rollouts(tmp_path)] == [0, 0, 1, 1, 2, 2]
         run.record(3, {"a": 3})
         assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
         run.cut_back(-1)
-        assert read_metrics(tmp_path) == [] and list(read_rollouts(tmp_path)) == []
+        assert read_metrics(tmp_path) == read_pictures(tmp_path) == [] and list(read_rollouts(tmp_path)) == []
 
 
 def test_a_damaged_line_in_the_midst_is_told(tmp_path):

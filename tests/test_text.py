@@ -154,6 +154,37 @@ def test_half_a_character_decodes() -> None:
     assert codec.decode([]) == ""
 
 
+@given(st.lists(st.integers(0, 260), max_size=30))
+def test_pieces_join_to_what_is_decoded(ids: list[int]) -> None:
+    """Any bytes, halves of characters among them, special tokens, and ids that are none."""
+    codec = Codec(bytes_tokenizer())
+    pieces = codec.pieces(ids)
+    assert pieces is not None and len(pieces) == len(ids) and "".join(pieces) == codec.decode(ids)
+
+
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
+    codec = Codec(bytes_tokenizer())
+    ids = codec.encode(plain("a\u00e9\U0001f600"))
+    assert codec.pieces([*ids, EOS]) == ["a", "", "\u00e9", "", "", "", "\U0001f600", ""]
+    assert codec.pieces(ids[:-1]) == ["a", "", "\u00e9", "", "", "\ufffd"], "half a character ends the text"
+    assert codec.pieces([ids[1], ids[0], TURN]) == ["", "\ufffda", ""] and codec.pieces([]) == []
+
+
+SPACED = ["<s>", "</s>", "\u2581on", "e", "\u2581two", ",", "<0xC3>", "<0xA9>"]  # as SentencePiece has them
+
+
+@given(st.lists(st.integers(0, len(SPACED) - 1), max_size=12))
+def test_pieces_where_spaces_belong_to_tokens(ids: list[int]) -> None:
+    """The decoder of Llama 2 drops the first space, and joins bytes that no word covers."""
+    tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(SPACED)}, merges=[]))
+    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer.decoder = decoders.Sequence(steps)
+    codec = Codec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>"))
+    assert codec.pieces([2, 3, 4, 5, 6, 7, 1]) == ["on", "e", " two", ",", "", "\u00e9", ""]
+    pieces = codec.pieces(ids)
+    assert pieces is None or (len(pieces) == len(ids) and "".join(pieces) == codec.decode(ids))
+
+
 def test_spaces_before_punctuation_survive() -> None:
     codec = Codec(bytes_tokenizer())
     assert codec.decode(codec.encode(plain("a , b . c 's"))) == "a , b . c 's"

@@ -77,7 +77,8 @@ def train(
     function = reward if callable(reward) else None
     in_memory = None if prompts is None or isinstance(prompts, str | Path) else list(prompts)
     with closing(RunProgress(quiet=quiet)) as watcher:
-        run_recipe(chosen, folder, resume=resume, reward=function, prompts=in_memory, watcher=watcher, gpus=gpus)
+        given: dict[str, Any] = {"reward": function, "prompts": in_memory, "gpus": gpus, "name": str(recipe or "")}
+        run_recipe(chosen, folder, resume=resume, watcher=watcher, **given)
     return Result(folder=folder, metrics=read_metrics(folder))
 
 
@@ -90,14 +91,16 @@ def run_recipe(
     reward: JudgeFunction | None = None,
     prompts: list[Any] | None = None,
     gpus: int = 1,
+    name: str = "",
 ) -> int:
-    """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0."""
+    """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0.
+    name: the recipe's, as the user gave it."""
     if prompts is not None and not resume:
         write_prompts(Path(settings.data[0].path), prompts)
     from whet.processes import Company, check_gpus
 
     check_gpus(settings, gpus)
-    given: dict[str, Any] = {"watcher": watcher, "reward": reward, "gpus": gpus}
+    given: dict[str, Any] = {"watcher": watcher, "reward": reward, "gpus": gpus, "name": name}
     tries = 0
     with closing(Company(watcher.message, folder)) as company:
         while True:
@@ -121,8 +124,11 @@ def _run_once(
     resume: bool,
     reward: JudgeFunction | None,
     gpus: int,
+    name: str,
 ) -> int:
     from whet.assembly import build_parts, check_run
+    from whet.findings import machine_of
+    from whet.pictures import machine
     from whet.processes import build_fleet_parts
 
     plan = check_run(settings, reward)
@@ -132,6 +138,8 @@ def _run_once(
     collapsed: Collapsed | None = None
     with ExitStack() as stack:
         run = stack.enter_context(Run.resume(folder) if resume else Run.create(folder, recipe))
+        device = plan.footprint.device
+        run.describe(machine(machine_of(device).name if device.type == "cuda" else "", gpus, name))
         for note in plan.notes:
             watcher.message(note)
         stopping = "Finishing this step and saving; Ctrl-C again stops at once."

@@ -8,10 +8,11 @@ that need torch import it, so that a wrong path is found without waiting for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +26,13 @@ from whet.eval import EvalSet, eval_sets
 from whet.findings import machine_of, model_findings, size_up_here
 from whet.learn.base import Trainer
 from whet.learn.checkpoint import Checkpoint, save_checkpoint
+from whet.pictures import token_rows
 from whet.problems import EncodedPrompts, JudgeFunction, Problems, anchor_paths, check_answers, load_problems
 from whet.rollout.base import Engine, RolloutStore
 from whet.rollout.vllm_fit import check_vllm, drafter_of, speculation_of
 from whet.tasks.judge import Judge
 from whet.text import Codec
-from whet.types import Clock, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
+from whet.types import Clock, Key, Report, Request, Rollout, Sampling, rollout_from_json, rollout_to_json
 from whet.watch import Stopwatch
 
 if TYPE_CHECKING:
@@ -252,15 +254,18 @@ class Actor:
     drafter: AdaptiveDrafter | None = None  # learns beside the policy, where the recipe drafts with eagle
     notes: tuple[str, ...] = ()  # sentences for the user: how memory is divided, why rollouts are slow
 
-    def rollout_rows(self, rollouts: Sequence[Rollout]) -> list[dict[str, Any]]:
-        """What the model wrote, for RUN/rollouts."""
+    def rollout_rows(
+        self, rollouts: Sequence[Rollout], entropies: Mapping[Key, np.ndarray] = MappingProxyType({})
+    ) -> list[dict[str, Any]]:
+        """What the model wrote, for RUN/rollouts; entropies: of the tokens of those for which they are known."""
         rows = []
-        for rollout in rollouts:
+        for rollout, tokens in zip(rollouts, token_rows(rollouts, self.plan.codec, entropies), strict=True):
             prompt = self.plan.problems.lookup(rollout.prompt_id)
             assert rollout.trace is not None
             row = rollout_to_json(rollout) | {"prompt": prompt.text or list(prompt.messages), "answer": prompt.answer}
-            del row["sampling"]
-            rows.append(row | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())})
+            del row["sampling"], row["drafted"]  # the marks of its tokens say which were drafted
+            level = {"level": prompt.meta["level"]} if prompt.meta.get("level") is not None else {}
+            rows.append(row | level | {"response": self.plan.codec.decode(rollout.trace.ids.tolist())} | tokens)
         return rows
 
     def close(self) -> None:

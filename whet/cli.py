@@ -180,7 +180,8 @@ def train(
     folder = out or api.new_folder()
     try:
         with closing(loggers.LoggedProgress(log, folder) if log else live.RunProgress()) as watcher:
-            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus)
+            name = str(recipe or "")
+            stopped = api.run_recipe(settings, folder, resume=resume, watcher=watcher, gpus=gpus, name=name)
     except Stopped as error:
         say(f"It stopped in its warm start; whet train --out {folder} --resume begins that again.")
         raise typer.Exit(128 + error.number) from None
@@ -334,19 +335,22 @@ def doctor(
     model: Annotated[str | None, typer.Argument(help="A model to check: a folder or a hub name.")] = None,
     recipe: Annotated[Path | None, typer.Option(help="Plan the memory of this recipe.")] = None,
     sets: Sets = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, as for a bug report.")] = False,
 ) -> None:
     """Check this machine, and whether whet can train the model on it, how fast and in how much memory."""
     from whet.tools.doctor import examine
 
     settings = load_config(recipe, sets or []) if recipe or sets else None
     table = Table("what", "found", "verdict")
-    healthy = True
-    for what, found, fine in examine(model, settings):
-        healthy &= fine
-        verdict = Text("no", style="red") if not fine else Text("slow" if found.startswith("slow") else "ok")
-        table.add_row(what, Text(printable(found)), verdict)
-    out_console.print(table)
-    raise typer.Exit(0 if healthy else 1)
+    findings = examine(model, settings)
+    for what, found, fine in findings:
+        word = "slow" if found.startswith("slow") else "-" if found.startswith("lacks") else "ok"
+        table.add_row(Text(what), Text(printable(found)), Text(word) if fine else Text("no", style="red"))
+    if as_json:
+        out_console.print_json(data=[{"what": what, "found": found, "fine": fine} for what, found, fine in findings])
+    else:
+        out_console.print(table)
+    raise typer.Exit(0 if all(fine for *_, fine in findings) else 1)
 
 
 @app.command("list")

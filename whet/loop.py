@@ -22,6 +22,7 @@ from whet.assembly import Parts, save_parts
 from whet.curriculum.base import Evidence
 from whet.errors import Collapsed, Diverged, Starved
 from whet.eval import evaluate
+from whet.pictures import Pictures
 from whet.run import Run
 from whet.types import Batch, Prompt, Report, Request, Rollout
 from whet.watch import Advice, CollapseGuard, Stopwatch, gpu_metrics, group_metrics, mismatch_jump, rollout_metrics
@@ -80,6 +81,7 @@ class Log:
         self.evidence = Evidence()
         self.sound: float | None = None  # learn/mismatch of the last update on rollouts of the newest weights
         self.still = 0  # rounds in a row in which nothing moved
+        self.pictures = Pictures(parts.curriculum.metrics())
         parts.judge.on_message = watcher.message
 
     @property
@@ -101,6 +103,7 @@ class Log:
     def step(self) -> Iterator[Stopwatch]:
         """One step. If it starves, its rollouts are kept for `whet view`, and a judge that failed is quoted first."""
         self.seen, self.still = [], 0
+        self.pictures.begin()
         try:
             yield self.watch
         except Starved as error:
@@ -116,6 +119,7 @@ class Log:
         """Raise where nothing was asked, running or judged twice in a row: waiting longer would change nothing."""
         parts = self.parts
         self.seen += judged
+        self.pictures.observe(asked)
         moved = asked or judged or not parts.engine.idle or not parts.judge.idle
         self.still = 0 if moved else self.still + 1
         if self.still == 2:  # `plan` may lead a curriculum to apply its starvation policy at the next `emit`
@@ -137,6 +141,8 @@ class Log:
         metrics = rollout_metrics(counted) | self.step_metrics(batch, report) | drafted
         with self.watch.timing("save"):
             self._write_rollouts(parts.tally.step, self.seen)
+            lookup = parts.plan.problems.lookup
+            run.draw(parts.tally.step, self.pictures.drawn(self.seen, batch.groups, metrics, lookup))
         metrics |= self.evaluate_due()
         collapsed = self.guard.check(parts.tally.step, metrics)
         self.record(metrics | ({"collapsed": 1.0} if collapsed else {}))
@@ -179,6 +185,7 @@ class Log:
         watch.move("train", "log_probs", parts.learner.scored_s)
         step_s = watch.without("save")
         parts.tally.time_s += step_s
+        self.pictures.note(parts.engine, parts.curriculum)
         engine, learning = parts.engine.stats(), parts.meter.seconds()
         if parts.drafter is not None:  # the engine counts failed drafts
             engine["draft/failures"] = engine.get("draft/failures", 0.0) + parts.drafter.failures
@@ -232,7 +239,9 @@ class Log:
             self.run.save(parts.tally.step, partial(save_parts, parts), score, keep=self.settings.save.keep)
 
     def _write_rollouts(self, step: int, rollouts: Sequence[Rollout], kind: str = "step") -> None:
-        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts[: self.settings.save.rollouts]), kind=kind)
+        rollouts = rollouts[: self.settings.save.rollouts]
+        entropies = self.parts.learner.entropies([r.key for r in rollouts] if kind == "step" else ())
+        self.run.write_rollouts(step, self.parts.rollout_rows(rollouts, entropies), kind=kind)
 
 
 def warm_start_parts(parts: Parts, on_progress: Callable[[str, int, int, float], None]) -> None:

@@ -1,6 +1,7 @@
 """One training, one folder: its lock, its logs, its checkpoints, and how it stops and resumes.
 
-    RUN/config.toml   lock   metrics.jsonl   rollouts/step_00000012.jsonl, eval_00000012.jsonl
+    RUN/config.toml   machine.json   lock   metrics.jsonl   pictures.jsonl
+    RUN/rollouts/step_00000012.jsonl, eval_00000012.jsonl
     RUN/checkpoints/step_00000012/   scores.json (of all kept)   best.json (the best of them, for other tools)
 
 The loop records and saves through a Run; reports and viewers use the readers at the end. Every change goes through
@@ -29,7 +30,8 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import verify_checkpoint
 
 CONFIG, LOCK, METRICS, ROLLOUTS, CHECKPOINTS = "config.toml", "lock", "metrics.jsonl", "rollouts", "checkpoints"
-SCORES, BEST = "scores.json", "best.json"
+PICTURES, MACHINE, SCORES, BEST = "pictures.jsonl", "machine.json", "scores.json", "best.json"
+LOGS = (METRICS, PICTURES)  # one line per step
 _CHECKPOINT_NAME = re.compile(r"step_(\d{8,})")
 _ROLLOUTS_NAME = re.compile(r"[a-z]+_(\d{8,})\.jsonl")
 _HELD: set[int] = set()  # handles of the locks of this process
@@ -91,11 +93,20 @@ class Run(contextlib.AbstractContextManager["Run"]):
     def record(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to metrics.jsonl; numbers that are not finite become null."""
         row = {"step": step, **{name: metrics[name] for name in sorted(metrics) if name != "step"}}
-        files.append_line(self.folder / METRICS, json.dumps(_plain(row)))
+        files.append_line(self.folder / METRICS, _line(row))
+
+    def draw(self, step: int, picture: Mapping[str, Any]) -> None:
+        """Append a line to pictures.jsonl (`whet.pictures`)."""
+        files.append_line(self.folder / PICTURES, _line({"step": step, **picture}))
+
+    def describe(self, machine: Mapping[str, str]) -> None:
+        """Say once where and by which versions the run was started."""
+        if not (self.folder / MACHINE).exists():
+            files.write_text(self.folder / MACHINE, json.dumps(machine) + "\n")
 
     def write_rollouts(self, step: int, rows: Iterable[Mapping[str, Any]], kind: str = "step") -> None:
         """Write or replace the file of a step and kind, in ASCII, since the model may write anything."""
-        lines = [json.dumps(_plain({"step": step, **row})) + "\n" for row in rows]
+        lines = [_line({"step": step, **row}) + "\n" for row in rows]
         files.write_text(self.folder / ROLLOUTS / f"{kind}_{step:08d}.jsonl", "".join(lines))
 
     def cut_back(self, step: int) -> None:
@@ -108,8 +119,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
             of_step = (_parse(line) or {}).get("step")
             return isinstance(of_step, int) and of_step <= step
 
-        if (self.folder / METRICS).exists():
-            files.keep_lines(self.folder / METRICS, is_kept)
+        for log in self._logs():
+            files.keep_lines(log, is_kept)
+
+    def _logs(self) -> list[Path]:
+        return [self.folder / name for name in LOGS if (self.folder / name).exists()]
 
     def save(self, step: int, write: Callable[[Path], None], score: float | None = None, *, keep: int = 2) -> None:
         """Write a checkpoint through `write`, which makes its argument appear whole; keep the newest and the best.
@@ -118,7 +132,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
         """
         final = checkpoint_path(self.folder, step)
         files.make_folder(final.parent)
-        if (log := self.folder / METRICS).exists():
+        for log in self._logs():
             with files.one_sentence(log):
                 files.sync(log)  # no checkpoint may be newer than its log
         there = checkpoint_steps(self.folder)
@@ -242,6 +256,11 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(_read_rows(folder / METRICS))
 
 
+def read_pictures(folder: Path) -> list[dict[str, Any]]:
+    """The lines of pictures.jsonl; none where the run is of an older version."""
+    return list(_read_rows(folder / PICTURES))
+
+
 def has_collapsed(folder: Path) -> bool:
     """Whether a run was stopped by the guard against collapse (`whet.watch`), which is a result, not a failure."""
     rows = list(_read_rows(folder / METRICS))
@@ -307,6 +326,13 @@ def _parse(line: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) else None
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False)
+    except (TypeError, ValueError):  # numpy or NaN; to look at every token of every rollout for them takes longer
+        return json.dumps(_plain(row))
 
 
 def _plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ scheme: Llama 3, Qwen, SmolLM and others) a table of bytes decodes in a fifteent
 from __future__ import annotations
 
 import unicodedata
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -51,6 +52,7 @@ class Codec:
     def __init__(self, tokenizer: Any, eos: int | Sequence[int] | None = None, settings: config.Text = _DEFAULT):
         """`eos` is the generation config's eos_token_id: one, several or none."""
         self.tokenizer, self._settings = tokenizer, settings
+        self._words: dict[int, str] = {}
         self._chat = bool(tokenizer.chat_template) and settings.template != "plain"
         self._switches: dict[str, bool] = {}  # arguments of the template beside the messages
         self._refuse_the_impossible()
@@ -99,6 +101,42 @@ class Codec:
     def decode(self, ids: Sequence[int] | Any) -> str:
         """Decode for readers, without special tokens. Unknown ids are left out; nothing is raised."""
         return self._decode(ids, self._special)
+
+    def pieces(self, ids: Sequence[int]) -> list[str] | None:
+        """The text of `decode`, divided into one piece per token; None for a tokenizer whose text does not divide so.
+        A character that several tokens spell belongs to the last of them; special and stop tokens are silent."""
+        numbers, whole = list(ids), self.decode(ids)
+        if numbers and numbers[-1] in self.stop_ids:
+            numbers = numbers[:-1]
+        if self._special in self._tables:
+            pieces = self._spelled(numbers)
+        elif "".join(pieces := [self._word(i) for i in numbers]) != whole:
+            pieces = self._grown(numbers)
+        if numbers and len(told := "".join(pieces)) < len(whole):  # half a character at the end
+            pieces[-1] += whole[len(told) :]
+        pieces += [""] * (len(ids) - len(numbers))
+        return pieces if "".join(pieces) == whole else None
+
+    def _spelled(self, ids: Sequence[int]) -> list[str]:
+        table, decoder = self._tables[self._special], getincrementaldecoder("utf-8")("replace")
+        return [decoder.decode(table.get(i, b"")) for i in ids]
+
+    def _word(self, token: int) -> str:
+        """Its text where it stands alone."""
+        if token not in self._words:
+            self._words[token] = self.decode([token])
+        return self._words[token]
+
+    def _grown(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text of the few before it, which is decoded with it: tokens may join."""
+        pieces, first, known = list[str](), 0, 0  # decoded from `first` on; the text up to `known` was handed out
+        for end in range(1, len(ids) + 1):
+            before, now = self.decode(ids[first:known]), self.decode(ids[first:end])
+            whole = len(now) > len(before) and not now.endswith("\ufffd")
+            pieces.append(now[len(before) :] if whole else "")
+            if whole:
+                first, known = known, end
+        return pieces
 
     def judged(self, ids: Sequence[int] | Any) -> str:
         """Decode for judges: as `decode`, with the thinking marks, which stay even if they are special tokens."""

@@ -61,6 +61,7 @@ class Trace:
     ids: np.ndarray  # int32
     log_probs: np.ndarray  # float32 or the model's float64: log-softmax(logits / temperature) before top-k and top-p
     versions: np.ndarray  # int32, the policy version that wrote each token
+    guessed: np.ndarray | None = None  # bool: came from an accepted draft. For readers; no checkpoint holds it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,8 @@ def written(folder: Path) -> dict[str, list[Any]]:
     files = sorted((folder / "rollouts").iterdir())
     rows = {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
     for row in (row for found in rows.values() for row in found):
-        del row["drafted"], row["accepted"]
+        for name in ("drafted", "accepted", "log_probs", "entropies"):  # how they came, and rounded numbers
+            row.pop(name, None)
     return rows
 
 

@@ -150,6 +150,21 @@ def test_rollouts_go_where_verdicts_differ() -> None:
     assert dict(asks(gate.plan(at(groups=4)))) == {"p0": 10, "p1": 8, "p2": 8, "p3": 6}
 
 
+def test_pictures_of_posterior_and_allocation() -> None:
+    """Means 1/2 of the unseen prompt, 5/6, 1/6 and 1/2 (bins 10, 16, 3, 10); 16 rollouts in proportion to 3:sqrt 5."""
+    gate = knowing({"p0": "", "p1": "rrrr", "p2": "wwww", "p3": "rw"})
+    requests = gate.plan(at(groups=4))
+    sizes = dict(asks(requests))
+    assert sizes == {"p0": 5, "p1": 3, "p2": 3, "p3": 5}
+    for request in requests:
+        gate.observe(answers(request, "r" * request.n))  # p0: 6/7, p1: 8/9, p2: 4/9, p3: 7/9
+    shown = gate.pictures()["posterior"]
+    assert {i: n for i, n in enumerate(shown["counts"]) if n} == {8: 1, 15: 1, 17: 2}
+    given = {i: n for i, n in enumerate(shown["rollouts"]) if n is not None}
+    assert given == {3: 3.0, 10: 5.0, 16: 3.0}, "by what was known when they were asked for"
+    assert set(gate.pictures()["posterior"]["rollouts"]) == {None}, "of the time since the last picture"
+
+
 def test_the_minimum_holds() -> None:
     verdicts = {"p0": "", "p1": "w" * 998, "p2": "r" * 998}
     sizes = dict(asks(knowing(verdicts, rollouts=8, minimum=3).plan(at(groups=3))))

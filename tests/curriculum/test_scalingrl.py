@@ -308,6 +308,28 @@ def test_metrics_tell_of_the_set() -> None:
     assert 0 < metrics["curriculum/zero_variance"] < 1 and 0 < metrics["curriculum/des_mean"] <= 1
 
 
+def test_scores_are_shown_once_for_each_set() -> None:
+    source = ScalingRLSource(IDS, 0, share=0.1)
+    assert source.pictures() == {}
+    source.pick(4, clock())
+    shown = source.pictures()["scores"]
+    assert shown["low"] == shown["high"] and shown["counts"][0] == 100, "all are alike"
+    assert shown["active"] == [10, *[0] * 19]
+    source.pick(3, clock())
+    assert source.pictures() == {}, "the same set"
+    visit_all(source, ["rrww", "wwww"])
+    source.pick(10, clock(step=1))
+    shown = source.pictures()["scores"]
+    assert shown["counts"][0] == 50 and shown["counts"][-1] == 50 and shown["low"] < shown["high"]
+    mixed = sum(row % 2 == 0 for row in source.active.tolist())
+    assert (shown["active"][0], shown["active"][-1]) == (len(source.active) - mixed, mixed)
+    fresh, saved = (ScalingRLSource(IDS, 0, share=0.1) for _ in range(2))
+    for each in (fresh, saved):
+        each.prepare()
+    fresh.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+    assert fresh.pictures() == {} and "scores" in saved.pictures()
+
+
 def test_unjudged_prompts_do_not_stay_new() -> None:
     source = ScalingRLSource(IDS[:10], seed=0, new=1.0, old=0.0, share=0.5)
     first = source.pick(5, clock())

@@ -138,6 +138,21 @@ def test_saved_as_json() -> None:
     assert bandit.metrics() == {"draft/accept_length": 1.0, "draft/saved": 0.0}
 
 
+def test_pictures_of_drafts() -> None:
+    """Drafts of 2, 0, 3 and 3 tokens, of which 1, 0, 3 and 0 came true: by place, and by rows (9 and 8 are one bin)."""
+    bandit = Bandit([DraftArm("suffix", 4)])
+    assert bandit.pictures() == {}
+    arm = DraftArm("suffix", 4)
+    bandit.record(StepReport(arm, 2, 1.0, accepted=np.array([1, 0]), had=np.array([2, 0])))
+    bandit.record(StepReport(arm, 9, 1.0, accepted=np.array([3]), had=np.array([3])))
+    bandit.record(StepReport(arm, 8, 1.0, accepted=np.array([0]), most=np.array([3])))
+    bandit.record(StepReport(OFF, 8, 1.0))
+    seen = {"position": [[3, 2], [3, 1], [2, 1]], "rows": [[2, 2, 1], [8, 2, 3]]}
+    assert bandit.pictures() == bandit.pictures() == {"accepts": seen}
+    bandit.metrics()
+    assert bandit.pictures() == {}
+
+
 def test_not_among_those_that_are_retired() -> None:
     bandit = on([DraftArm("ngram", 4), DraftArm("suffix", 4)], epsilon=0.5)
     assert {bandit.choose(1, 0.0, {"ngram"}) for _ in range(50)} == {DraftArm("suffix", 4)}

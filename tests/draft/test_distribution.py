@@ -287,7 +287,7 @@ def write(
         seen = Seen(older_of(rows), rows.token, rows.count, (texts if plain is None else plain)[live], rng)
         runner = kind(rows)
         drawn = runner.verify(drafter(seen, depth)) if depth else runner.advance(live.size, (), ())
-        rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), live.size, 0, lambda ids: "")
+        rows.record_runs(drawn, live.size, 0, lambda ids: "")
         texts[live], count[live] = rows.ids, rows.count
         steps += live.size
         live = live[(rows.token != END) & (rows.count < LENGTH)]

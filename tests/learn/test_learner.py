@@ -83,6 +83,21 @@ def test_grpo_with_kl_and_entropy_equals_the_plain_formula(model, batch_of, enco
     assert metrics["learn/signal_share"] == 0.5
 
 
+def test_entropies_of_tokens_are_those_before_the_update(model, batch_of, encoder):
+    """Two updates on the batch: what is kept is of the first pass. Groups without spread do not train."""
+    batch = batch_of([[1.0, 0.0, 0.0], [0.0, 1.0], [0.1, 0.1, 0.1]])
+    flat = [r for g in batch.groups for r in g.rollouts]
+    with torch.no_grad():
+        _, want = padded_log_probs(model, encoder, flat)
+    learner = Learner(model, Learn(estimator="grpo", updates=2, pack_tokens=40, lr=1e-2), encode=encoder)
+    assert learner.entropies([r.key for r in flat]) == {}
+    learner.step(batch)
+    found = learner.entropies([(99, 0), *(r.key for r in flat)])
+    assert list(found) == [r.key for r in flat[:5]]
+    for rollout, expected in zip(flat[:5], want, strict=False):
+        np.testing.assert_allclose(found[rollout.key], expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("estimator", ["reinforce", "rloo", "grpo", "dr_grpo", "dapo", "reinforce_pp", "gspo", "cispo"])
 @pytest.mark.filterwarnings("ignore:larger groups weigh more")
 def test_micro_batches_do_not_change_the_gradient(model, batch_of, encoder, estimator):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ import pytest
 import torch
 from slow_engine import VOCAB, ask, by_key, decode, make_engine, sharp_model
 
-from whet.draft.base import OFF, DraftArm, StepReport
+from whet.draft.base import OFF, Chooser, DraftArm, StepReport
 from whet.draft.controller import Controller
 from whet.draft.lookup import NGram, Suffix
 from whet.draft.speculation import Speculation
 from whet.fast.fused import share_storage
 from whet.rollout.engine import LocalEngine
-from whet.rollout.rows import Rows
-from whet.types import Request, Rollout
+from whet.rollout.rows import Flight, Rows
+from whet.rollout.runner import Drawn
+from whet.types import Request, Rollout, Trace
 
 sys.path.append(str(Path(__file__).parent.parent / "draft"))
 from adversaries import Empty, adversaries
@@ -29,10 +30,11 @@ from simulated import World
 EOS = 3
 
 
-class Whim:
+class Whim(Chooser):
     """Another arm at every step, OFF among them: a chooser may do anything."""
 
     def __init__(self, arms: Sequence[DraftArm], seed: int = 0) -> None:
+        super().__init__()
         self.arms, self.rng = arms, np.random.default_rng(seed)
         self.used: dict[str, int] = {}
         self.accepted = 0
@@ -41,19 +43,10 @@ class Whim:
         return self.arms[int(self.rng.integers(len(self.arms)))]
 
     def record(self, report: StepReport) -> None:
+        super().record(report)
         self.used[report.arm.name] = self.used.get(report.arm.name, 0) + 1
         if report.accepted is not None:
             self.accepted += int(report.accepted.sum())
-
-    def updated(self) -> None: ...
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def requests(**sampling: Any) -> list[Request]:
@@ -129,11 +122,38 @@ def test_the_oracle_saves_steps() -> None:
     engine = make_engine(model, speculation=speculating([oracle], Whim([DraftArm("oracle", 7)])))
     drafted = run(engine, asked)
     same(plain, drafted)
+    marks = [r.trace.guessed.tolist() for r in drafted if r.trace is not None and r.trace.guessed is not None]
+    assert marks == [[False, *([True] * 7 + [False]) * 4]] * 4, "the target's own draw ends each step"
+    assert all(r.trace is not None and r.trace.guessed is None for r in plain)
+    shown = engine.pictures()
+    assert shown["accepts"] == {"position": [[16, 16]] * 7, "rows": [[4, 16, 112]]}
+    assert [rows for _, rows in shown["running"]] == [4] * 5
     assert engine.stats()["rollout/steps"] == 1 + 4, "the first token with the prompt, then 8 + 8 + 8 + 8"
     assert [(r.drafted, r.accepted) for r in drafted] == [(28, 28)] * 4, (
         "all but the target's own draw after each draft"
     )
     assert [(r.drafted, r.accepted) for r in plain] == [(0, 0)] * 4
+    assert engine.pictures() == {}, "its counters were reset"
+
+
+def test_marks_of_two_steps_at_once() -> None:
+    """Three and two tokens, of which the last were the target's own; and one and two, which a stop id cuts."""
+    rows = Rows(2, 16, np.dtype(np.float32), torch.device("cpu"))
+    empty = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+    for i in range(2):
+        rows.add(Flight(ask(i, max_tokens=9, stop_ids=(EOS,)), 0, i, np.array([1]), 9, (0, i), empty))
+    token = np.array([[5, 6, 7, 8, 9], [5, EOS, 7, 0, 0]])
+    counted = np.array([[3, 1], [2, 2]])
+    drawn = Drawn(token, np.zeros(token.shape, np.float32), counted, counted, DraftArm("oracle", 3))
+    assert rows.record_runs(drawn, 2, 0, decode).tolist() == [5, 2]
+    marks = [rows.trace(i).guessed for i in range(2)]
+    assert [m.tolist() for m in marks if m is not None] == [[True, True, False, True, False], [False, True]]
+    assert rows.remove(0) == [(1, 0)] and rows.trace(0).guessed is not None
+    again = rows.flights[0]
+    again.trace = rows.trace(0)
+    rows.remove(0)
+    assert rows.trace(rows.add(again)).guessed.tolist() == [False, True], "a flight that waited keeps its marks"  # type: ignore[union-attr]
+    assert not rows.guessed[0, 2:].any()
 
 
 def dim(engine: LocalEngine) -> None:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from whet.cluster.crew import Crew
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import Checkpoint
-from whet.types import Batch, Report
+from whet.types import Batch, Key, Report
 
 AHEAD = 4  # lessons that are sent before the first is answered
 
@@ -52,6 +54,10 @@ class Chorus:
                 self.version += 1
                 report, self.scored_s = done[min(done)]
                 return report
+
+    def entropies(self, keys: Iterable[Key]) -> dict[Key, np.ndarray]:
+        """None: they stay with the processes that found them."""
+        return {}
 
     def warm_start(
         self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]

@@ -59,7 +59,13 @@ class Source(Protocol):
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Learn from judged rollouts, also from those of groups that will be dropped."""
 
+    def asked_for(self, requests: Sequence[Request]) -> None:
+        """Take note of what the gate has made of the picked ids, for `pictures`."""
+
     def metrics(self) -> dict[str, float]: ...
+
+    def pictures(self) -> dict[str, Any]:
+        """As `pictures_of` says."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -192,6 +198,28 @@ class Wrapper(Saved):
 
     def metrics(self) -> dict[str, float]:
         return self.inner.metrics()
+
+    def pictures(self) -> dict[str, Any]:
+        return pictures_of(self.inner)
+
+
+def pictures_of(part: object) -> dict[str, Any]:
+    """What a curriculum, a source or an engine shows of itself on a run's page (`whet.pictures`), if it does. Those of
+    curricula are histograms of BINS equal bins, of the time since the last call."""
+    found: dict[str, Any] = getattr(part, "pictures", dict)()
+    return found
+
+
+BINS = 20
+
+
+def binned(values: np.ndarray, low: float = 0.0, high: float = 1.0) -> np.ndarray:
+    """The bin of each value, of BINS equal ones from low to high.
+
+    >>> binned(np.array([0.0, 0.049, 0.05, 0.5, 1.0])).tolist()
+    [0, 0, 1, 10, 19]
+    """
+    return np.clip((values - low) * (BINS / (high - low or 1.0)), 0, BINS - 1).astype(np.int64)
 
 
 def named(values: Mapping[str, float]) -> dict[str, float]:

@@ -187,6 +187,7 @@ class Cures(Gate):
         requests = [self._ask(seat) for seat in seats]
         self.counts.add("asked", sum(seat.phase != "probe" for seat in seats))
         self.counts.add("rollouts", sum(seat.n for seat in seats))
+        self.source.asked_for([request for request in requests if request.phase != "probe"])
         return requests
 
     # Seats

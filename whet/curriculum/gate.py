@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from bisect import insort
 from collections.abc import Sequence
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from whet.curriculum.base import Saved, Source, named
 from whet.curriculum.groups import Counts, GroupBook, Visit
@@ -93,6 +93,7 @@ class Gate(Saved, ABC):
         self.counts.add("asked", len(ids))
         self.counts.add("rollouts", sum(request.n for request in requests))
         self.dry = count > 0 and not ids and self.book.open == 0
+        self.source.asked_for(requests)
         return requests
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
@@ -135,6 +136,9 @@ class Gate(Saved, ABC):
     def metrics(self) -> dict[str, float]:
         held = {"ready": self.book.ready, "open": self.book.open, **age_metrics(self.ages)}
         return {**self.counts.metrics(), **named(held), **self.source.metrics()}
+
+    def pictures(self) -> dict[str, Any]:
+        return self.source.pictures()
 
     # Deciding in line, where an update cuts what runs
 

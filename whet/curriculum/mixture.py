@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from whet import config
-from whet.curriculum.base import Curriculum, Saved, expect, named, refuse_state
+from whet.curriculum.base import Curriculum, Saved, expect, named, pictures_of, refuse_state
 from whet.curriculum.gate import age_metrics
 from whet.curriculum.source import furthest_behind
 from whet.curriculum.stages import COUNTED
@@ -212,6 +212,12 @@ class Mixture(Saved):
             metrics |= {f"{part.name}/{key}": value for key, value in mine.items()}
             metrics[f"{part.name}/given"] = float(given)
         return named(metrics)
+
+    def pictures(self) -> dict[str, Any]:
+        """Those that only one part has: histograms of several pools cannot be laid over each other."""
+        each = [pictures_of(part.curriculum) for part in self.parts]
+        names = Counter(name for own in each for name in own)
+        return {name: value for own in each for name, value in own.items() if names[name] == 1}
 
     def state_dict(self) -> dict[str, Any]:
         parts = [[part.name, part.share] for part in self.parts]

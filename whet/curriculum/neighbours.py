@@ -128,6 +128,12 @@ class Unsolved(VerdictCounts):
     def metrics(self) -> dict[str, float]:
         return {**self.source.metrics(), **named({"skipped_solved": self.skipped})}
 
+    def asked_for(self, requests: Sequence[Request]) -> None:
+        self.source.asked_for(requests)
+
+    def pictures(self) -> dict[str, Any]:
+        return self.source.pictures()
+
 
 # ---- wrappers
 

@@ -17,12 +17,12 @@ import numpy as np
 
 from whet import config
 from whet.curriculum.allocation import sigma_of
-from whet.curriculum.base import Saved, expect, named, refuse_state, rows_from_json, rows_to_json
+from whet.curriculum.base import BINS, Saved, binned, expect, named, refuse_state, rows_from_json, rows_to_json
 from whet.curriculum.groups import MEMORY
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.errors import WhetError
-from whet.types import Clock, Rollout
+from whet.types import Clock, Request, Rollout
 
 # ---- pass rates
 
@@ -116,6 +116,13 @@ class Posterior(Saved):
         fade = self._fade(rows, at)
         right, wrong = self._right[rows] * fade, self._wrong[rows] * fade
         return (2.0 * self.priors[self.levels[rows]] + right) / (2.0 + right + wrong)
+
+    def histogram(self) -> list[int]:
+        """Prompts by mean, in BINS; those without a verdict are at the prior of their level."""
+        rows, count = self.visited, len(self.priors)
+        unseen = np.bincount(self.levels, minlength=count) - np.bincount(self.levels[rows], minlength=count)
+        seen = np.bincount(binned(self.mean(rows)), minlength=BINS)
+        return (seen + np.bincount(binned(self.priors), unseen, BINS).astype(np.int64)).tolist()
 
     def betas(self, rows: np.ndarray) -> list[tuple[float, float]]:
         """a and b of each prompt's posterior, for `speed.screening_pays`: its counts over the prior `fitted`."""
@@ -227,6 +234,7 @@ class CuresSource(Returns):
         self._parts = [np.sort(part) if subsets > 1 else part for part in np.array_split(order, subsets)]
         self._reference = 0.5  # sigma whose weight is 1
         self._pool_version: int | None = None
+        self._asked = np.zeros((2, BINS))  # requests since the last picture, and their rollouts, by the prompt's rate
         self._tree = WeightedRows(len(ids))
         if pool is None:
             self._choose_members()
@@ -287,6 +295,19 @@ class CuresSource(Returns):
             "brier": squares / count if count else 0.0,
         }
         return (self.pool.metrics() if self.pool is not None else {}) | named(own)
+
+    def asked_for(self, requests: Sequence[Request]) -> None:
+        rates = self.posterior.mean(self.ids.rows([request.prompt_id for request in requests]))
+        sizes = [request.n for request in requests]
+        self._asked += [np.bincount(binned(rates), weights, BINS) for weights in (None, sizes)]
+
+    def pictures(self) -> dict[str, Any]:
+        """Prompts by their mean pass rate now, and the mean rollouts of a request, by the rate when it was made."""
+        asked, rollouts = self._asked.tolist()
+        self._asked[:] = 0.0
+        means = [round(total / count, 3) if count else None for count, total in zip(asked, rollouts, strict=True)]
+        own = {"posterior": {"counts": self.posterior.histogram(), "rollouts": means}}
+        return own | (self.pool.pictures() if self.pool is not None else {})
 
     def state_dict(self) -> dict[str, Any]:
         return {"subsets": self.subsets, **super().state_dict()}

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from whet import config
-from whet.curriculum.base import named, rows_from_json, rows_to_json
+from whet.curriculum.base import BINS, binned, named, rows_from_json, rows_to_json
 from whet.curriculum.source import Ids, Returns
 from whet.errors import WhetError
 from whet.types import Clock, Rollout
@@ -326,6 +326,7 @@ class ScalingRLSource(Returns):
         self.distinct = 0  # different prompts handed out so far
         self._components = np.zeros((3, 0), np.float32)  # D, C and R of the active set when it was chosen
         self._gauges: dict[str, float] = {}
+        self._scores: dict[str, Any] = {}  # scores of all prompts when a set was chosen, until they were shown
 
     # A source
 
@@ -419,6 +420,10 @@ class ScalingRLSource(Returns):
             shares = [(new, math.ceil(self.settings.new * size)), (solved & ~new, math.ceil(self.settings.old * size))]
             rows = choose(keys, size, shares if not self.blind else ())
         self._gauges = self._describe(rows, scores[rows], self._levels[rows][self._has_level[rows]])
+        low, high = float(scores.min()), float(scores.max())
+        bins = binned(scores, low, high)
+        counts, active = (np.bincount(of, minlength=BINS).tolist() for of in (bins, bins[rows]))
+        self._scores = {"low": round(low, 4), "high": round(high, 4), "counts": counts, "active": active}
         rows = rng.permutation(rows)
         rows = rows[np.argsort(np.isin(rows, self.recent), kind="stable")]
         self._components = components[:, rows] if self.settings.adaptive else self._components
@@ -459,6 +464,15 @@ class ScalingRLSource(Returns):
             **(dict(weights) if self.settings.adaptive else {}),
         }
         return named(values)
+
+    def pictures(self) -> dict[str, Any]:
+        """Prompts by score, and those of the active set among them, where a set was chosen since the last call."""
+        shown, self._scores = self._scores, {}
+        return {"scores": shown} if shown else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._scores = {}  # a set that was chosen before the checkpoint was shown
 
     def _describe(self, rows: np.ndarray, scores: np.ndarray, levels: np.ndarray) -> dict[str, float]:
         """Gauges of the set to come, and `zero_variance` of the one before."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from whet.curriculum.base import Saved, Source, expect, named, refuse_state
 from whet.errors import WhetError
-from whet.types import Clock, Rollout
+from whet.types import Clock, Request, Rollout
 
 # ---- ids
 
@@ -123,6 +123,12 @@ class Returns(Saved):
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Learn nothing; sources that learn from verdicts override this."""
+
+    def asked_for(self, requests: Sequence[Request]) -> None:
+        """Nothing is drawn of it, unless a source overrides this and `pictures`."""
+
+    def pictures(self) -> dict[str, Any]:
+        return {}
 
 
 # ---- shuffled epochs

@@ -22,6 +22,7 @@ import numpy as np
 
 # Shapes: B rows, K drafted tokens, W tokens written in one turn, S stop ids.
 
+PLACES = 129  # lengths of drafts that are told apart in pictures
 LONGEST, SHORTEST = 12, 2  # tokens of context that a model-free drafter matches, at most and at least
 
 
@@ -97,6 +98,7 @@ class StepReport:
     most: np.ndarray | None = None  # how many of them were wanted at most; None: the arm's depth
     kv_bytes: float = 0.0  # keys and values that the rows have cached
     typical: bool = True  # whether the time says anything about other steps
+    had: np.ndarray | None = None  # drafted tokens, per row and step; None: as many as were wanted
 
 
 class Chooser:
@@ -105,6 +107,8 @@ class Chooser:
     def __init__(self) -> None:
         self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
         self._drafted_rows = self._accepted = 0
+        self._offers = np.zeros((2, PLACES), np.int64)  # drafts of so many tokens, and of so many that came true
+        self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # rows -> drafts, tokens accepted
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         """Choose for a batch of so many rows, not among the drafters that were retired."""
@@ -114,8 +118,14 @@ class Chooser:
         """Learn from steps that were made."""
         self._clock[report.arm.name] += report.seconds
         if report.arm != OFF and report.accepted is not None:
+            accepted = int(report.accepted.sum())
             self._drafted_rows += report.accepted.size
-            self._accepted += int(report.accepted.sum())
+            self._accepted += accepted
+            had = next((of for of in (report.had, report.most) if of is not None), None)
+            had = np.full(report.accepted.size, report.arm.depth) if had is None else had
+            self._offers += [np.bincount(of, minlength=PLACES)[:PLACES] for of in (had, report.accepted)]
+            of_size = self._by_rows[1 << max(0, report.batch.bit_length() - 1)]
+            of_size[0], of_size[1] = of_size[0] + report.accepted.size, of_size[1] + accepted
 
     def updated(self) -> None:
         """The weights have changed."""
@@ -127,8 +137,19 @@ class Chooser:
         out["draft/accept_length"] = 1 + self._accepted / max(1, self._drafted_rows)
         out["draft/saved"] = float(self._accepted)
         self._clock.clear()
+        self._by_rows.clear()
+        self._offers[:] = 0
         self._drafted_rows = self._accepted = 0
         return out
+
+    def pictures(self) -> dict[str, Any]:
+        """Since the last `metrics`: tokens offered and accepted at each place of a draft, and [rows that ran (from this
+        power of two on), drafts, tokens accepted]."""
+        if not self._by_rows:
+            return {}
+        reached = self._offers[:, :0:-1].cumsum(1)[:, ::-1].T  # drafts of that many tokens or more
+        position = reached[reached[:, 0] > 0].tolist()
+        return {"accepts": {"position": position, "rows": [[rows, *of] for rows, of in sorted(self._by_rows.items())]}}
 
     def state_dict(self) -> dict[str, Any]:
         return {}

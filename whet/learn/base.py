@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from whet.learn.checkpoint import Checkpoint
-from whet.types import Batch, Report
+from whet.types import Batch, Key, Report
 
 Lesson = Sequence[tuple[Sequence[int], Sequence[int]]]  # pairs of (prompt ids, response ids), one update
 
@@ -23,6 +25,9 @@ class Trainer(Protocol):
 
     def step(self, batch: Batch, progress: float, needs: Set[str]) -> Report:
         """Train on a batch with traces. The engine must be told of the new weights by `Engine.update`."""
+
+    def entropies(self, keys: Iterable[Key]) -> dict[Key, np.ndarray]:
+        """Of the tokens of these rollouts, as far as the last step has found them here."""
 
     def warm_start(
         self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]

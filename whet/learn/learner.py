@@ -138,6 +138,7 @@ class Learner:
         self._encode = encode
         self._estimator = ESTIMATORS[config.estimator]
         self._aggregate = self._estimator.aggregate if config.aggregate == "published" else config.aggregate
+        self._entropies: dict[Key, Tensor] = {}  # by token, of the rollouts of the last step
         self._reference: Any = None
         if config.checkpoint_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -161,7 +162,7 @@ class Learner:
         lr = self._learning_rate(progress)
         scores: Scores = {} if "score" in needs else None
         metrics = {"learn/loss": 0.0, "learn/grad_norm": 0.0}
-        self.scored_s = 0.0
+        self.scored_s, self._entropies = 0.0, {}
         if samples:
             count = min(batch.minibatches or self.config.minibatches, len(samples))
             metrics = self._learn(samples, _Terms(kl, entropy, scores), count, progress)
@@ -184,6 +185,15 @@ class Learner:
         if scores is not None:
             signals = {key: signal for share in self.team.gather(signals) for key, signal in share.items()}
         return Report(metrics=finite, signals=signals)
+
+    def entropies(self, keys: Iterable[Key]) -> dict[Key, np.ndarray]:
+        """From the pass that trained, the first where there were several: nothing is computed for it. A rollout that
+        did not train, and one of another process, has none."""
+        known = [key for key in keys if key in self._entropies]
+        found = [self._entropies[key] for key in known]
+        values = torch.cat(found).float().cpu() if found else torch.zeros(0)  # one transfer
+        parts = values.split([part.numel() for part in found])
+        return {key: part.numpy() for key, part in zip(known, parts, strict=True)}
 
     def rehearse(self) -> None:
         for samples in self.passes.rehearsals(self.pack_tokens, self.share):
@@ -348,6 +358,8 @@ class Learner:
         behaviour, advantage, weight = upload(rows, self.device, wide_type(head_of(self.model).weight))
         run, low, high = self.passes.hidden_states, self.config.clip_low, self.config.clip_high
         lp, entropies = self._forward(self.model, pack, members, run, terms.scores, entropy_grad=terms.entropy != 0.0)
+        for sample, part in zip(members, entropies.detach().clone().split(pack.counts), strict=True):
+            self._entropies.setdefault(sample.key, part)
         old = [s.old for s in members if s.old is not None]
         lp_old = torch.cat(old) if old else lp.detach()
         w = importance(lp_old, behaviour)

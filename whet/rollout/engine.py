@@ -147,6 +147,9 @@ class LocalEngine(FlightEngine):
         out["rollout/oom"] = float(self.scheduler.ooms)
         return out | self.runner.stats() | (self.speculation.metrics() if self.speculation is not None else {})
 
+    def pictures(self) -> dict[str, Any]:
+        return super().pictures() | (self.speculation.chooser.pictures() if self.speculation is not None else {})
+
     def state_dict(self) -> dict[str, Any]:
         """What was asked for and not handed out. Running flights are saved as waiting ones: a resumed engine prefills
         them again and goes on."""
@@ -191,19 +194,21 @@ class LocalEngine(FlightEngine):
             arm = self._choose(running)
             begin += self.runner.prepare(running, arm)  # what is done once is not part of the step's time
             drawn = self._decode(running, arm)
-            accepted, most = self._record(drawn, running)
+            accepted, most, had = self._record(drawn, running)
             if self.speculation is not None:
                 steps, seconds = len(drawn.counted), time.perf_counter() - begin
                 # A step before a burst was waited for in full: its time is not typical.
                 typical = steps > 1 or not self.runner.ahead
                 kv_bytes = self.speculation.kv_bytes(rows, running)
-                report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical)
+                report = StepReport(drawn.arm, running, seconds, steps, accepted, most, kv_bytes, typical, had)
                 self.speculation.chooser.record(report)
+        rows_run = rows.size
         self._retire(rows.finished(self.decode))
         if wave.chunks and (rows.size == self.slots or not self.scheduler.waiting):
             begin += self._go_ahead()
         spent = time.perf_counter() - begin
         self._seconds += spent
+        self.trail.add(rows_run)
         if running and not wave.chunks:
             self._took(spent, running)
         self._tail += spent if 4 * running <= self.slots and not wave.chunks else 0.0
@@ -251,26 +256,27 @@ class LocalEngine(FlightEngine):
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
         return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
 
-    def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many
-        wanted."""
+        wanted, and how many it had."""
         rows, steps = self.rows, len(drawn.counted)
         self._stats["steps"] += steps
         if steps == 1 and drawn.arm == OFF:
             rows.length[:running] += 1
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
-            return None, None
+            return None, None, None
         wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
-        kept = rows.record_runs(drawn.token, drawn.log_prob, drawn.counted.sum(0), running, self.version, self.decode)
+        kept = rows.record_runs(drawn, running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
-            return None, None
+            return None, None, None
         real = np.clip(kept - drawn.before, 0, drawn.counted)[:, :running]  # 0 after the row's end
         lived = real > 0
-        rows.drafted[:running] += np.where(lived, drawn.proposed[:, :running], 0).sum(0)
+        proposed = drawn.proposed[:, :running]
+        rows.drafted[:running] += np.where(lived, proposed, 0).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
-        return real[lived] - 1, wanted[lived]
+        return real[lived] - 1, wanted[lived], proposed[lived]
 
     def _retire(self, ended: Sequence[tuple[int, Finish]]) -> None:
         if not ended:

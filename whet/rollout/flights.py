@@ -5,6 +5,7 @@ is under way goes into a checkpoint. `engine.py` decodes them by our own kernels
 from __future__ import annotations
 
 import dataclasses
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
@@ -21,7 +22,26 @@ from whet.rollout.scheduler import Lengths
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
 MEMORY, PACED = 0.98, 10.0  # what a step leaves of those before it, and how many it takes to tell a pace
+TRAIL = 60  # points at which the running rows of a step are noted, at most
 EARLY = 8  # steps after which `early` is called though nothing has finished, so that slow judges are noticed
+
+
+class Trail:
+    """How many rows ran when: at most TRAIL points since the last `clear`, every n-th where there were more."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.points: list[tuple[float, int]] = []
+        self._every, self._count = 1, 0
+
+    def add(self, rows: int) -> None:
+        self._count += 1
+        if self._count % self._every == 0:
+            self.points.append((time.perf_counter(), rows))
+            if len(self.points) == TRAIL:
+                self.points, self._every = self.points[1::2], 2 * self._every
 
 
 class FlightEngine(ABC):
@@ -53,6 +73,7 @@ class FlightEngine(ABC):
         self._tickets: dict[int, dict[int, Rollout]] = {}  # per ticket under way, finished ones by arrival
         self.arrivals = 0
         self._stats: Counter[str] = Counter()
+        self.trail = Trail()
         self._seconds = self._tail = 0.0
         self._paced = [0.0, 0.0, 0.0]  # steps, their seconds, and the same per row
 
@@ -189,6 +210,10 @@ class FlightEngine(ABC):
         steps, seconds, shares = self._paced
         return (seconds / steps, shares / steps) if steps > PACED else None
 
+    def pictures(self) -> dict[str, Any]:
+        """What `whet.pictures` shows of the time since the last `stats`: (time, running rows), and of speculation."""
+        return {"running": self.trail.points} if self.trail.points else {}
+
     def _counted(self, *names: str) -> dict[str, float]:
         """The counters of these names since the last call, which are reset, and what every engine can say."""
         out = {f"rollout/{name}": float(self._stats[name]) for name in names}
@@ -198,6 +223,7 @@ class FlightEngine(ABC):
         # Share of the time in which a quarter of the slots or less was in use.
         out["rollout/tail_share"] = self._tail / self._seconds if self._seconds else 0.0
         self._stats.clear()
+        self.trail.clear()
         self._seconds = self._tail = 0.0
         return out
 

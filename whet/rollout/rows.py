@@ -178,6 +178,7 @@ class Rows:
         self.ids = np.zeros((slots, context), np.int32)
         self.log_probs = np.zeros((slots, context), dtype)
         self.versions = np.zeros((slots, context), np.int32)
+        self.guessed = np.zeros((slots, context), bool)  # came from an accepted draft; False beyond `count`
         self._numbers = np.arange(slots)
         self._draws: tuple[int, Draws] | None = None  # with the number of edits that it was made after
 
@@ -203,6 +204,9 @@ class Rows:
         self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
         for name in PARTS:
             getattr(self, name)[row, :n] = getattr(trace, name)
+        self.guessed[row] = False
+        if trace.guessed is not None:
+            self.guessed[row, :n] = trace.guessed
         self.keys[:, row] = flight.key
         self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
         self.watches[row] = bool(sampling.stop_strings)
@@ -237,11 +241,13 @@ class Rows:
         for name in PARTS:
             matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
+        self.guessed[target] = self.guessed[source]
         self.flights[target] = self.flights[source]
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]
-        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS})
+        guessed = self.guessed[row, :n].copy() if self.guessed[row, :n].any() else None
+        return Trace(**{name: getattr(self, name)[row, :n].copy() for name in PARTS}, guessed=guessed)
 
     def record(self, token: np.ndarray, log_prob: np.ndarray, version: int) -> None:
         """Write one more token for each row that is ready."""
@@ -251,11 +257,11 @@ class Rows:
         self.ids[rows, count], self.log_probs[rows, count], self.versions[rows, count] = token, log_prob, version
         count += 1
 
-    def record_runs(
-        self, token: np.ndarray, log_prob: np.ndarray, counted: np.ndarray, running: int, version: int, decode: Decode
-    ) -> np.ndarray:
-        """Write the first `counted` [B] tokens of token [B, W] for each ready row, up to the one that ends the row.
-        Returns how many tokens were written [B]. The first `running` rows have cached as many."""
+    def record_runs(self, drawn: Any, running: int, version: int, decode: Decode) -> np.ndarray:
+        """Write the tokens that count of each ready row (`runner.Drawn`), up to the one that ends the row. Returns how
+        many were written [B]. The first `running` rows have cached as many."""
+        token, log_prob, turns = drawn.token, drawn.log_prob, drawn.counted.cumsum(0)  # up to the end of each step
+        counted = turns[-1]
         n = counted.size
         rows, count = self._numbers[:n], self.count[:n]
         counted = truncate(counted, token, self.stops[:n], self.limit[:n] - count)
@@ -267,6 +273,10 @@ class Rows:
         at = count[row] + place
         self.ids[row, at], self.log_probs[row, at] = token[row, place], log_prob[row, place]
         self.versions[row, at] = version
+        if drawn.arm.depth:  # all but the last token of each step, which is the target's own
+            guessed = np.ones(token.shape, bool)
+            guessed[rows, turns - 1] = False
+            self.guessed[row, at] = guessed[row, place]
         self.token[:n] = token[rows, counted - 1]
         self.length[:running] += counted[:running]
         count += counted

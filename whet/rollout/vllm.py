@@ -198,6 +198,7 @@ class VllmEngine(FlightEngine):
         self._retire(ended)
         spent = time.perf_counter() - begin
         self._seconds += spent
+        self.trail.add(len(self.running) + len(ended))
         self._tail += spent if 4 * (len(self.running) + len(ended)) <= self.slots and not entered else 0.0
 
     def _admit(self) -> int:

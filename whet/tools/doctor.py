@@ -1,8 +1,9 @@
-"""The lines of `whet doctor`: what this machine has, and whether a model can be trained on it.
+"""The lines of `whet doctor`: what this machine has, for a bug report, and whether a model can be trained on it.
 
-The command line calls `examine`. Of a model only its config is read (for a hub name that is one small download): the
-network is built without weights and refused here if training would refuse it. With a recipe whose model is in a folder,
-data and prompts are checked too (`assembly.check_run`), and the lines are those of `whet train --dry-run`.
+The command line calls `examine`. What the extras need is read from the installed package. Of a model only its config is
+read (for a hub name that is one small download): the network is built without weights and refused here if training
+would refuse it. With a recipe whose model is in a folder, data and prompts are checked too (`assembly.check_run`), and
+the lines are those of `whet train --dry-run`.
 """
 
 from __future__ import annotations
@@ -10,32 +11,52 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet import config
+from whet import __version__, config
 from whet.errors import WhetError
+from whet.pictures import installed
+from whet.processes import available_cores
 
 if TYPE_CHECKING:
     from whet.model.memory import Finding
 
 PACKAGES = ("numpy", "pydantic", "torch", "transformers", "safetensors", "math-verify")
+# What the extras are for. Those of developers and those that have lines of their own are not listed.
+EXTRAS = {
+    "data": "data files of datasets, and GGUF",
+    "lora": "adapters (model.lora)",
+    "gym": "problems of reasoning-gym",
+    "kernels": "kernels for a GPU",
+    "ray": "several machines ([cluster])",
+    "trl": "curricula in TRL's trainer",
+    "verl": "curricula in verl's trainer",
+    "plot": "figures of benchmarks",
+}
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF", "RAY_ADDRESS")
 
 
 def examine(model: str | None = None, settings: config.Config | None = None) -> list[Finding]:
     """The machine, and the model where one is named. `settings`: the recipe to plan for, else the defaults."""
-    findings: list[Finding] = [("python", platform.python_version(), sys.version_info >= (3, 11))]
+    findings: list[Finding] = [
+        ("whet", f"{__version__}, in {Path(__file__).parents[1]}", True),
+        ("python", f"{platform.python_version()} ({platform.python_implementation()})", sys.version_info >= (3, 11)),
+        ("system", platform.platform(), True),
+    ]
     for name in PACKAGES:
-        try:
-            findings.append((name, importlib.metadata.version(name), True))
-        except importlib.metadata.PackageNotFoundError:
-            findings.append((name, 'not installed: pip install "whet[train]"', False))
+        version = installed(name)
+        findings.append((name, version or 'not installed: pip install "whet[train]"', bool(version)))
     findings += _vllm(settings)
     disk = f"{shutil.disk_usage(Path.cwd()).free / 2**30:.1f} GiB"
-    findings += [("cores", str(os.cpu_count()), True), ("free disk here", disk, True)]
+    findings += _extras()
+    cores = f"{available_cores()} of {os.cpu_count()}, {platform.machine()}"
+    said = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ)
+    findings += [("cores", cores, True), ("free disk here", disk, True), ("environment", said or "nothing set", True)]
     if not all(fine for name, _, fine in findings if name in ("torch", "transformers", "safetensors")):
         return findings
     findings.append(_device())
@@ -44,6 +65,22 @@ def examine(model: str | None = None, settings: config.Config | None = None) -> 
         if model is not None:
             chosen = chosen.model_copy(update={"model": chosen.model.model_copy(update={"name": model})})
         findings += _plan(chosen, with_data=settings is not None)
+    return findings
+
+
+def _extras() -> list[Finding]:
+    """What is installed of each extra, or what it lacks, which is no fault: no run needs all of them."""
+    needed: dict[str, list[str]] = {}
+    with suppress(importlib.metadata.PackageNotFoundError):  # a checkout that was never installed
+        for line in importlib.metadata.requires("whet") or ():
+            if (named := re.search(r"extra == ['\"]([\w-]+)", line)) and named[1] in EXTRAS:
+                needed.setdefault(named[1], []).append(re.split(r"[^\w.-]", line)[0])
+    findings: list[Finding] = []
+    for extra, packages in needed.items():
+        found = {name: installed(name) for name in packages}
+        lacking = ", ".join(name for name, version in found.items() if not version)
+        said = f"lacks {lacking}" if lacking else ", ".join(f"{name} {version}" for name, version in found.items())
+        findings.append((f"whet[{extra}]", f"{said}: {EXTRAS[extra]}", True))
     return findings
 
 
@@ -65,7 +102,9 @@ def _device() -> Finding:
 
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        return ("device", f"{torch.cuda.get_device_name()}, {bytes_text(free)} of {bytes_text(total)} free", True)
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+        name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()} ({capability}, CUDA {torch.version.cuda})"
+        return ("device", f"{name}, {bytes_text(free)} of {bytes_text(total)} free", True)
     memory = free_memory(torch.device("cpu"))
     words = "this system does not say how much memory is free" if memory is None else f"{bytes_text(memory)} free"
     return ("device", f"CPU, {torch.get_num_threads()} threads, {words}", True)
