@@ -24,6 +24,7 @@ from whet.report.arms import (
     Folders,
     Row,
     RunLog,
+    arm_name,
     common_evaluation,
     evaluation_names,
     group_runs,
@@ -64,26 +65,29 @@ class PageData:
         logs = [self._log(name) for name in self.folders]
         arms = group_runs(logs)
         evaluation = common_evaluation(arms)
-        places = {id(run): (i, arm.name) for arm in arms for i, run in enumerate(arm.runs)}
         seen = after.split(",") if after else []
         runs, cursor = [], []
         for i, (log, shelf) in enumerate(zip(logs, self.shelves, strict=True)):
             rows = in_order(log.rows)
-            run = read_run_data(log, rows, evaluation, len(logs), thinned=not live)
-            run["arm"] = places[id(log)][1]
+            known = _known(rows, seen[i] if i < len(seen) else "")
+            run = read_run_data(log, rows, rows[known:], evaluation, len(logs), thinned=not live)
             run["rollouts"] = shelf.overview()
             if not live:
                 run["rollouts"]["rows"] = shelf.select(ROLLOUT_BYTES // len(logs))
-            elif after:
-                _only_new(run, rows, seen[i] if i < len(seen) else "")
+            if after and known == 0:
+                run["reset"] = True
             runs.append(run)
             cursor.append(_mark(rows[-1]) if rows else "")
-        order = {id(log): i for i, log in enumerate(logs)}
-        shown_arms = [{"name": arm.name, "runs": [order[id(run)] for run in arm.runs]} for arm in arms]
-        page: Data = {"format": FORMAT, "title": self.title, "note": self.note, "live": live}
-        return page | {
-            "cursor": ",".join(cursor), "runs": runs, "arms": shown_arms, "compare": read_comparison(arms, evaluation)
-        }  # fmt: skip
+        return {
+            "format": FORMAT,
+            "title": self.title,
+            "note": self.note,
+            "live": live,
+            "cursor": ",".join(cursor),
+            "runs": runs,
+            "arms": [{"name": a.name, "runs": [i for i, r in enumerate(runs) if r["arm"] == a.name]} for a in arms],
+            "compare": read_comparison(arms, evaluation),
+        }
 
     def _log(self, name: str) -> RunLog:
         """Reads metrics only if they have changed; the file of a run that goes on is asked for again and again."""
@@ -104,13 +108,10 @@ def _mark(row: Row) -> str:
     return f"{row['step']:.0f}.{zlib.crc32(json.dumps(row).encode()):08x}"
 
 
-def _only_new(run: Data, rows: Sequence[Row], mark: str) -> None:
-    at = next((i for i, row in enumerate(rows) if mark and _mark(row) == mark), None)
-    if at is None:
-        run["reset"] = True
-        return
-    run["series"] = {key: values[at + 1 :] for key, values in run["series"].items()}
-    run["pictures"] = [picture for picture in run["pictures"] if picture["step"] > rows[at]["step"]]
+def _known(rows: Sequence[Row], mark: str) -> int:
+    """The number of rows up to the one with this mark; 0 if it is not there."""
+    step = mark.partition(".")[0]
+    return next((i for i, row in enumerate(rows, 1) if f"{row['step']:.0f}" == step and _mark(row) == mark), 0)
 
 
 def in_order(rows: Sequence[Row]) -> list[Row]:
@@ -122,22 +123,27 @@ def in_order(rows: Sequence[Row]) -> list[Row]:
 # ---- one run
 
 
-def read_run_data(log: RunLog, rows: Sequence[Row], evaluation: str | None, runs: int, *, thinned: bool) -> Data:
-    """`runs`: the number of runs that share the page."""
+def read_run_data(
+    log: RunLog, rows: Sequence[Row], new: Sequence[Row], evaluation: str | None, runs: int, *, thinned: bool
+) -> Data:
+    """`new`: the rows of which the curves are wanted; `runs`: the number of runs that share the page."""
     names = evaluation_names(rows)
     mine = evaluation if evaluation in names else next(iter(names), None)
     machine = parse_line(_bytes(log.folder / MACHINE)) or {}
-    kept = thin(rows, CELLS // runs) if thinned else rows
-    pictures = sorted((p for p in parse_lines(log.folder / PICTURES) if number(p, "step") is not None), key=_step)
+    kept = thin(new, CELLS // runs) if thinned else new
+    since = _step(rows[-len(new) - 1]) if len(new) < len(rows) else -math.inf
+    drawn = (p for p in parse_lines(log.folder / PICTURES) if number(p, "step") is not None)
+    pictures = sorted((p for p in drawn if _step(p) > since), key=_step)
     stride = math.ceil(len(pictures) * (runs if thinned else 1) / MOST_PICTURES) or 1
     last = rows[-1] if rows else {}
     notes = [] if rows else ["Nothing was recorded yet."]
-    if len(kept) < len(rows):
+    if len(kept) < len(new):
         notes.append(f"The curves show {len(kept):,} of {len(rows):,} steps, evenly chosen.")
     points = log.points(mine)
     low, high = interval(log, mine, last=True) or (None, None)
     return {
         "name": log.name,
+        "arm": arm_name(log.name),
         "seed": log.settings.get("seed"),
         "state": state(log),
         "note": " ".join(notes),
