@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_runs import HOSTILE, write_run
-
-WAIT_MS = 120_000  # for any one thing: the machine may be slow
+from page_runs import HOSTILE, WAIT_MS, write_run
 
 
 @pytest.fixture(scope="session")

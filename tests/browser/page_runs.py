@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.recipe import dump_config, parse_config
 
+WAIT_MS = 120_000  # for any one thing in a browser: the machine may be slow
 SHAPES = ("none", "ngram 4", "ngram 8", "eagle 4")
 HOSTILE = (
     "<script>document.title = 'owned'</script>",

@@ -237,8 +237,6 @@
     const model = chart.model();
     chart.figure.hidden = !model || !model.lines.length;
     if (chart.figure.hidden) return;
-    if (typeof chart.title === "function") chart.heading.textContent = chart.title();
-    if (typeof chart.says === "function") chart.says_.textContent = chart.says();
     chart.shown = model;
     const lines = model.lines.filter((line) => !chart.off.has(line.label));
     const width = Math.floor(chart.box.clientWidth), height = chart.wide ? 288 : 240;
@@ -597,13 +595,14 @@
     };
     const show = () => {
       const pictures = found(), picture = pictureAt(test);
+      label.textContent = `Pictures of one step${forRun()}`;
       input.max = Math.max(0, pictures.length - 1);
       input.value = picture ? pictures.indexOf(picture) : 0;
       const words = picture ? `step ${picture.step}${state.step === null ? ", the newest" : ""}` : "";
       output.textContent = words;
       input.setAttribute("aria-valuetext", words);
     };
-    const node = el("div", { class: "steps wide" }, el("label", { for: id }, `Pictures of one step${forRun()}`), input, output);
+    const label = el("label", { for: id }), node = el("div", { class: "steps wide" }, label, input, output);
     section.grid.append(node);
     section.parts.push({ figure: node, has: () => found().length > 1, update: show });
     state.sliders.push({ show });
@@ -1138,6 +1137,7 @@
         part.figure.hidden = !there;
         any = any || there;
         if (there && part.update) part.update();
+        if (typeof part.title === "function") part.heading.textContent = part.title();
         if (part.model) { part.dirty = true; if (there && part.seen) draw(part); }
       }
       section.node.hidden = !any;
