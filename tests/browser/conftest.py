@@ -74,7 +74,9 @@ def files(folders: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
 
     root = tmp_path_factory.mktemp("pages")
     for name, runs in folders.items():
-        write_page(root / f"{name}.html", runs, title=f"The {name} </title><script>document.title='owned'</script> page")
+        write_page(
+            root / f"{name}.html", runs, title=f"The {name} </title><script>document.title='owned'</script> page"
+        )
     return {name: (root / f"{name}.html").as_uri() for name in folders}
 
 

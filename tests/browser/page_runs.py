@@ -80,7 +80,18 @@ def rollouts(step: int, groups: int, rng: random.Random, texts: tuple[str, ...] 
         a, b = rng.randrange(2, 99), rng.randrange(2, 99)
         for index in range(4):
             right = rng.random() < 0.2 + 0.02 * step
-            pieces = ["First", ",", f" {a}", " plus", f" {b}", " is", f" {a + b + (not right)}", ".", "\n", f"#{a + b + (not right)}"]
+            pieces = [
+                "First",
+                ",",
+                f" {a}",
+                " plus",
+                f" {b}",
+                " is",
+                f" {a + b + (not right)}",
+                ".",
+                "\n",
+                f"#{a + b + (not right)}",
+            ]
             if texts:
                 pieces = [texts[(group * 4 + index) % len(texts)], " #1"]
             row = {"step": step, "prompt_id": f"sum-{group}", "group_id": 100 * step + group, "index": index}

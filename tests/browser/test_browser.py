@@ -76,7 +76,9 @@ def test_every_plot_of_a_file_draws(visit: Visit, files: dict[str, str], scheme:
 def test_a_real_run_opens_from_a_file_and_from_the_server(
     visit: Visit, serve: Callable[..., str], tmp_path: Path
 ) -> None:
-    sets = [word for entry in (*SMALL, "warm_start.0.steps=2", 'curriculum.starvation="relax"') for word in ("--set", entry)]
+    sets = [
+        word for entry in (*SMALL, "warm_start.0.steps=2", 'curriculum.starvation="relax"') for word in ("--set", entry)
+    ]
     command = [sys.executable, "-m", "whet", "train", "chain", "--out", str(tmp_path / "run"), *sets]
     subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=600)
     for address in ((tmp_path / "run" / "report.html").as_uri(), serve([tmp_path / "run"])):
@@ -151,7 +153,9 @@ def test_rollouts_are_filtered_and_searched(
     form.locator("[name=verdict]").select_option("right")
     settled("return rows.length && rows.every(row => row.querySelector('.mark.right'))")
     page.get_by_label("Next step").click()
-    settled("return rows.length && rows.every(row => row.innerText.includes('step 8 ') && row.querySelector('.mark.right'))")
+    settled(
+        "return rows.length && rows.every(row => row.innerText.includes('step 8 ') && row.querySelector('.mark.right'))"
+    )
     page.get_by_role("button", name="Clear").click()
     form.locator("[name=level]").select_option("3")
     settled("return rows.length && rows.every(row => row.innerText.includes('level 3'))")
@@ -228,9 +232,7 @@ def test_several_runs_lie_over_each_other(visit: Visit, files: dict[str, str]) -
     assert page.locator("#compare table").count() >= 1
 
 
-def test_values_of_a_live_run_arrive_and_filters_stay(
-    visit: Visit, serve: Callable[..., str], tmp_path: Path
-) -> None:
+def test_values_of_a_live_run_arrive_and_filters_stay(visit: Visit, serve: Callable[..., str], tmp_path: Path) -> None:
     run, rng = write_run(tmp_path / "run", steps=40, until=6), random.Random(5)
     with (run / LOCK).open("w") as lock:  # as a process does that trains
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -248,7 +250,10 @@ def test_values_of_a_live_run_arrive_and_filters_stay(
             file.write(json.dumps(picture(7, 40, rng)) + "\n")
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(metrics_row(7, 40, 1.0, rng)) + "\n")
-        wait_for(page, "[...document.querySelectorAll('.facts div')].some(d => d.innerText.replace(/\\s+/g, ' ') === 'steps 7')")
+        wait_for(
+            page,
+            "[...document.querySelectorAll('.facts div')].some(d => d.innerText.replace(/\\s+/g, ' ') === 'steps 7')",
+        )
         wait_for(page, "[...document.querySelectorAll('[name=step] option')].some(o => o.value === '7')")
         assert page.locator("[name=q]").input_value() == "plus"
         assert page.locator("[name=verdict]").input_value() == "wrong"

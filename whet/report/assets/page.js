@@ -10,6 +10,7 @@
   const SHOWN = 20000; // characters of a text before it is cut, with a button for the rest
   const BINS = 120; // points of a stacked chart: single steps would be a thicket
   const GRID = 200; // points of a median over seeds
+  const CARDS = 24; // rollouts side by side before a button shows the rest
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4], [12, 6], [4, 4]];
   const MARKS = { right: "✓", wrong: "✗", unjudged: "?" };
   const TIMES = ["generate", "judge", "log_probs", "train", "sync", "draft", "save", "eval", "idle"];
@@ -296,7 +297,7 @@
     const yRange = (_, low, high) => {
       if (model.names && model.kind === "steps") return [-0.5, model.names.length - 0.5];
       if (low === null || high === null) return [0, 1];
-      if (model.top !== undefined && high <= model.top && low >= 0) return [0, Math.min(model.top, high > 0.55 * model.top ? model.top : high * 1.25 || model.top)];
+      if (model.top !== undefined && high <= model.top && low >= 0) return [0, Math.min(model.top, high > 0.55 * model.top ? model.top : high * 1.25 || 0.1 * model.top)];
       if (model.zero || model.kind === "stack" || model.kind === "bars") return [Math.min(0, low), high > 0 ? high * 1.06 : 1];
       return uPlot.rangeNum(low, high, 0.1, true);
     };
@@ -506,7 +507,7 @@
       const parts = (names[name] || []).map(grown).filter((part) => part.length);
       return parts.length ? parts[0].map((_, i) => parts.reduce((sum, part) => sum + (part[i] || 0), 0)) : [];
     };
-    return { steps: column(run, "step"), get };
+    return { steps: column(run, "step").slice(1), get: (name) => get(name).slice(1) };
   }
 
   const total = (values) => values.filter(known).reduce((a, b) => a + b, 0);
@@ -611,7 +612,7 @@
   // ---- where the time went
 
   function timeNames(run) {
-    const found = Object.keys(run.series).filter((key) => key.startsWith("time/") && !["time/total", "time/gpu_idle"].includes(key) && total(column(run, key)) > 0).map((key) => key.slice(5));
+    const found = Object.keys(run.series).filter((key) => key.startsWith("time/") && !["time/total", "time/gpu_idle", "time/warm_start"].includes(key) && total(column(run, key)) > 0).map((key) => key.slice(5));
     return [...TIMES.filter((name) => found.includes(name)), ...found.filter((name) => !TIMES.includes(name)).sort()];
   }
 
@@ -619,15 +620,16 @@
 
   function timeSection(section) {
     const list = el("ul", { class: "bars long" }), key = el("ul", { class: "legend" });
-    const card = el("div", { class: "card wide" }, el("h3", {}, single() ? "The whole run" : "Each arm, mean of its seeds"), key, list);
+    const card = el("div", { class: "card wide" }, el("h3", {}, single() ? "All steps together" : "All steps of each arm, mean of its seeds"), key, list);
     section.grid.append(card);
     section.parts.push({ figure: card, has: () => state.page.runs.some((run) => timeNames(run).length), update: () => {
       const names = [...new Set(state.page.runs.flatMap(timeNames))];
       const sums = state.page.arms.map((arm) => names.map((name) => [name, total(arm.runs.map((r) => total(column(state.page.runs[r], `time/${name}`)))) / arm.runs.length]));
+      const warm = state.page.arms.map((arm) => total(arm.runs.map((r) => total(column(state.page.runs[r], "time/warm_start")))) / arm.runs.length);
       const wholes = sums.map((parts) => total(parts.map(([, n]) => n))), most = Math.max(...wholes) || 1;
       list.replaceChildren(...sums.map((parts, i) => {
         const words = [...parts].sort((a, b) => b[1] - a[1]).filter(([, n]) => n >= 0.005 * wholes[i]).map(([name, n]) => `${name.replace("_", "-")} ${share(Number((n / wholes[i]).toFixed(2)))}`).join(", ");
-        return barRow(single() ? duration(wholes[i]) : state.page.arms[i].name, parts.map(([name, n]) => [n / most, timeHue(name)]), single() ? words : `${duration(wholes[i])}: ${words}`);
+        return barRow(single() ? duration(wholes[i]) : state.page.arms[i].name, parts.map(([name, n]) => [n / most, timeHue(name)]), (single() ? words : `${duration(wholes[i])}: ${words}`) + (warm[i] ? `; before them ${duration(warm[i])} of warm start` : ""));
       }));
       key.replaceChildren(...names.map((name) => { const dot = el("span", { class: "dot" }); dot.style.background = timeHue(name); return el("li", {}, dot, name.replace("_", "-")); }));
     } });
@@ -643,10 +645,13 @@
       addPart(section, { id: metric, title, says, has: () => state.page.runs.some((run) => has(run, metric)),
         model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true, ...(format === share ? { top: 1 } : {}) }) });
     }
+    stepSlider(section, (picture) => !drafts() && picture.running);
+    runningCharts(section, "-time", () => !drafts());
   }
 
   // ---- speculation
 
+  const drafts = () => state.page.runs.some((run) => has(run, "draft/saved") || has(run, "draft/accept_length")) || current().pictures.some((picture) => picture.accepts);
   const armsOf = (run) => [...new Set(run.pictures.map((picture) => picture.arm).filter(Boolean))];
 
   function speculationSection(section) {
@@ -654,7 +659,7 @@
       addPart(section, { id: metric, title, says, has: () => state.page.runs.some((run) => has(run, metric)), model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true }) });
     }
     addPart(section, {
-      id: "arm", title: () => `Shape in use${forRun()}`, says: "the one used most in each step", wide: true, has: () => armsOf(current()).length > 0,
+      id: "arm", title: () => `Shape in use${forRun()}`, says: "the one used most in each step", wide: true, has: () => drafts() && armsOf(current()).length > 0,
       model: () => {
         const names = armsOf(current()).map(visible), rows = current().pictures.filter((picture) => picture.arm);
         const line = { label: "shape", colour: hue(0), xs: rows.map((row) => place(current(), row.step)), ys: rows.map((row) => names.indexOf(visible(row.arm))) };
@@ -663,30 +668,36 @@
     });
     const shares = (run) => Object.keys(run.series).filter((key) => key.startsWith("draft/share_") && total(column(run, key)) > 0);
     addPart(section, {
-      id: "draft-shares", title: () => `Time of each shape${forRun()}`, says: "share of the engine's time", wide: true, has: () => shares(current()).length > 0,
+      id: "draft-shares", title: () => `Time of each shape${forRun()}`, says: "share of the engine's time", wide: true, has: () => drafts() && shares(current()).length > 0,
       model: () => {
         const run = current(), keys = shares(run), rows = column(run, "step").map((_, i) => i).filter((i) => keys.some((key) => known(column(run, key)[i])));
         const [xs, parts] = binned(rows.map((i) => column(run, state.axis)[i]), keys.map((key) => rows.map((i) => column(run, key)[i])));
         return byStep(keys.map((key, i) => ({ label: key.slice(12), colour: hue(i), xs, ys: parts[i] })), share, { kind: "stack" });
       },
     });
-    stepSlider(section, (picture) => picture.accepts || picture.running);
+    stepSlider(section, (picture) => drafts() && (picture.accepts || picture.running));
     const rate = (a, b) => (b ? a / b : 0);
     const shares_ = (section_, id, title, says, pick, shape) => { bars(section_, id, title, says, pick, shape); const chart = last(section_.parts), plain = chart.model; chart.model = () => { const model = plain(); if (model) model.y = model.format = shape.format; return model; }; };
     shares_(section, "accept-position", "Accepted by position", "share of drafted tokens that were accepted, by their place in the draft", (p) => p.accepts && p.accepts.position && p.accepts.position.length && p.accepts.position,
       Object.assign((rows) => ({ names: rows.map((_, i) => String(i + 1)), x: "position", lines: [["accepted", "--c2", rows.map(([offered, taken]) => rate(taken, offered))]] }), { format: share }));
     shares_(section, "accept-rows", "Accepted by batch", "accepted tokens a draft, by the rows that ran", (p) => p.accepts && p.accepts.rows && p.accepts.rows.length && p.accepts.rows,
       Object.assign((rows) => ({ names: rows.map(([from]) => `${from}+`), x: "running rows", lines: [["accepted tokens a draft", "--c3", rows.map(([, drafts, taken]) => rate(taken, drafts))]] }), { format: number }));
+    runningCharts(section, "", drafts);
+  }
+
+  /** How many rows ran: beside speculation where there is some, otherwise beside the time. */
+  function runningCharts(section, ending, when) {
+    const shown = (p) => p.running && p.running.length > 1;
     addPart(section, {
-      id: "running", title: "Running rows within the step", says: "a long tail means that few long responses hold up the step", wide: true, has: () => current().pictures.some((p) => p.running && p.running.length > 1),
+      id: "running" + ending, title: "Running rows within the step", says: "a long tail means that few long responses hold up the step", wide: true, has: () => when() && current().pictures.some(shown),
       model: () => {
-        const picture = pictureAt((p) => p.running && p.running.length > 1);
+        const picture = pictureAt(shown);
         if (!picture) return null;
         const line = { label: "running rows", colour: hue(0), xs: picture.running.map(([x]) => x), ys: picture.running.map(([, y]) => y) };
         return { lines: [line], kind: "steps", x: ["seconds of the step", duration], y: count, zero: true, step: picture.step };
       },
     });
-    addPart(section, { id: "rollout/batch_mean", title: "Running rows, mean of the step", says: "drafts pay where few rows run", has: () => state.page.runs.some((run) => has(run, "rollout/batch_mean")),
+    addPart(section, { id: "rollout/batch_mean" + ending, title: "Running rows, mean of the step", says: "drafts pay where few rows run", has: () => when() && state.page.runs.some((run) => has(run, "rollout/batch_mean")),
       model: () => byStep(linesOf("rollout/batch_mean", { smooth: true }), count, { zero: true }) });
   }
 
@@ -706,8 +717,8 @@
     const words = (cell) => (cell && typeof cell === "object" ? [visible(cell.value), cell.ratio ? el("b", {}, " " + visible(cell.ratio)) : null, cell.range ? el("small", {}, visible(cell.range)) : null] : visible(cell));
     section.parts.push({ figure: holder, has: () => !!state.page.compare, update: () => {
       const now = state.page.compare || compare;
-      holder.replaceChildren(...(now.notes || []).map((note) => el("p", { class: "note" }, visible(note))),
-        ...now.tables.map((each) => table(["", ...each.heads.map(visible)], each.rows.map((row) => row.map(words)), visible(each.title))));
+      holder.replaceChildren(...now.tables.map((each) => table(["", ...each.heads.map(visible)], each.rows.map((row) => row.map(words)), visible(each.title))),
+        ...(now.notes || []).map((note) => el("p", { class: "note" }, visible(note))));
     } });
   }
 
@@ -1016,13 +1027,23 @@
     if (browser.mode !== "one") {
       const right = rows.filter((each) => each.verdict === "right").length;
       head = head || (browser.mode === "group" ? `${rows.length} of this group, ${right} right.` : `${rows.length} answers to this prompt, ${right} right, the earliest first.`);
-      pile.append(...rows.map((each) => card(each, false)));
-      box.replaceChildren(tools, el("div", { class: "rollout" }, el("h4", {}, "prompt"), text(row.prompt), el("h4", {}, "answer"), text(row.answer)), el("p", { class: "note" }, head), pile, tip);
+      const some = spread(rows, CARDS), rest = el("button", { type: "button", class: "plain", onclick: () => { pile.replaceChildren(...rows.map((each) => card(each, false))); rest.remove(); } }, `Show all ${rows.length}`);
+      pile.append(...some.map((each) => card(each, false)));
+      box.replaceChildren(tools, el("div", { class: "rollout" }, el("h4", {}, "prompt"), text(row.prompt), el("h4", {}, "answer"), text(row.answer)), el("p", { class: "note" }, head), browser.mode === "prompt" ? course(rows) : "", pile, some.length < rows.length ? rest : "", tip);
     } else {
       pile.append(card(row, true));
       box.replaceChildren(tools, pile, tip);
     }
     pile.addEventListener("pointerover", (event) => { tip.textContent = event.target.token ? describe(event.target.token) : ""; });
+  }
+
+  /** At most so many rows, evenly spread, the first and the last among them. */
+  const spread = (rows, most) => (rows.length <= most ? rows : Array.from({ length: most }, (_, i) => rows[Math.round((i * (rows.length - 1)) / (most - 1))]));
+
+  /** The verdicts on one prompt, step by step. */
+  function course(rows) {
+    const steps = [...new Set(rows.map((row) => row.step))];
+    return el("ul", { class: "course", "aria-label": "Verdicts by step" }, steps.map((step) => el("li", {}, el("small", {}, `step ${step} `), rows.filter((row) => row.step === step).map((row) => mark(row.verdict)))));
   }
 
   function card(row, whole) {
