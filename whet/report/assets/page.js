@@ -10,12 +10,12 @@
   const SHOWN = 20000; // characters of a text before it is cut, with a button for the rest
   const BINS = 120; // points of a stacked chart: single steps would be a thicket
   const GRID = 200; // points of a median over seeds
+  const CARDS = 24; // rollouts side by side before a button shows the rest
   const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4], [12, 6], [4, 4]];
   const MARKS = { right: "✓", wrong: "✗", unjudged: "?" };
   const TIMES = ["generate", "judge", "log_probs", "train", "sync", "draft", "save", "eval", "idle"];
   const FLOW = [ // what became of a group; every group has one of these ends
-    ["trained", "trained", 2], ["spare", "kept for later", 6], ["stale", "too old", 3],
-    ["too_easy", "too easy", 4], ["too_hard", "too hard", 1], ["cut", "cut or unjudged", 7],
+    ["trained", "trained", 2], ["stale", "cut or too old", 3], ["too_easy", "too easy", 4], ["too_hard", "too hard", 1], ["probed", "probed only", 5],
   ];
   const TRAINING = [ // metric, title, what it says, format, whether the axis begins at zero
     ["reward/mean", "Reward", "mean of the step", "number", false],
@@ -29,7 +29,7 @@
   ];
   const LENGTHS = [["length/p50", "median"], ["length/p90", "90%"], ["length/p99", "99%"], ["length/max", "longest"]];
 
-  const state = { page: null, served: false, axis: "step", smooth: true, run: 0, step: null, charts: [], sliders: [], sections: [] };
+  const state = { book: null, page: null, served: false, axis: "step", smooth: true, run: 0, step: null, charts: [], sliders: [], sections: [] };
 
   // ---- the document
 
@@ -238,13 +238,11 @@
     const model = chart.model();
     chart.figure.hidden = !model || !model.lines.length;
     if (chart.figure.hidden) return;
-    if (typeof chart.title === "function") chart.heading.textContent = chart.title();
-    if (typeof chart.says === "function") chart.says_.textContent = chart.says();
     chart.shown = model;
     const lines = model.lines.filter((line) => !chart.off.has(line.label));
     const width = Math.floor(chart.box.clientWidth), height = chart.wide ? 288 : 240;
     const { data, series, bands } = columns(model, lines, width);
-    const look = JSON.stringify([lines.map((l) => [l.label, l.colour, !!l.low, !!l.faint]), model.kind, model.x[0], model.names, model.top]);
+    const look = JSON.stringify([model.lines.map((l) => l.label), lines.map((l) => [l.label, l.colour, !!l.low, !!l.faint]), model.kind, model.x[0], model.names, model.top]);
     if (chart.plot && chart.signature === look) chart.plot.setData(data);
     else {
       if (chart.plot) chart.plot.destroy();
@@ -252,9 +250,10 @@
       chart.plot = new uPlot(options(chart, model, series, bands, width, height), data, chart.box);
       chart.box.append(el("p", { class: "axis" }, model.x[0]));
     }
+    if (chart.signature !== look) { chart.at = null; drawLegend(chart, model); }
     chart.signature = look;
-    chart.at = null;
-    drawLegend(chart, model);
+    model.lines.forEach((line, i) => { line.output = chart.outputs[i]; });
+    readOut(chart, chart.plot);
     chart.box.setAttribute("aria-label", `${chart.heading.textContent}. ${model.summary || summary(model)} Arrow keys read single points.`);
   }
 
@@ -298,7 +297,7 @@
     const yRange = (_, low, high) => {
       if (model.names && model.kind === "steps") return [-0.5, model.names.length - 0.5];
       if (low === null || high === null) return [0, 1];
-      if (model.top !== undefined && high <= model.top && low >= 0) return [0, Math.min(model.top, high > 0.55 * model.top ? model.top : high * 1.25 || model.top)];
+      if (model.top !== undefined && high <= model.top && low >= 0) return [0, Math.min(model.top, high > 0.55 * model.top ? model.top : high * 1.25 || 0.1 * model.top)];
       if (model.zero || model.kind === "stack" || model.kind === "bars") return [Math.min(0, low), high > 0 ? high * 1.06 : 1];
       return uPlot.rangeNum(low, high, 0.1, true);
     };
@@ -358,6 +357,7 @@
   }
 
   function drawLegend(chart, model) {
+    chart.outputs = [];
     chart.legend.hidden = model.lines.length < 2;
     chart.legend.replaceChildren(...model.lines.map((line) => {
       const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -368,11 +368,11 @@
         : [["x1", 0], ["x2", 26], ["y1", 6], ["y2", 6], ["stroke", line.colour], ["stroke-width", 3], ["stroke-dasharray", (line.dash || []).join(" ")]];
       for (const [key, value] of shape) mark.setAttribute(key, value);
       svg.append(mark);
-      line.output = el("output", { "aria-live": "off" });
+      const output = el("output", { "aria-live": "off" });
+      chart.outputs.push(output);
       const toggle = () => { chart.off.has(line.label) ? chart.off.delete(line.label) : chart.off.add(line.label); draw(chart); focusLine(chart, line.label); };
-      return el("li", {}, el("button", { type: "button", "aria-pressed": String(!chart.off.has(line.label)), "data-line": line.label, onclick: toggle }, svg, visible(line.label), line.output));
+      return el("li", {}, el("button", { type: "button", "aria-pressed": String(!chart.off.has(line.label)), "data-line": line.label, onclick: toggle }, svg, visible(line.label), output));
     }));
-    readOut(chart, chart.plot);
   }
 
   function focusLine(chart, label) {
@@ -501,13 +501,13 @@
   function flowOf(run) {
     const rows = run.pictures.filter((picture) => picture.flow);
     if (rows.length) return { steps: rows.map((row) => row.step), get: (name) => rows.map((row) => row.flow[name] ?? null) };
-    const names = { trained: ["trained"], too_easy: ["rejected_easy"], too_hard: ["rejected_hard"], stale: ["expired"], cut: ["cut", "unjudged_groups"], asked: ["asked"], screened: ["screened"], continued: ["qualified"] };
+    const names = { trained: ["trained"], too_easy: ["rejected_easy"], too_hard: ["rejected_hard"], stale: ["expired", "cut"], asked: ["asked"], screened: ["screened"], continued: ["qualified"] };
     const grown = (key) => column(run, `curriculum/${key}`).map((v, i, all) => (known(v) ? Math.max(0, v - (i && known(all[i - 1]) ? all[i - 1] : 0)) : null));
     const get = (name) => {
       const parts = (names[name] || []).map(grown).filter((part) => part.length);
       return parts.length ? parts[0].map((_, i) => parts.reduce((sum, part) => sum + (part[i] || 0), 0)) : [];
     };
-    return { steps: column(run, "step"), get };
+    return { steps: column(run, "step").slice(1), get: (name) => get(name).slice(1) };
   }
 
   const total = (values) => values.filter(known).reduce((a, b) => a + b, 0);
@@ -544,10 +544,12 @@
 
   function drawFunnel(list) {
     const flow = flowOf(current());
-    const rows = [["asked", "asked", 7], ["screened", "screened", 5], ["continued", "continued after screening", 0], ["trained", "trained", 2], ["too_easy", "dropped: too easy", 4], ["too_hard", "dropped: too hard", 1], ["stale", "dropped: too old", 3], ["spare", "kept for later", 6]]
+    const spare = flow.get("spare").findLast(known);
+    const rows = [["asked", "asked", 7], ["screened", "screened", 5], ["continued", "continued after screening", 0], ["trained", "trained", 2], ["too_easy", "dropped: too easy", 4], ["too_hard", "dropped: too hard", 1], ["stale", "dropped: cut or too old", 3]]
       .map(([name, label, c]) => [label, c, total(flow.get(name))]).filter(([, , n]) => n > 0);
     const most = Math.max(...rows.map(([, , n]) => n)), asked = rows[0][2];
     list.replaceChildren(...rows.map(([label, c, n]) => barRow(label, [[n / most, hue(c)]], `${count(n)} groups, ${share(n / asked)} of those asked`)));
+    if (spare > 0) list.append(barRow("waiting at the end", [[spare / most, hue(6)]], `${count(spare)} groups, kept for a later update`));
   }
 
   /** One bar of several pieces: [[length from 0 to 1, colour]]. */
@@ -565,8 +567,7 @@
   function pictureAt(test) {
     const found = current().pictures.filter(test);
     if (!found.length) return null;
-    if (state.step === null) return last(found);
-    return found.reduce((best, picture) => (Math.abs(picture.step - state.step) < Math.abs(best.step - state.step) ? picture : best));
+    return found.findLast((picture) => state.step === null || picture.step <= state.step) || found[0];
   }
 
   /** Bars of one step, chosen by the slider. */
@@ -585,9 +586,9 @@
   /** A slider over the steps that have pictures; all sliders of the page show the same step, the newest at first. */
   function stepSlider(section, test) {
     const id = `slider-${section.id}`, output = el("output", { for: id });
-    const input = el("input", { type: "range", id, min: 0, step: 1, oninput: () => choose() });
+    const input = el("input", { type: "range", id, min: 0, step: 1, oninput: () => pick() });
     const found = () => current().pictures.filter(test);
-    const choose = () => {
+    const pick = () => {
       const pictures = found(), at = Number(input.value);
       state.step = at >= pictures.length - 1 ? null : pictures[at].step;
       state.sliders.forEach((slider) => slider.show());
@@ -595,13 +596,14 @@
     };
     const show = () => {
       const pictures = found(), picture = pictureAt(test);
+      label.textContent = `Pictures of one step${forRun()}`;
       input.max = Math.max(0, pictures.length - 1);
       input.value = picture ? pictures.indexOf(picture) : 0;
       const words = picture ? `step ${picture.step}${state.step === null ? ", the newest" : ""}` : "";
       output.textContent = words;
       input.setAttribute("aria-valuetext", words);
     };
-    const node = el("div", { class: "steps wide" }, el("label", { for: id }, `Pictures of one step${forRun()}`), input, output);
+    const label = el("label", { for: id }), node = el("div", { class: "steps wide" }, label, input, output);
     section.grid.append(node);
     section.parts.push({ figure: node, has: () => found().length > 1, update: show });
     state.sliders.push({ show });
@@ -610,7 +612,7 @@
   // ---- where the time went
 
   function timeNames(run) {
-    const found = Object.keys(run.series).filter((key) => key.startsWith("time/") && !["time/total", "time/gpu_idle"].includes(key) && total(column(run, key)) > 0).map((key) => key.slice(5));
+    const found = Object.keys(run.series).filter((key) => key.startsWith("time/") && !["time/total", "time/gpu_idle", "time/warm_start"].includes(key) && total(column(run, key)) > 0).map((key) => key.slice(5));
     return [...TIMES.filter((name) => found.includes(name)), ...found.filter((name) => !TIMES.includes(name)).sort()];
   }
 
@@ -618,15 +620,16 @@
 
   function timeSection(section) {
     const list = el("ul", { class: "bars long" }), key = el("ul", { class: "legend" });
-    const card = el("div", { class: "card wide" }, el("h3", {}, single() ? "The whole run" : "Each arm, mean of its seeds"), key, list);
+    const card = el("div", { class: "card wide" }, el("h3", {}, single() ? "All steps together" : "All steps of each arm, mean of its seeds"), key, list);
     section.grid.append(card);
     section.parts.push({ figure: card, has: () => state.page.runs.some((run) => timeNames(run).length), update: () => {
       const names = [...new Set(state.page.runs.flatMap(timeNames))];
       const sums = state.page.arms.map((arm) => names.map((name) => [name, total(arm.runs.map((r) => total(column(state.page.runs[r], `time/${name}`)))) / arm.runs.length]));
+      const warm = state.page.arms.map((arm) => total(arm.runs.map((r) => total(column(state.page.runs[r], "time/warm_start")))) / arm.runs.length);
       const wholes = sums.map((parts) => total(parts.map(([, n]) => n))), most = Math.max(...wholes) || 1;
       list.replaceChildren(...sums.map((parts, i) => {
         const words = [...parts].sort((a, b) => b[1] - a[1]).filter(([, n]) => n >= 0.005 * wholes[i]).map(([name, n]) => `${name.replace("_", "-")} ${share(Number((n / wholes[i]).toFixed(2)))}`).join(", ");
-        return barRow(single() ? duration(wholes[i]) : state.page.arms[i].name, parts.map(([name, n]) => [n / most, timeHue(name)]), single() ? words : `${duration(wholes[i])}: ${words}`);
+        return barRow(single() ? duration(wholes[i]) : state.page.arms[i].name, parts.map(([name, n]) => [n / most, timeHue(name)]), (single() ? words : `${duration(wholes[i])}: ${words}`) + (warm[i] ? `; before them ${duration(warm[i])} of warm start` : ""));
       }));
       key.replaceChildren(...names.map((name) => { const dot = el("span", { class: "dot" }); dot.style.background = timeHue(name); return el("li", {}, dot, name.replace("_", "-")); }));
     } });
@@ -642,10 +645,13 @@
       addPart(section, { id: metric, title, says, has: () => state.page.runs.some((run) => has(run, metric)),
         model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true, ...(format === share ? { top: 1 } : {}) }) });
     }
+    stepSlider(section, (picture) => !drafts() && picture.running);
+    runningCharts(section, "-time", () => !drafts());
   }
 
   // ---- speculation
 
+  const drafts = () => state.page.runs.some((run) => has(run, "draft/saved") || has(run, "draft/accept_length")) || current().pictures.some((picture) => picture.accepts);
   const armsOf = (run) => [...new Set(run.pictures.map((picture) => picture.arm).filter(Boolean))];
 
   function speculationSection(section) {
@@ -653,7 +659,7 @@
       addPart(section, { id: metric, title, says, has: () => state.page.runs.some((run) => has(run, metric)), model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true }) });
     }
     addPart(section, {
-      id: "arm", title: () => `Shape in use${forRun()}`, says: "the one used most in each step", wide: true, has: () => armsOf(current()).length > 0,
+      id: "arm", title: () => `Shape in use${forRun()}`, says: "the one used most in each step", wide: true, has: () => drafts() && armsOf(current()).length > 0,
       model: () => {
         const names = armsOf(current()).map(visible), rows = current().pictures.filter((picture) => picture.arm);
         const line = { label: "shape", colour: hue(0), xs: rows.map((row) => place(current(), row.step)), ys: rows.map((row) => names.indexOf(visible(row.arm))) };
@@ -662,30 +668,36 @@
     });
     const shares = (run) => Object.keys(run.series).filter((key) => key.startsWith("draft/share_") && total(column(run, key)) > 0);
     addPart(section, {
-      id: "draft-shares", title: () => `Time of each shape${forRun()}`, says: "share of the engine's time", wide: true, has: () => shares(current()).length > 0,
+      id: "draft-shares", title: () => `Time of each shape${forRun()}`, says: "share of the engine's time", wide: true, has: () => drafts() && shares(current()).length > 0,
       model: () => {
         const run = current(), keys = shares(run), rows = column(run, "step").map((_, i) => i).filter((i) => keys.some((key) => known(column(run, key)[i])));
         const [xs, parts] = binned(rows.map((i) => column(run, state.axis)[i]), keys.map((key) => rows.map((i) => column(run, key)[i])));
         return byStep(keys.map((key, i) => ({ label: key.slice(12), colour: hue(i), xs, ys: parts[i] })), share, { kind: "stack" });
       },
     });
-    stepSlider(section, (picture) => picture.accepts || picture.running);
+    stepSlider(section, (picture) => drafts() && (picture.accepts || picture.running));
     const rate = (a, b) => (b ? a / b : 0);
     const shares_ = (section_, id, title, says, pick, shape) => { bars(section_, id, title, says, pick, shape); const chart = last(section_.parts), plain = chart.model; chart.model = () => { const model = plain(); if (model) model.y = model.format = shape.format; return model; }; };
     shares_(section, "accept-position", "Accepted by position", "share of drafted tokens that were accepted, by their place in the draft", (p) => p.accepts && p.accepts.position && p.accepts.position.length && p.accepts.position,
       Object.assign((rows) => ({ names: rows.map((_, i) => String(i + 1)), x: "position", lines: [["accepted", "--c2", rows.map(([offered, taken]) => rate(taken, offered))]] }), { format: share }));
     shares_(section, "accept-rows", "Accepted by batch", "accepted tokens a draft, by the rows that ran", (p) => p.accepts && p.accepts.rows && p.accepts.rows.length && p.accepts.rows,
       Object.assign((rows) => ({ names: rows.map(([from]) => `${from}+`), x: "running rows", lines: [["accepted tokens a draft", "--c3", rows.map(([, drafts, taken]) => rate(taken, drafts))]] }), { format: number }));
+    runningCharts(section, "", drafts);
+  }
+
+  /** How many rows ran: beside speculation where there is some, otherwise beside the time. */
+  function runningCharts(section, ending, when) {
+    const shown = (p) => p.running && p.running.length > 1;
     addPart(section, {
-      id: "running", title: "Running rows within the step", says: "a long tail means that few long responses hold up the step", wide: true, has: () => current().pictures.some((p) => p.running && p.running.length > 1),
+      id: "running" + ending, title: "Running rows within the step", says: "a long tail means that few long responses hold up the step", wide: true, has: () => when() && current().pictures.some(shown),
       model: () => {
-        const picture = pictureAt((p) => p.running && p.running.length > 1);
+        const picture = pictureAt(shown);
         if (!picture) return null;
         const line = { label: "running rows", colour: hue(0), xs: picture.running.map(([x]) => x), ys: picture.running.map(([, y]) => y) };
         return { lines: [line], kind: "steps", x: ["seconds of the step", duration], y: count, zero: true, step: picture.step };
       },
     });
-    addPart(section, { id: "rollout/batch_mean", title: "Running rows, mean of the step", says: "drafts pay where few rows run", has: () => state.page.runs.some((run) => has(run, "rollout/batch_mean")),
+    addPart(section, { id: "rollout/batch_mean" + ending, title: "Running rows, mean of the step", says: "drafts pay where few rows run", has: () => when() && state.page.runs.some((run) => has(run, "rollout/batch_mean")),
       model: () => byStep(linesOf("rollout/batch_mean", { smooth: true }), count, { zero: true }) });
   }
 
@@ -705,8 +717,8 @@
     const words = (cell) => (cell && typeof cell === "object" ? [visible(cell.value), cell.ratio ? el("b", {}, " " + visible(cell.ratio)) : null, cell.range ? el("small", {}, visible(cell.range)) : null] : visible(cell));
     section.parts.push({ figure: holder, has: () => !!state.page.compare, update: () => {
       const now = state.page.compare || compare;
-      holder.replaceChildren(...(now.notes || []).map((note) => el("p", { class: "note" }, visible(note))),
-        ...now.tables.map((each) => table(["", ...each.heads.map(visible)], each.rows.map((row) => row.map(words)), visible(each.title))));
+      holder.replaceChildren(...now.tables.map((each) => table(["", ...each.heads.map(visible)], each.rows.map((row) => row.map(words)), visible(each.title))),
+        ...(now.notes || []).map((note) => el("p", { class: "note" }, visible(note))));
     } });
   }
 
@@ -732,9 +744,18 @@
     return el("span", { class: kind }, visible(run.state));
   }
 
+  const paragraphs = (words, kind) => String(words || "").split("\n\n").filter((each) => each.trim()).map((each) => el("p", { class: kind }, visible(each)));
+
+  function chapterSwitch() {
+    const turn = (chapter) => { Object.assign(state, { page: chapter, run: 0, step: null }); build(); document.querySelector("[name=chapter]:checked")?.focus(); };
+    return el("fieldset", { class: "switch chapters" }, el("legend", {}, "Chapter"), el("span", { class: "set" }, state.book.chapters.map((chapter, i) =>
+      el("label", {}, el("input", { type: "radio", name: "chapter", value: i, checked: chapter === state.page, onchange: () => turn(chapter) }), visible(chapter.title)))));
+  }
+
   function headline() {
     const page = state.page, top = document.getElementById("top");
-    const parts = [el("h1", {}, visible(page.title))];
+    const parts = [el("h1", {}, visible(state.book.title))];
+    if (page !== state.book) parts.push(...paragraphs(state.book.note, "lead"), chapterSwitch());
     if (single()) {
       const run = page.runs[0], head = run.headline;
       parts.push(stateChip(run), el("p", { class: "verdict", id: "verdict" }, visible(head.verdict)));
@@ -746,7 +767,7 @@
         fact("hardware", visible(head.hardware || "")), fact("recipe", visible(head.recipe || ""))));
       if (run.note) parts.push(el("p", { class: "message" }, visible(run.note)));
     }
-    for (const text of String(page.note || "").split("\n\n").filter((each) => each.trim())) parts.push(el("p", { class: single() ? "note" : "lead" }, visible(text)));
+    parts.push(...paragraphs(page.note, single() ? "note" : "lead"));
     if (!single() && page.runs.length) parts.push(runsTable());
     if (!page.runs.length) parts.push(el("p", { class: "message" }, "There is no run to show yet."));
     top.replaceChildren(...parts);
@@ -811,7 +832,7 @@
 
   // ---- rollouts
 
-  const browser = { rows: [], next: null, searched: 0, chosen: null, mode: "one", paint: "log_probs", wait: 0, turn: 0, phases: new Set(), levels: new Set() };
+  const browser = { rows: [], next: null, chosen: null, mode: "one", paint: "log_probs", wait: 0, turn: 0, phases: new Set(), levels: new Set() };
 
   /** Rollouts that match: asked from the server, or picked from those in the page. Resolves to {rows, next, searched}. */
   async function find(wanted, after = null, limit = LIMIT) {
@@ -909,9 +930,9 @@
   async function search() {
     const turn = ++browser.turn;
     try {
-      const answer = await find(wantedNow());
-      if (turn !== browser.turn) return; // a newer question was asked meanwhile
-      Object.assign(browser, { rows: answer.rows, next: answer.next, searched: answer.searched });
+      const answer = await findSome(wantedNow(), null, turn);
+      if (!answer) return; // a newer question was asked meanwhile
+      Object.assign(browser, { rows: answer.rows, next: answer.next });
       fillMenus();
       const kept = browser.chosen && browser.rows.find((row) => sameRow(row, browser.chosen));
       showList();
@@ -923,9 +944,34 @@
 
   const sameRow = (a, b) => a.step === b.step && a.kind === b.kind && a.group_id === b.group_id && a.index === b.index && a.prompt_id === b.prompt_id;
 
+  /** Asks on until an answer holds rows: the server reads only so much at once. */
+  async function findSome(wanted, after, turn) {
+    for (let looked = 0; ; ) {
+      const answer = await find(wanted, after);
+      if (turn !== browser.turn) return null;
+      if (answer.rows.length || !goesOn(answer.next)) return answer;
+      looked += answer.searched || 0;
+      browser.count.textContent = `Searching; ${count(looked)} rollouts looked at.`;
+      after = answer.next;
+    }
+  }
+
+  const goesOn = (next) => next !== null && next !== undefined;
+
+  /** All rollouts that match, for a group or for one prompt over the run; at most 400. */
+  async function findAll(wanted) {
+    const rows = [];
+    for (let after = null; ; ) {
+      const answer = await find(wanted, after, 100);
+      rows.push(...answer.rows);
+      if (!goesOn(answer.next) || rows.length >= 400) return rows;
+      after = answer.next;
+    }
+  }
+
   async function more() {
-    const turn = browser.turn, answer = await find(wantedNow(), browser.next);
-    if (turn !== browser.turn) return;
+    const turn = browser.turn, answer = await findSome(wantedNow(), browser.next, turn);
+    if (!answer) return;
     const at = browser.rows.length;
     browser.rows = browser.rows.concat(answer.rows);
     browser.next = answer.next;
@@ -936,13 +982,13 @@
 
   function showList() {
     const { rows, next } = browser, whole = current().rollouts;
-    const amount = `${rows.length}${next === null || next === undefined ? "" : " or more"} ${rows.length === 1 ? "rollout matches" : "rollouts match"}`;
+    const amount = `${rows.length}${goesOn(next) ? " or more" : ""} ${rows.length === 1 ? "rollout matches" : "rollouts match"}`;
     const rest = state.served ? "" : whole.rows && whole.rows.length < whole.total ? ` The page holds ${count(whole.rows.length)} of ${count(whole.total)}; whet report --serve shows them all.` : "";
     browser.count.textContent = rows.length ? `${amount}.${rest}` : `No rollout matches.${rest}`;
     browser.list.replaceChildren(...rows.map((row) => el("button", { type: "button", class: "row", onclick: () => choose(row) },
       mark(row.verdict), el("span", { class: "excerpt", dir: "auto" }, excerpt(row.prompt, 80) || "(no prompt)"), el("span", {}, known(row.reward) ? number(row.reward) : ""),
       el("span", { class: "meta" }, `step ${row.step} · ${[row.kind === "eval" ? "evaluation" : row.phase, row.level !== null && row.level !== undefined && row.level !== "" ? `level ${row.level}` : "", `${count(row.length)} tokens`, row.finish === "length" ? "cut off" : ""].filter(Boolean).map((word) => excerpt(word, 40)).join(" · ")}`))),
-      ...(next === null || next === undefined ? [] : [el("p", { class: "more" }, el("button", { type: "button", class: "plain", onclick: more }, "More"))]));
+      ...(!goesOn(next) ? [] : [el("p", { class: "more" }, el("button", { type: "button", class: "plain", onclick: more }, "More"))]));
     browser.list.hidden = !rows.length;
   }
 
@@ -974,20 +1020,30 @@
     const pile = el("div", { class: browser.mode === "one" ? "pile" : "pile beside" });
     let rows = [row], head = "";
     try {
-      if (browser.mode === "group") rows = (await find({ step: row.step, kind: row.kind, group: row.group_id, prompt: row.prompt_id })).rows;
-      if (browser.mode === "prompt") rows = (await find({ prompt: row.prompt_id })).rows.filter((each) => each.prompt_id === row.prompt_id).sort((a, b) => a.step - b.step);
+      if (browser.mode === "group") rows = await findAll({ step: row.step, kind: row.kind, group: row.group_id });
+      if (browser.mode === "prompt") rows = (await findAll({ prompt: row.prompt_id })).filter((each) => each.prompt_id === row.prompt_id).sort((a, b) => a.step - b.step);
     } catch (error) { head = String(error.message); }
     if (browser.chosen !== row) return;
     if (browser.mode !== "one") {
       const right = rows.filter((each) => each.verdict === "right").length;
       head = head || (browser.mode === "group" ? `${rows.length} of this group, ${right} right.` : `${rows.length} answers to this prompt, ${right} right, the earliest first.`);
-      pile.append(...rows.map((each) => card(each, false)));
-      box.replaceChildren(tools, el("div", { class: "rollout" }, el("h4", {}, "prompt"), text(row.prompt), el("h4", {}, "answer"), text(row.answer)), el("p", { class: "note" }, head), pile, tip);
+      const some = spread(rows, CARDS), rest = el("button", { type: "button", class: "plain", onclick: () => { pile.replaceChildren(...rows.map((each) => card(each, false))); rest.remove(); } }, `Show all ${rows.length}`);
+      pile.append(...some.map((each) => card(each, false)));
+      box.replaceChildren(tools, el("div", { class: "rollout" }, el("h4", {}, "prompt"), text(row.prompt), el("h4", {}, "answer"), text(row.answer)), el("p", { class: "note" }, head), browser.mode === "prompt" ? course(rows) : "", pile, some.length < rows.length ? rest : "", tip);
     } else {
       pile.append(card(row, true));
       box.replaceChildren(tools, pile, tip);
     }
     pile.addEventListener("pointerover", (event) => { tip.textContent = event.target.token ? describe(event.target.token) : ""; });
+  }
+
+  /** At most so many rows, evenly spread, the first and the last among them. */
+  const spread = (rows, most) => (rows.length <= most ? rows : Array.from({ length: most }, (_, i) => rows[Math.round((i * (rows.length - 1)) / (most - 1))]));
+
+  /** The verdicts on one prompt, step by step. */
+  function course(rows) {
+    const steps = [...new Set(rows.map((row) => row.step))];
+    return el("ul", { class: "course", "aria-label": "Verdicts by step" }, steps.map((step) => el("li", {}, el("small", {}, `step ${step} `), rows.filter((row) => row.step === step).map((row) => mark(row.verdict)))));
   }
 
   function card(row, whole) {
@@ -1078,8 +1134,8 @@
         const steps = column(run, "step"), from = lastStep(run), add = column(fresh, "step").map((step, k) => [step, k]).filter(([step]) => step > from).map(([, k]) => k);
         const series = {};
         for (const key of new Set([...Object.keys(run.series), ...Object.keys(fresh.series)])) {
-          const old = run.series[key] || steps.map(() => null), more_ = fresh.series[key] || [];
-          series[key] = old.concat(add.map((k) => more_[k] ?? null));
+          const old = run.series[key] || steps.map(() => null), tail = fresh.series[key] || [];
+          series[key] = old.concat(add.map((k) => tail[k] ?? null));
         }
         const seen = run.pictures.length ? last(run.pictures).step : -1;
         fresh.series = series;
@@ -1087,7 +1143,7 @@
       }
       page.runs[i] = fresh;
     });
-    Object.assign(page, { title: newer.title, note: newer.note, live: newer.live, arms: newer.arms, compare: newer.compare });
+    Object.assign(page, { title: newer.title, note: newer.note, live: newer.live, cursor: newer.cursor, arms: newer.arms, compare: newer.compare });
     return true;
   }
 
@@ -1102,6 +1158,7 @@
         part.figure.hidden = !there;
         any = any || there;
         if (there && part.update) part.update();
+        if (typeof part.title === "function") part.heading.textContent = part.title();
         if (part.model) { part.dirty = true; if (there && part.seen) draw(part); }
       }
       section.node.hidden = !any;
@@ -1109,9 +1166,12 @@
     drawLinks();
   }
 
+  /** The page of the book, or one chapter of it. */
   function build() {
     const page = state.page;
-    document.title = page.title;
+    document.title = state.book.title;
+    watcher.disconnect();
+    sizes.disconnect();
     document.getElementById("main").replaceChildren();
     Object.assign(state, { charts: [], sliders: [], sections: [] });
     if (!page.arms || !page.arms.length) page.arms = page.runs.map((run, i) => ({ name: run.name, runs: [i] }));
@@ -1119,7 +1179,7 @@
     if (!page.runs.length) { headline(); return; }
     controls();
     addSection("learning", "Is it learning?", "", accuracySection).short = "Accuracy";
-    addSection("compare", "What each level cost", "", compareSection).short = "Cost";
+    addSection("compare", "The numbers", "", compareSection).short = "Numbers";
     addSection("training", "How the training goes", "", trainingSection).short = "Training";
     addSection("rollout-flow", "Where the rollouts went", "Only groups with both right and wrong answers teach.", flowSection).short = "Rollouts spent";
     addSection("time-budget", "Where the time went", "", timeSection).short = "Time";
@@ -1138,13 +1198,13 @@
   }
 
   async function poll() {
-    const going = state.page.runs.filter((run) => run.state === "going on");
     try {
-      const after = Math.min(...(going.length ? going : state.page.runs).map(lastStep));
-      const fresh = await ask(Number.isFinite(after) && after >= 0 ? `data?after=${after}` : "data");
-      if (after < 0 || !Number.isFinite(after)) fresh.runs.forEach((run) => { run.reset = true; });
-      if (merge(fresh)) update();
-      else { state.page = await ask("data"); build(); }
+      const fresh = await ask(state.page.cursor ? `data?after=${encodeURIComponent(state.page.cursor)}` : "data");
+      if (!state.page.cursor) fresh.runs.forEach((run) => { run.reset = true; });
+      const news = (page) => JSON.stringify([page.cursor, page.note, page.runs.map((run) => [run.name, run.state, run.note, run.rollouts.total])]);
+      if (news(fresh) === news(state.page)) state.page.live = fresh.live;
+      else if (merge(fresh)) update();
+      else { state.book = state.page = await ask("data"); build(); }
       say("");
     } catch (error) {
       say(`The server does not answer; the page shows what it had. ${error.message}`);
@@ -1156,7 +1216,8 @@
     const inside = document.getElementById("data").textContent.trim();
     state.served = !inside;
     try {
-      state.page = inside ? JSON.parse(inside) : await ask("data");
+      state.book = inside ? JSON.parse(inside) : await ask("data");
+      state.page = state.book.chapters?.length ? state.book.chapters[0] : state.book;
     } catch (error) {
       say(`The data of the page cannot be read: ${error.message}`);
       return;

@@ -11,6 +11,7 @@ from typing import Any
 
 from whet.recipe import dump_config, parse_config
 
+WAIT_MS = 120_000  # for any one thing in a browser: the machine may be slow
 SHAPES = ("none", "ngram 4", "ngram 8", "eagle 4")
 HOSTILE = (
     "<script>document.title = 'owned'</script>",
@@ -79,7 +80,18 @@ def rollouts(step: int, groups: int, rng: random.Random, texts: tuple[str, ...] 
         a, b = rng.randrange(2, 99), rng.randrange(2, 99)
         for index in range(4):
             right = rng.random() < 0.2 + 0.02 * step
-            pieces = ["First", ",", f" {a}", " plus", f" {b}", " is", f" {a + b + (not right)}", ".", "\n", f"#{a + b + (not right)}"]
+            pieces = [
+                "First",
+                ",",
+                f" {a}",
+                " plus",
+                f" {b}",
+                " is",
+                f" {a + b + (not right)}",
+                ".",
+                "\n",
+                f"#{a + b + (not right)}",
+            ]
             if texts:
                 pieces = [texts[(group * 4 + index) % len(texts)], " #1"]
             row = {"step": step, "prompt_id": f"sum-{group}", "group_id": 100 * step + group, "index": index}
