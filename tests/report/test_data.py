@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chain_rollouts, learning_rows, write_run
+from run_folders import chain_rollouts, learning_rows, write_run
 
 from whet.errors import WhetError
 from whet.report import data

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chain_rollouts
 from hypothesis import given
 from hypothesis import strategies as st
+from run_folders import chain_rollouts
 
 from whet.errors import WhetError
 from whet.report import rollouts as module
