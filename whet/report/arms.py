@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,7 +51,7 @@ def number(row: Row, key: str) -> float | None:
 
 def evaluation_names(rows: Sequence[Row]) -> list[str]:
     """The names in "eval/NAME/accuracy", in the order of their first appearance."""
-    keys = (key.removeprefix("eval/") for row in rows for key in row if key.startswith("eval/"))
+    keys = (key.removeprefix("eval/") for key in dict.fromkeys(chain.from_iterable(rows)) if key.startswith("eval/"))
     names = dict.fromkeys(key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy"))
     return [name for name in names if not name.endswith("/level")]  # a level may be called "accuracy"
 

@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -194,15 +195,17 @@ def columns(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     >>> columns([{"step": 0, "a": float("nan")}, {"step": 1, "a": 2 / 3, "word": "x"}])["a"]
     [None, 0.666667]
     """
-    keys = dict.fromkeys(["step", "tokens_generated", "time_s", *(key for row in rows for key in row)])
-    table = {key: [_short(number(row, key)) for row in rows] for key in keys}
+    keys = dict.fromkeys(["step", "tokens_generated", "time_s", *chain.from_iterable(rows)])
+    table = {key: [_short(row.get(key)) for row in rows] for key in keys}
     axes = ("step", "tokens_generated", "time_s")
     return {key: values for key, values in table.items() if key in axes or any(v is not None for v in values)}
 
 
-def _short(value: float | None) -> float | None:
-    """Six digits, which is more than a curve can show; whole numbers stay exact."""
-    return value if value is None else int(value) if value == int(value) else float(f"{value:.6g}")
+def _short(value: Any) -> float | None:
+    """A finite number with six digits, which is more than a curve can show; whole numbers stay exact."""
+    if type(value) is float and math.isfinite(value):
+        return int(value) if value.is_integer() else float(f"{value:.6g}")
+    return value if type(value) is int else None
 
 
 def thin(rows: Sequence[Row], cells: int) -> Sequence[Row]:
