@@ -89,6 +89,7 @@ class PageServer(QuietServer):
     def __init__(self, page: PageData, host: str = "127.0.0.1", port: int = PORT) -> None:
         page.read(live=True)  # a folder that holds no run is refused before anything is served
         self.page, self.host, self.lock = page, host, threading.Lock()
+        self.indexer = threading.Thread(target=self._index, daemon=True)
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
         super().__init__(PageHandler, host, port)
         self.url += f"/{self.token}/" if self.token else "/"
@@ -114,10 +115,19 @@ class PageServer(QuietServer):
                 return f"text/{'css' if name.endswith('.css') else 'javascript'}; charset=utf-8", asset(name)
             case ["data"]:
                 with self.lock:
-                    return JSON, to_json(self.page.read(live=True, after=query.get("after", "")))
+                    page = to_json(self.page.read(live=True, after=query.get("after", "")))
+                    if not self.indexer.ident:  # once the first page is out, before a reader looks for a prompt
+                        self.indexer.start()
+                    return JSON, page
             case ["rollouts"]:
                 return JSON, to_json(self._rollouts(query))
         raise Refused(404, "There is nothing at this address.")
+
+    def _index(self) -> None:
+        for shelf in self.page.shelves:
+            for file in shelf.files():
+                with self.lock:
+                    shelf.index(file)
 
     def _rollouts(self, query: dict[str, str]) -> dict[str, Any]:
         def whole(name: str, default: int | None, most: int) -> int | None:
