@@ -60,6 +60,7 @@ def picture(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
     rates = [int(30 * x + rng.random() * 3) for x in near[:-1]] + [int(30 * near[10])]
     rates[0] += 12
     twenty = [int(400 * math.exp(-(((k - 2 * centre) / 5) ** 2))) for k in range(20)]
+    given = [4 + k * (19 - k) / 8 if n else None for k, n in enumerate(twenty)]
     asked = sum(rates)
     easy, hard = rates[10] + rates[9], rates[0]
     flow = {"asked": asked, "screened": asked, "too_easy": easy, "too_hard": hard, "continued": asked - easy - hard}
@@ -67,8 +68,8 @@ def picture(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
     tail = [[round(2 * t / 30, 3), int(64 * (1 - (t / 30) ** 3))] for t in range(31)]
     return {
         "step": step, "pass_rates": rates, "flow": flow, "levels": {str(k): [40, 40 - 5 * k] for k in range(1, 7)},
-        "posterior": {"counts": twenty, "rollouts": [4 + k * (19 - k) / 8 if n else None for k, n in enumerate(twenty)]},
-        "scores": {"low": -1.5, "high": 2.5, "counts": twenty, "active": [n // 3 if k > 8 else 0 for k, n in enumerate(twenty)]},
+        "posterior": {"counts": twenty, "rollouts": given},
+        "scores": {"low": -1.5, "high": 2.5, "counts": twenty, "active": [0] * 9 + [n // 3 for n in twenty[9:]]},
         "running": tail, "arm": SHAPES[min(3, 4 * step // (steps + 1))],
         "accepts": {"position": [[400, int(400 * 0.85 ** (k + 1))] for k in range(6)],
                     "rows": [[2**k, 200, 500 - 60 * k] for k in range(6)]},

@@ -52,7 +52,7 @@ def chart(page: Any, name: str) -> Any:
 
 
 def texts(page: Any, selector: str) -> list[str]:
-    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+    return [text.strip() for text in page.locator(f"{selector} >> visible=true").all_inner_texts()]
 
 
 def wait_for(page: Any, expression: str) -> None:
