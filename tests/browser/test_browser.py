@@ -40,6 +40,7 @@ INK = """box => { // pixels of a chart that differ from its background
 def drawn(page: Any) -> dict[str, int]:
     """Inked pixels by chart, after all charts that are shown came into view once."""
     found = {}
+    page.locator("[data-chart]").first.wait_for()
     for box in page.locator("figure:visible [data-chart]").all():
         box.scroll_into_view_if_needed()
         box.locator("canvas").wait_for()
