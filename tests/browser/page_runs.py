@@ -46,7 +46,7 @@ def metrics_row(step: int, steps: int, pace: float, rng: random.Random) -> dict[
     row |= {"learn/grad_norm": rng.uniform(0.2, 0.7), "learn/kl": 0.002 * step, "learn/mismatch": rng.uniform(0, 1e-6)}
     row |= {"learn/loss": rng.gauss(0, 0.02), "curriculum/stage": float(3 * step // (steps + 1))}
     row |= {"rollout/tokens_per_s": rng.gauss(21_000, 900), "rollout/batch_mean": rng.uniform(40, 60)}
-    row |= {"draft/saved": 0.35 * accuracy, "draft/accept_length": 1 + 1.6 * accuracy}
+    row |= {"rollout/tokens": 9_000, "draft/saved": int(3_000 * accuracy), "draft/accept_length": 1 + 1.6 * accuracy}
     row |= {"draft/share_none": 0.5 - 0.3 * accuracy, "draft/share_ngram": 0.5 + 0.3 * accuracy}
     times = {"generate": 1.2, "judge": 0.1, "train": 0.6, "sync": 0.05, "save": 0.03, "idle": 0.12}
     row |= {f"time/{name}": seconds * rng.uniform(0.9, 1.1) for name, seconds in times.items()}

@@ -23,7 +23,15 @@ Visit = Callable[..., Any]
 EXPECTED = {
     *("accuracy", "levels-held_out", "reward/mean", "curriculum/signal_share", "learn/entropy", "length", "any"),
     *("length/truncated", "learn/grad_norm", "learn/kl", "learn/mismatch", "flow", "pass_rates", "posterior"),
-    *("allocation", "scores", "time", "time/gpu_idle", "rollout/tokens_per_s", "draft/saved", "draft/accept_length"),
+    *(
+        "allocation",
+        "scores",
+        "time",
+        "time/gpu_idle",
+        "rollout/tokens_per_s",
+        "draft/saved_share",
+        "draft/accept_length",
+    ),
     *("arm", "draft-shares", "accept-position", "accept-rows", "running", "rollout/batch_mean"),
 }
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
