@@ -946,9 +946,7 @@
     const most = Math.max(...rows.map(([, , n]) => n)),
       asked = rows[0][2];
     list.replaceChildren(
-      ...rows.map(([label, c, n]) =>
-        barRow(label, [[n / most, hue(c)]], `${count(n)} groups, ${share(n / asked)} of those asked`),
-      ),
+      ...rows.map(([label, c, n]) => barRow(label, [[n / most, hue(c)]], `${count(n)} groups, ${share(n / asked)}`)),
     );
     if (spare > 0)
       list.append(
@@ -1205,7 +1203,7 @@
         return byStep(
           keys.map((key, i) => ({ label: key.slice(12), colour: hue(i), xs, ys: parts[i] })),
           share,
-          { kind: "stack" },
+          { top: 1, kind: "stack" },
         );
       },
     });
