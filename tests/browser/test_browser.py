@@ -288,6 +288,25 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
 
 
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_a_run_that_has_hardly_begun_or_has_gaps(
+    visit: Visit, serve: Callable[..., str], tmp_path: Path, rows: int
+) -> None:
+    """Nothing but the evaluation before the first step, or rows without numbers: the rest of the page is there."""
+    run = write_run(tmp_path / "run", steps=4)
+    lines = (run / "metrics.jsonl").read_text().splitlines()[:rows]
+    gaps = [line.replace('"learn/entropy": ', '"learn/entropy": NaN, "x": ') for line in lines]
+    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in gaps) + '{"step": 5, "rewa')
+    (run / "pictures.jsonl").unlink()
+    for path in (run / "rollouts").iterdir():
+        path.unlink()
+    page = visit(serve([run]))
+    page.get_by_text("saved no rollouts").wait_for()
+    assert "NaN" not in page.locator("body").inner_text()
+    if rows:
+        assert min(drawn(page).values()) > 50
+
+
 def test_the_first_tab_skips_to_the_charts(visit: Visit, files: dict[str, str]) -> None:
     page = visit(files["full"])
     page.keyboard.press("Tab")

@@ -1316,6 +1316,7 @@
             visible(cell.value),
             cell.ratio ? el("b", {}, " " + visible(cell.ratio)) : null,
             cell.range ? el("small", {}, visible(cell.range)) : null,
+            cell.ratio_range ? el("small", {}, visible(cell.ratio_range)) : null,
           ]
         : visible(cell);
     section.parts.push({
@@ -1451,6 +1452,7 @@
       if (run.note) parts.push(el("p", { class: "message" }, visible(run.note)));
     }
     parts.push(...paragraphs(page.note, single() ? "note" : "lead"));
+    parts.push(...(page.compare?.verdicts || []).map((words) => el("p", { class: "verdict" }, visible(words))));
     if (!single() && page.runs.length) parts.push(runsTable());
     if (!page.runs.length) parts.push(el("p", { class: "message" }, "There is no run to show yet."));
     top.replaceChildren(...parts);
