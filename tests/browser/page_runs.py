@@ -46,7 +46,7 @@ def metrics_row(step: int, steps: int, pace: float, rng: random.Random) -> dict[
     row |= {"learn/grad_norm": rng.uniform(0.2, 0.7), "learn/kl": 0.002 * step, "learn/mismatch": rng.uniform(0, 1e-6)}
     row |= {"learn/loss": rng.gauss(0, 0.02), "curriculum/stage": float(3 * step // (steps + 1))}
     row |= {"rollout/tokens_per_s": rng.gauss(21_000, 900), "rollout/batch_mean": rng.uniform(40, 60)}
-    row |= {"draft/saved": 0.35 * accuracy, "draft/accept_length": 1 + 1.6 * accuracy}
+    row |= {"rollout/tokens": 9_000, "draft/saved": int(3_000 * accuracy), "draft/accept_length": 1 + 1.6 * accuracy}
     row |= {"draft/share_none": 0.5 - 0.3 * accuracy, "draft/share_ngram": 0.5 + 0.3 * accuracy}
     times = {"generate": 1.2, "judge": 0.1, "train": 0.6, "sync": 0.05, "save": 0.03, "idle": 0.12}
     row |= {f"time/{name}": seconds * rng.uniform(0.9, 1.1) for name, seconds in times.items()}
@@ -60,6 +60,7 @@ def picture(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
     rates = [int(30 * x + rng.random() * 3) for x in near[:-1]] + [int(30 * near[10])]
     rates[0] += 12
     twenty = [int(400 * math.exp(-(((k - 2 * centre) / 5) ** 2))) for k in range(20)]
+    given = [4 + k * (19 - k) / 8 if n else None for k, n in enumerate(twenty)]
     asked = sum(rates)
     easy, hard = rates[10] + rates[9], rates[0]
     flow = {"asked": asked, "screened": asked, "too_easy": easy, "too_hard": hard, "continued": asked - easy - hard}
@@ -67,8 +68,8 @@ def picture(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
     tail = [[round(2 * t / 30, 3), int(64 * (1 - (t / 30) ** 3))] for t in range(31)]
     return {
         "step": step, "pass_rates": rates, "flow": flow, "levels": {str(k): [40, 40 - 5 * k] for k in range(1, 7)},
-        "posterior": {"counts": twenty, "rollouts": [4 + k * (19 - k) / 8 if n else None for k, n in enumerate(twenty)]},
-        "scores": {"low": -1.5, "high": 2.5, "counts": twenty, "active": [n // 3 if k > 8 else 0 for k, n in enumerate(twenty)]},
+        "posterior": {"counts": twenty, "rollouts": given},
+        "scores": {"low": -1.5, "high": 2.5, "counts": twenty, "active": [0] * 9 + [n // 3 for n in twenty[9:]]},
         "running": tail, "arm": SHAPES[min(3, 4 * step // (steps + 1))],
         "accepts": {"position": [[400, int(400 * 0.85 ** (k + 1))] for k in range(6)],
                     "rows": [[2**k, 200, 500 - 60 * k] for k in range(6)]},

@@ -23,7 +23,15 @@ Visit = Callable[..., Any]
 EXPECTED = {
     *("accuracy", "levels-held_out", "reward/mean", "curriculum/signal_share", "learn/entropy", "length", "any"),
     *("length/truncated", "learn/grad_norm", "learn/kl", "learn/mismatch", "flow", "pass_rates", "posterior"),
-    *("allocation", "scores", "time", "time/gpu_idle", "rollout/tokens_per_s", "draft/saved", "draft/accept_length"),
+    *(
+        "allocation",
+        "scores",
+        "time",
+        "time/gpu_idle",
+        "rollout/tokens_per_s",
+        "draft/saved_share",
+        "draft/accept_length",
+    ),
     *("arm", "draft-shares", "accept-position", "accept-rows", "running", "rollout/batch_mean"),
 }
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True}
@@ -40,6 +48,7 @@ INK = """box => { // pixels of a chart that differ from its background
 def drawn(page: Any) -> dict[str, int]:
     """Inked pixels by chart, after all charts that are shown came into view once."""
     found = {}
+    page.locator("[data-chart]").first.wait_for()
     for box in page.locator("figure:visible [data-chart]").all():
         box.scroll_into_view_if_needed()
         box.locator("canvas").wait_for()
@@ -52,7 +61,7 @@ def chart(page: Any, name: str) -> Any:
 
 
 def texts(page: Any, selector: str) -> list[str]:
-    return [text.strip() for text in page.locator(selector).all_inner_texts()]
+    return [text.strip() for text in page.locator(f"{selector} >> visible=true").all_inner_texts()]
 
 
 def wait_for(page: Any, expression: str) -> None:
@@ -277,6 +286,25 @@ def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
     serious = [v for v in found if v["impact"] in ("serious", "critical")]
     assert not [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in serious]
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_a_run_that_has_hardly_begun_or_has_gaps(
+    visit: Visit, serve: Callable[..., str], tmp_path: Path, rows: int
+) -> None:
+    """Nothing but the evaluation before the first step, or rows without numbers: the rest of the page is there."""
+    run = write_run(tmp_path / "run", steps=4)
+    lines = (run / "metrics.jsonl").read_text().splitlines()[:rows]
+    gaps = [line.replace('"learn/entropy": ', '"learn/entropy": NaN, "x": ') for line in lines]
+    (run / "metrics.jsonl").write_text("".join(line + "\n" for line in gaps) + '{"step": 5, "rewa')
+    (run / "pictures.jsonl").unlink()
+    for path in (run / "rollouts").iterdir():
+        path.unlink()
+    page = visit(serve([run]))
+    page.get_by_text("saved no rollouts").wait_for()
+    assert "NaN" not in page.locator("body").inner_text()
+    if rows:
+        assert min(drawn(page).values()) > 50
 
 
 def test_the_first_tab_skips_to_the_charts(visit: Visit, files: dict[str, str]) -> None:
