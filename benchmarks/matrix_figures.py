@@ -10,18 +10,19 @@ the seeds, the band their range.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from curves import at, median_curve
 from matrix import read_plan
 from matrix_document import COSTS, read_arms
 from matrix_results import Arms, curve, usable
 
 from whet import files
-from whet.report.arms import Curve, at, median_curve
-from whet.report.page import ticks
+from whet.report.arms import Curve
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; dashes tell the lines apart without colour.
 COLOURS = ("#666666", "#0072b2", "#d55e00", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#000000")
@@ -52,6 +53,24 @@ class Plane:
         across = LEFT + (WIDTH - LEFT - RIGHT) * x / self.x1
         down = TOP + (HEIGHT - TOP - BOTTOM) * (self.y1 - y) / (self.y1 - self.y0)
         return f"{across:.1f} {down:.1f}"
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers that span low..high, in steps of 1, 2, 2.5 or 5 times a power of ten.
+
+    >>> ticks(0, 0.83)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> ticks(0, 959_000)
+    [0.0, 200000.0, 400000.0, 600000.0, 800000.0, 1000000.0]
+    """
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    for step in (power * m for m in (1, 2, 2.5, 5, 10, 20, 50)):
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first < most:
+            break
+    return [float(f"{k * step:.12g}") for k in range(first, last + 1)]
 
 
 def figure(lines: Sequence[FigureLine], *, title: str, x_label: str, x_show: Callable[[float | None], str]) -> str:

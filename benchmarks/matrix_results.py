@@ -19,10 +19,11 @@ from statistics import correlation, fmean, median
 from typing import Any
 
 import numpy as np
+from curves import at
 
 from whet.eval import Interval, wilson
 from whet.report import formats
-from whet.report.arms import Curve, Point, at
+from whet.report.arms import Curve, Point
 from whet.report.draws import rising
 from whet.report.formats import Reach, first_crossing, median_reach, reach
 

@@ -22,11 +22,12 @@ import matplotlib
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
+from curves import at, median_curve
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from whet.report import formats
-from whet.report.arms import Curve, Point, arm_name, at, median_curve
+from whet.report.arms import Curve, Point, arm_name
 from whet.report.formats import Reach, median_reach, reach
 
 MIXES = ("few", "many")

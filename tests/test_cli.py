@@ -199,10 +199,13 @@ def test_any_run_has_a_page(
     (torn / "rollouts" / "step_00000001.jsonl").write_text('{"step": 1, "prompt": "1+1=", "respo')
     assert call(monkeypatch, "report", str(young), str(torn)) == 0
     assert "young stopped at step 0 of 9" in (young / "report.html").read_text()
-    assert "torn stopped at step 1 of 9" in (torn / "report.html").read_text()
+    assert '"state":"stopped at step 1 of 9"' in (torn / "report.html").read_text()
     with Run.resume(torn):
         assert call(monkeypatch, "report", str(torn)) == 0
     assert "torn is at step 1 of 9" in (torn / "report.html").read_text()
+    assert call(monkeypatch, "report", str(young), str(torn), "--out", str(tmp_path / "both.html")) == 0
+    assert (tmp_path / "both.html").read_text().count('"state":"stopped at') == 2
+    assert "--serve writes no file" in refused(monkeypatch, capsys, "report", str(young), "--serve", "--out", "x")
     (torn / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 2}\n')
     (young / "report.html").unlink()
     assert "Line 2 of" in refused(monkeypatch, capsys, "report", str(young), str(torn))

@@ -65,8 +65,8 @@ LINES, STARRED_LINES, COUNT = 28_000, 9_000, 120
 # What was granted since: 600 lines for two tasks and for screening only where it pays, 1,500 for adapters, 450 for
 # learners that train together, engines that share a checkpoint, and what both need, 1,400 for a fleet of processes, 700
 # for vLLM as an engine, 300 for weights that are divided among processes, 671 for the simulation of many GPUs, and
-# 1,129 for workers and learners in a Ray cluster, with drafters that learn and judges there; 25 files. Then 850 for what
-# people see: what a run records of itself, its page, comparisons, trackers and the terminal; 5 files.
+# 1,129 for workers and learners in a Ray cluster, with drafters that learn and judges there; 25 files. Then 850 for
+# what people see: what a run records of itself, its page, comparisons, trackers and the terminal; 5 files.
 GRANTED_LINES, GRANTED_COUNT = 600 + 1_500 + 450 + 1_400 + 700 + 300 + 671 + 1_129 + 850, 30
 
 

@@ -312,16 +312,33 @@ def view(
 
 
 @app.command()
-def report(runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on or failed.")]) -> None:
-    """Write RUN/report.html: curves, settings and rollouts of a run so far."""
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, also of runs that go on or failed.")],
+    out: Annotated[Path | None, typer.Option(help="One page for all runs; default RUN/report.html of each.")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve one live page for all runs until Ctrl-C.")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve; 0 takes a free one.")] = 8378,
+    host: Annotated[str, typer.Option(help="With --serve; another than loopback gets a token.")] = "127.0.0.1",
+) -> None:
+    """Write the page of runs so far, or serve it live: curves, where rollouts went, what the model wrote."""
     from whet.report.arms import read_run
     from whet.report.page import write_page
 
     for run in runs:
         read_run(run.name, run)  # check all of them before one page is written
-    for run in runs:
-        write_page(run / "report.html", [run], title=run.absolute().name)
-        show(f"Page: {run / 'report.html'}")
+    title = ", ".join(run.absolute().name for run in runs[:3]) + ", ..." * (len(runs) > 3)
+    if serve:
+        from whet.report.data import PageData
+        from whet.report.server import PageServer
+
+        if out is not None:
+            raise WhetError("--serve writes no file: leave --out out.")
+        with PageServer(PageData(runs, title=title), host, port) as server:
+            show(f"The page is at {server.url} until you press Ctrl-C.")
+            server.serve_forever(poll_interval=0.5)
+        return
+    for page, of_page in {out: runs}.items() if out else {run / "report.html": [run] for run in runs}.items():
+        write_page(page, of_page, title=title if out else of_page[0].absolute().name)
+        show(f"Page: {page}")
 
 
 def need_runs(runs: list[Path]) -> None:

@@ -3,7 +3,9 @@
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 
-from matrix_figures import FigureLine, figure
+from hypothesis import example, given
+from hypothesis import strategies as st
+from matrix_figures import FigureLine, figure, ticks
 
 from whet.report import formats
 
@@ -31,3 +33,13 @@ def test_no_two_lines_of_a_figure_look_alike() -> None:
     strokes = [path.attrib for path in paths if path.get("stroke-width") == "1.8"]
     looks = Counter((stroke["stroke"], stroke.get("stroke-dasharray")) for stroke in strokes)
     assert len(looks) == 24 and set(looks.values()) == {2}, "the line, and its sample in the legend"
+
+
+@example(-13.6, 2597.7, 3)
+@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(3, 9))
+def test_ticks_span_the_range_and_are_few(low: float, span: float, most: int) -> None:
+    marks = ticks(low, low + span, most)
+    slack = 1e-6 * max(abs(low), span)
+    assert marks[0] <= low + slack and marks[-1] >= low + span - slack
+    assert 1 <= len(marks) <= most
+    assert marks == sorted(marks)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from whet.errors import WhetError
-from whet.report.arms import read_arms
-from whet.report.view import pick_excerpts, read_excerpt, rollout_steps, shorten, view_run
+from whet.report.view import read_excerpt, rollout_steps, shorten, view_run
 
 
 def rollout(step: int, name: str, index: int, verdict: str, response: str, **more: Any) -> dict[str, Any]:
@@ -113,22 +111,12 @@ def test_rows_of_any_shape_are_read() -> None:
     assert read_excerpt({"version": 4}).version == "4"
 
 
-def test_excerpts_are_spread_over_arms_time_and_verdicts(make_run: Callable[..., Path]) -> None:
-    arms = read_arms([make_run("uniform"), make_run("speed", seed=1)])
-    excerpts = pick_excerpts(arms, 20)
-    assert len(excerpts) == 20 and excerpts == pick_excerpts(arms, 20)
-    spread = Counter((s.arm, s.step > 2, s.verdict) for s in excerpts)
-    assert len(spread) == 8 and set(spread.values()) == {2, 3}
-    assert [s.step > 2 for s in excerpts] == sorted(s.step > 2 for s in excerpts)
-
-
 def test_a_short_run_and_a_run_without_rollouts(save_run: Callable[..., Path]) -> None:
     rollout = {"step": 0, "prompt_id": "a", "verdict": "right", "prompt": "1+1=", "response": "2"}
     one = save_run("one", [{"step": 0}], [rollout])
     assert rollout_steps(one) == [0]
-    assert [s.response for s in pick_excerpts(read_arms([one]))] == ["2"]
     none = save_run("none", [{"step": 0}])
-    assert rollout_steps(none) == [] and pick_excerpts(read_arms([none])) == []
+    assert rollout_steps(none) == []
 
 
 def test_evaluation_files_count_and_unfinished_ones_do_not(save_run: Callable[..., Path]) -> None:

@@ -99,7 +99,7 @@ def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
     assert "100% of 1. Informative prompts: of the 6 asked first" in said
     assert "90% of 1, 10% of 2." in said and said.count("Informative prompts") == 1, "only a uniform arm can tell"
     page = (tmp_path / "report.html").read_text()
-    assert page.index("<h1>whet demo") < page.index("<h1>Mix few</h1>") < page.index("<h1>Mix many</h1>")
+    assert page.index("<title>whet demo") < page.index("<h1>Mix few</h1>") < page.index("<h1>Mix many</h1>")
     assert "of the 6 asked first" in page and (tmp_path / "many" / "speed_16" / "report.html").is_file()
     again = io.StringIO()
     make_base(tmp_path / "base", SMALL_BASE, Console(file=again, width=200))

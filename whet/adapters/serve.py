@@ -233,16 +233,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-class CurriculumServer(ThreadingHTTPServer):
+class QuietServer(ThreadingHTTPServer):
+    """An HTTP server at an address of this machine, without look-ups of names and without a log."""
+
     daemon_threads = True
 
-    def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0, token: str = ""):
-        self.service, self.token = service, token
-        if not token and not is_loopback(host):
-            raise WhetError(f"--host {host} lets other machines in, so it needs a --token.")
+    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            super().__init__((host, port), Handler)
+            super().__init__((host, port), handler)
         except (OSError, OverflowError) as error:
             cure = "choose another --port or --host (--port 0 takes a free one)"
             raise WhetError(f"Port {port} of {host} cannot be opened ({error}); {cure}.") from None
@@ -257,7 +256,15 @@ class CurriculumServer(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke is the client's affair: it sends its call again."""
+        """A connection that broke is the client's affair: it asks again."""
+
+
+class CurriculumServer(QuietServer):
+    def __init__(self, service: Service, host: str = "127.0.0.1", port: int = 0, token: str = ""):
+        self.service, self.token = service, token
+        if not token and not is_loopback(host):
+            raise WhetError(f"--host {host} lets other machines in, so it needs a --token.")
+        super().__init__(Handler, host, port)
 
 
 def is_loopback(host: str) -> bool:

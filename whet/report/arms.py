@@ -12,9 +12,8 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
 
 from whet.errors import WhetError
@@ -53,7 +52,7 @@ def number(row: Row, key: str) -> float | None:
 
 def evaluation_names(rows: Sequence[Row]) -> list[str]:
     """The names in "eval/NAME/accuracy", in the order of their first appearance."""
-    keys = (key.removeprefix("eval/") for row in rows for key in row if key.startswith("eval/"))
+    keys = (key.removeprefix("eval/") for key in dict.fromkeys(chain.from_iterable(rows)) if key.startswith("eval/"))
     names = dict.fromkeys(key.removesuffix("/accuracy") for key in keys if key.endswith("/accuracy"))
     return [name for name in names if not name.endswith("/level")]  # a level may be called "accuracy"
 
@@ -146,9 +145,13 @@ def read_arms(folders: Folders) -> list[Arm]:
     named = folders if isinstance(folders, Mapping) else name_runs(folders)
     if not named:
         raise WhetError("Name at least one run folder.")
+    return group_runs([read_run(name, Path(folder)) for name, folder in named.items()])
+
+
+def group_runs(logs: Sequence[RunLog]) -> list[Arm]:
     arms: dict[str, list[RunLog]] = {}
-    for name, folder in named.items():
-        arms.setdefault(arm_name(name), []).append(read_run(name, Path(folder)))
+    for log in logs:
+        arms.setdefault(arm_name(log.name), []).append(log)
     return [Arm(name=name, runs=tuple(runs)) for name, runs in arms.items()]
 
 
@@ -199,49 +202,3 @@ def common_evaluation(arms: Sequence[Arm]) -> str | None:
     """The evaluation by which the arms are compared: the first that every run with rows holds."""
     held = [evaluation_names(run.rows) for arm in arms for run in arm.runs if run.rows] or [[]]
     return next((name for name in held[0] if all(name in names for names in held)), None)
-
-
-# ---- curves
-
-
-def smooth(curve: Curve, window: int) -> Curve:
-    """Moving mean over `window` points around each, over fewer at the ends.
-
-    >>> smooth([(0, 0.0), (1, 6.0), (2, 3.0)], 3)
-    [(0, 3.0), (1, 3.0), (2, 4.5)]
-    """
-    half, heights = window // 2, [y for _, y in curve]
-    near = [heights[max(0, i - half) : i + half + 1] for i in range(len(curve))]
-    return [(x, sum(ys) / len(ys)) for (x, _), ys in zip(curve, near, strict=True)]
-
-
-def at(curve: Curve, x: float) -> float:
-    """The height of the curve at x: linear between points, flat outside."""
-    if x <= curve[0][0]:
-        return curve[0][1]
-    for (x0, y0), (x1, y1) in pairwise(curve):
-        if x <= x1:
-            return y1 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return curve[-1][1]
-
-
-def median_curve(curves: Sequence[Curve], points: int = 60) -> Curve:
-    """The median of the curves at evenly spaced x, over the range that all of them cover.
-
-    >>> median_curve([[(0, 0.0), (2, 2.0)], [(0, 1.0), (2, 1.0)], [(0, 4.0), (4, 4.0)]], points=3)
-    [(0.0, 1.0), (1.0, 1.0), (2.0, 2.0)]
-    """
-    curves = [c for c in curves if c]
-    if len(curves) < 2:
-        return list(curves[0]) if curves else []
-    low, high = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
-    if high <= low:
-        return []
-    xs = [low + (high - low) * i / (points - 1) for i in range(points)]
-    return [(x, median(at(c, x) for c in curves)) for x in xs]
-
-
-def thin(curve: Curve, most: int = 400) -> Curve:
-    """About `most` points at most, first and last kept: a chart cannot show more than its pixels."""
-    stride = math.ceil(len(curve) / most)
-    return curve if stride <= 1 else [*curve[:-1:stride], curve[-1]]

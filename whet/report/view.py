@@ -1,16 +1,14 @@
-"""Shows what the model wrote: rollouts read from RUN/rollouts, in the terminal or as excerpts for a page.
+"""Shows what the model wrote in the terminal: rollouts read from RUN/rollouts.
 
-`whet view RUN` calls `view_run`, which groups rollouts by prompt and starts at the newest step; `page` calls
-`pick_excerpts`. Model output is hostile: it stays raw in an `Excerpt`, and the terminal receives it as printable plain
-text, never as markup or control sequences.
+`whet view RUN` calls `view_run`, which groups rollouts by prompt and starts at the newest step; `rollouts` reads rows
+for the page by `read_excerpt`. Model output is hostile: it stays raw in an `Excerpt`, and the terminal receives it as
+printable plain text, never as markup or control sequences.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +17,19 @@ from rich.padding import Padding
 from rich.text import Text
 
 from whet.errors import WhetError
-from whet.report.arms import Arm
+from whet.report.arms import number
 from whet.run import read_rollouts, rollout_files
 from whet.text import printable
 
 MARKS = {"right": "✓", "wrong": "✗", "unjudged": "?"}
 STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
 TEXT_SHOWN = 2000  # characters of a prompt or response in the terminal
-STEPS_READ = 3  # steps from each end of a run that a page reads, because rollout files can be large
-ROLLOUTS_READ = 2000  # rollouts of each such step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Excerpt:
     """One rollout to show."""
 
-    arm: str
     step: int
     prompt_id: str
     group_id: str
@@ -50,9 +45,9 @@ class Excerpt:
     note: str  # why it is unjudged
 
 
-def read_excerpt(row: Mapping[str, Any], arm: str = "") -> Excerpt:
+def read_excerpt(row: Mapping[str, Any]) -> Excerpt:
     """Reads a row of any shape: whatever is missing or odd gets a default."""
-    prompt, verdict, reward = row.get("prompt", ""), row.get("verdict"), row.get("reward")
+    prompt, verdict = row.get("prompt", ""), row.get("verdict")
     if isinstance(prompt, list):  # chat turns, each under its role
         turns = (turn if isinstance(turn, Mapping) else {} for turn in prompt)
         prompt = "\n".join(f"{turn.get('role', '?')}: {turn.get('content', '')}" for turn in turns)
@@ -60,15 +55,14 @@ def read_excerpt(row: Mapping[str, Any], arm: str = "") -> Excerpt:
     last = row.get("last_version", first)
     plain = ("prompt_id", "group_id", "phase", "response", "answer", "finish")
     return Excerpt(
-        arm=arm,
-        step=int(row.get("step", 0)),
+        step=int(number(row, "step") or 0),
         prompt=str(prompt),
         verdict=verdict if verdict in MARKS else "unjudged",
-        reward=float(reward) if isinstance(reward, int | float) else None,
-        length=int(row.get("length", 0)),
+        reward=number(row, "reward"),
+        length=int(number(row, "length") or 0),
         version=f"{first}" if first == last else f"{first}–{last}",
         note=str(row.get("note") or ""),
-        **{key: str(row.get(key, "")) for key in plain},
+        **{key: "" if row.get(key) is None else str(row[key]) for key in plain},
     )
 
 
@@ -87,36 +81,6 @@ def shorten(text: str, most: int) -> str:
 def rollout_steps(folder: Path) -> list[int]:
     """The steps with recorded rollouts, rising."""
     return sorted({step for step, _ in rollout_files(folder)})
-
-
-# ---- excerpts for a page
-
-
-def pick_excerpts(arms: Sequence[Arm], count: int = 20) -> list[Excerpt]:
-    """`count` rollouts, spread evenly over arms, early and late, right and wrong; the early ones first. The choice is
-    deterministic. Only the first run of each arm is read, and of it only the first and last steps."""
-    rng = random.Random(0)
-    buckets: dict[tuple[bool, str, str], list[Excerpt]] = {}
-    for arm in arms:
-        folder = arm.runs[0].folder
-        steps = rollout_steps(folder)
-        early = steps[: min(STEPS_READ, (len(steps) + 1) // 2)]
-        late = steps[len(early) :][-STEPS_READ:]
-        for step in (*early, *late):
-            for row in islice(read_rollouts(folder, step), ROLLOUTS_READ):
-                excerpt = read_excerpt(row, arm.name)
-                buckets.setdefault((step in late, excerpt.verdict, arm.name), []).append(excerpt)
-    for excerpts in buckets.values():
-        rng.shuffle(excerpts)
-        firsts = {excerpt.prompt_id: excerpt for excerpt in reversed(excerpts)}
-        excerpts.sort(key=lambda e: e is not firsts[e.prompt_id])  # each prompt once before one comes again
-    picked: list[tuple[bool, Excerpt]] = []
-    for turn in range(count):
-        for (is_late, _, _), excerpts in buckets.items():
-            if turn < len(excerpts) and len(picked) < count:
-                picked.append((is_late, excerpts[turn]))
-    picked.sort(key=lambda pair: (pair[0], pair[1].step))
-    return [excerpt for _, excerpt in picked]
 
 
 # ---- in the terminal

@@ -1,0 +1,19 @@
+from curves import at, median_curve, smooth
+
+
+def test_at_is_linear_between_points_and_flat_outside() -> None:
+    curve = [(1.0, 2.0), (3.0, 6.0), (3.0, 8.0), (4.0, 8.0)]
+    assert [at(curve, x) for x in (0, 1, 2, 3, 3.5, 9)] == [2, 2, 4, 6, 8, 8]
+
+
+def test_median_curve_covers_only_what_all_curves_cover() -> None:
+    short, long = [(0.0, 0.0), (2.0, 1.0)], [(1.0, 0.0), (4.0, 3.0)]
+    assert median_curve([short, long], points=2) == [(1.0, 0.25), (2.0, 1.0)]
+    assert median_curve([short, []]) == short
+    assert median_curve([]) == []
+    assert median_curve([[(0.0, 0.0), (1.0, 1.0)], [(2.0, 0.0), (3.0, 1.0)]]) == []
+
+
+def test_smooth_keeps_a_constant_and_every_point() -> None:
+    assert smooth([(x, 0.5) for x in range(7)], 5) == [(x, 0.5) for x in range(7)]
+    assert smooth([(0, 1.0), (1, 2.0)], 1) == [(0, 1.0), (1, 2.0)]
