@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench pictures format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -29,8 +29,10 @@ lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
+# The recording and the screenshots of README and docs, in docs/pictures; needs a chromium.
+pictures: .venv-pictures/installed ; PATH="$(CURDIR)/$(BIN):$$PATH" .venv-pictures/bin/python benchmarks/pictures.py
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-pictures runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
@@ -49,6 +51,12 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 	$(PYTHON) -m venv .venv-trl
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-trl/bin/python $(SITE))/whet-over.pth"
 	.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl==1.16.0 accelerate datasets
+	touch $@
+
+.venv-pictures/installed: .venv/installed
+	$(PYTHON) -m venv .venv-pictures
+	printf '%s\n' "$$($(BIN)/python $(SITE))" > "$$(.venv-pictures/bin/python $(SITE))/whet-over.pth"
+	.venv-pictures/bin/python -m pip install --quiet --disable-pip-version-check asciinema==2.4.0 termtosvg==1.1.0 playwright
 	touch $@
 
 # verl lies over .venv by a .pth file, so that torch is installed once. Its own requirements are listed rather than
