@@ -26,19 +26,20 @@ HOLD = 6.0  # how long the last picture stays
 MOST_BYTES = 1_500_000
 # name: width, height, colour scheme, is it a phone, the part of the page to show ("" is its top)
 SHOTS = {
-    "page-light": (1280, 900, "light", False, ""),
-    "page-dark": (1280, 900, "dark", False, ""),
+    "page-light": (1280, 1200, "light", False, ""),
+    "page-dark": (1280, 900, "dark", False, "#learning"),
     "page-rollouts": (1280, 900, "light", False, "#rollouts"),
-    "page-phone": (390, 844, "light", True, ""),
+    "page-phone": (390, 844, "light", True, "#learning"),
 }
 Event = tuple[float, str]
 ERASED = re.compile(r"\r\x1b\[2K(\x1b\[1A\x1b\[2K)*")
+SAME_STYLE = re.compile(r"(\x1b\[[\d;]+m)([^\x1b]*)\x1b\[0m\1")
 
 
 def record(command: list[str], folder: Path, cast: Path) -> None:
     """Run the command in the folder as a reader would, with its line above what it prints."""
     line = shlex.join(command)
-    shown = f"printf '\\033[1;32m$\\033[0m %s\\n' {shlex.quote(line)}; exec {line}"
+    shown = f"printf '\\033[32m$\\033[0m %s\\n' {shlex.quote(line)}; exec {line}"
     size = ["--cols", str(COLUMNS), "--rows", str(ROWS)]
     environment = {name: value for name, value in os.environ.items() if name not in {"DISPLAY", "WAYLAND_DISPLAY"}}
     environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
@@ -78,7 +79,18 @@ def fit(events: Iterable[Event]) -> list[Event]:
         if shown and erased(text) and erased(text) == erased(shown[-1]):
             shown.pop()
         shown.append(text)
-    return [(at, "".join(texts)) for at, texts in frames]
+    return [(at, plainer("".join(texts))) for at, texts in frames]
+
+
+def plainer(text: str) -> str:
+    """Without a style that ends and begins anew at once.
+
+    >>> plainer("\\x1b[2ma\\x1b[0m\\x1b[2mb\\x1b[0m")
+    '\\x1b[2mab\\x1b[0m'
+    """
+    while (shorter := SAME_STYLE.sub(r"\1\2", text)) != text:
+        text = shorter
+    return text
 
 
 def cut_cast(cast: Path) -> None:
@@ -114,9 +126,10 @@ def photograph(page: Path, folder: Path) -> None:
             tab.on("request", lambda asked, wrong=wrong: asked.url.startswith("http") and wrong.append(asked.url))
             tab.goto(page.absolute().as_uri())
             tab.wait_for_load_state("networkidle")
-            if part:
-                tab.locator(part).scroll_into_view_if_needed()
-                tab.evaluate("part => document.querySelector(part).scrollIntoView()", part)
+            for _ in range(2 if part else 0):  # again, since what is drawn on the way may move it
+                tab.locator(part).evaluate("part => part.scrollIntoView()")
+                tab.wait_for_timeout(1000)
+            tab.wait_for_timeout(500)  # charts are drawn when they come into view
             tab.screenshot(path=folder / f"{name}.png", animations="disabled")
             context.close()
             assert not wrong, wrong
