@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench pictures format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -33,6 +33,8 @@ lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
+# The recording and the screenshots of README and docs, in docs/pictures; needs a chromium.
+pictures: .venv-page/installed ; PATH="$(CURDIR)/$(BIN):$$PATH" .venv-page/bin/python benchmarks/pictures.py
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
 clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers .venv-page runs build dist
 
@@ -84,5 +86,5 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-page/installed: .venv/installed
 	$(PYTHON) -m venv .venv-page
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-page/bin/python $(SITE))/whet-over.pth"
-	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check playwright==1.65.2 axe-playwright-python==0.1.8
+	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check playwright==1.65.2 axe-playwright-python==0.1.8 asciinema==2.4.0 termtosvg==1.1.0
 	touch $@

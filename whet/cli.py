@@ -22,11 +22,15 @@ from whet.tools.bench import bench_app
 
 # Packages that the extra "train" installs.
 TRAIN = ("torch", "transformers", "safetensors", "tokenizers", "huggingface_hub")
+Recipe = typer.Argument(  # a shell offers the names of recipes, and files where there is no such name
+    help="A TOML recipe, or its name in whet list.",
+    autocompletion=lambda incomplete: [name for name in recipes() if name.startswith(incomplete)],
+)
 DataName = Annotated[str, typer.Argument(help="A file, a short name (gsm8k), or a name for datasets.")]
 ModelName = Annotated[str, typer.Argument(help="A run, a checkpoint, a Hugging Face or peft folder, or a hub name.")]
 Results = Annotated[Path | None, typer.Option(help="Folder for the results; default runs/COMMAND-DATE-TIME.")]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 data_app = typer.Typer(
     no_args_is_help=True, help="Problem sets: how they are read, and which problems are worth training on."
 )
@@ -84,7 +88,7 @@ def curriculum() -> None:
 
 @curriculum_app.command("serve")
 def curriculum_serve(
-    recipe: Annotated[Path, typer.Argument(help="A TOML recipe, or its name in whet list.")],
+    recipe: Annotated[Path, Recipe],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8377,
     host: Annotated[str, typer.Option(help="Another address than loopback needs a token.")] = "127.0.0.1",
     token: Annotated[str, typer.Option(envvar="WHET_TOKEN", help="What a trainer must show.")] = "",
@@ -130,7 +134,7 @@ def root(version: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command()
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe, or its name in whet list.")] = None,
+    recipe: Annotated[Path | None, Recipe] = None,
     model: Annotated[str | None, typer.Option(help='A Hugging Face folder, a hub name, or "tiny".')] = None,
     data: Annotated[str | None, typer.Option(help="A file, a short name (gsm8k), or a name for datasets.")] = None,
     reward: Annotated[str | None, typer.Option(help="Your judge as module:function.")] = None,

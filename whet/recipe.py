@@ -63,12 +63,18 @@ def load_config(path: Path | None = None, sets: Iterable[str] = (), base: Mappin
 
 
 def find_recipe(path: Path) -> Path:
-    """Return the file itself, or the recipe of that name that comes with whet: chain, gsm8k, papers/speed-rloo, ..."""
-    if path.exists():
+    """Return the file itself, or the recipe of that name that comes with whet: chain, gsm8k, papers/speed-rloo, ...
+
+    Its path in a checkout names it, too: recipes/chain.toml.
+    """
+    if path.exists() and not path.is_dir():  # a folder gsm8k, of data, does not hide the recipe
         return path
     known = recipes()
-    if path.as_posix() in known or path.suffix or len(path.parts) > 1:
-        return known.get(path.as_posix(), path)
+    name = path.as_posix()
+    if name.startswith("recipes/"):
+        name = name.removeprefix("recipes/").removesuffix(".toml")
+    if name in known or path.suffix or len(path.parts) > 1:
+        return known.get(name, path)
     near = difflib.get_close_matches(path.name, known, n=1, cutoff=0.6)
     advice = f'did you mean "{near[0]}"?' if near else f"by name there are {', '.join(known)}."
     raise WhetError(f'There is no recipe "{path}", as a file or by name; {advice}')

@@ -256,7 +256,7 @@ def read_comparison(arms: Sequence[Arm], evaluation: str | None) -> Data:
     if differ := settings_that_differ(arms) if len(arms) > 1 else []:
         rows = [[key, *({"value": value, "ratio": "", "range": ""} for value in values)] for key, values in differ]
         tables.append({"title": "Settings that differ", "heads": result.arms, "rows": rows})
-    return {"evaluation": result.evaluation, "notes": result.notes, "tables": tables}
+    return {"evaluation": result.evaluation, "verdicts": result.verdicts, "notes": result.notes, "tables": tables}
 
 
 def difficulty(arms: Sequence[Arm], evaluation: str | None) -> Data | None:

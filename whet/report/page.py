@@ -87,7 +87,7 @@ def without_script(page: Data) -> Html:
     parts: list[Html] = []
     for chapter in page.get("chapters") or [page]:
         notes = dict.fromkeys((page["note"], chapter["note"]))
-        parts += [tag("h1", chapter["title"]), *(tag("p", note) for note in notes if note)]
+        parts += [tag("h2", chapter["title"]), *(tag("p", note) for note in notes if note)]
         parts += [_headlines(chapter["runs"]), *(_evaluations(run) for run in chapter["runs"])]
         for table in chapter["compare"]["tables"]:
             rows = [[row[0], *(" ".join(filter(None, cell.values())) for cell in row[1:])] for row in table["rows"]]

@@ -211,8 +211,8 @@ def _why_hopeless(report: ProbeReport) -> str:
     if report.pass_rate.value == 0.0:
         return (
             f"Not one of {report.rollouts} responses was right, so no group would teach anything, whatever the "
-            f"curriculum. What helps is {HELP}. Look at what the model wrote first (--out keeps it): the judge may not "
-            "see its answers."
+            f"curriculum. What helps is {HELP}. Look at what the model wrote first (responses.jsonl): the judge may "
+            "not see its answers."
         )
     if report.always.value == 1.0:
         return "Every judged response was right: there is nothing to learn here; take harder prompts."
