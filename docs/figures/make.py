@@ -278,6 +278,31 @@ def lossless() -> None:
     p.save("lossless")
 
 
+def stream() -> None:
+    p = Picture(760, 300, "Barrier waits for the longest response; stream gives a free slot the next prompt at once")
+    p.text(20, 28, "A free slot starts the next prompt at once", size=17, font_weight="600")
+    lengths = [(150, 60), (60, 110), (235, 40), (90, 90)]
+    for panel, (left, name) in enumerate(((20, "barrier"), (400, "stream"))):
+        p.text(left, 62, name, size=15, font_weight="600")
+        for row, parts in enumerate(lengths):
+            y, x = 78 + 34 * row, float(left)
+            fill = [*parts, 70, 55, 60] if panel else [parts[0]]
+            for k, length in enumerate(fill):
+                wide = min(length, left + 320 - x) if panel else length
+                if wide > 6:
+                    p.box(x, y, wide, 24, (BLUE, SKY, GREEN, ORANGE, BLUE)[k])
+                    x += wide + 3
+            if not panel and x - left < 235:
+                p.box(x, y, left + 238 - x, 24, "#ffffff", "#bbbbbb")
+        for end in (left + 110, left + 215) if panel else (left + 242,):
+            p.line([(end, 68), (end, 218)], RED, 2, "4 3")
+            p.text(end, 236, "update", "middle", 13, fill=RED)
+    p.box(20, 262, 16, 14, "#ffffff", "#bbbbbb")
+    p.text(44, 274, "waits", size=13)
+    p.text(120, 274, "each row is a slot of the engine, each box a response (a drawing, not data)", size=13, fill=GREY)
+    p.save("stream")
+
+
 # ---- what was measured
 
 
@@ -376,7 +401,7 @@ def speculation() -> None:
 
 
 def main() -> None:
-    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, speculation):
+    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, speculation):
         draw()
     dose_picture("savings", "all", "All four curricula save most where few prompts teach")
     dose_picture("speed-measured", "speed", "SPEED saves most where few prompts teach")
