@@ -19,6 +19,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Markdown that GitHub shows well becomes Markdown that the site shows well."""
     markdown = re.sub(r"^```math\n(.*?)^```$", lambda found: formula(found[1]), markdown, flags=re.M | re.S)
     markdown = re.sub(r"^(```[a-z]+) [a-z ]+$", r"\1", markdown, flags=re.M)
+    markdown = re.sub(r"\[([\w-]+)\.md\]\(", r"[\1](", markdown)  # on the site, a page has no file name
     folder = (ROOT / "docs" / page.file.src_uri).parent
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\.[^)#\s]*)(#[^)]*)?\)", lambda found: inside(found, folder), markdown)
     if "<!-- settings -->" in markdown:
@@ -66,7 +67,7 @@ def command_texts() -> str:
     texts: list[str] = []
 
     def add(command: Any, path: str) -> None:
-        for name, child in sorted(getattr(command, "commands", {}).items()):
+        for name, child in getattr(command, "commands", {}).items():
             add(child, f"{path} {name}")
         if not hasattr(command, "commands"):
             context = command.make_context(path, [], resilient_parsing=True, max_content_width=100)
