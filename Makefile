@@ -76,5 +76,5 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-docs/installed: .venv/installed
 	$(PYTHON) -m venv .venv-docs
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-docs/bin/python $(SITE))/whet-over.pth"
-	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check mkdocs-material==9.8.1 'mkdocstrings[python]==1.0.8' latex2mathml==3.81.1
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
 	touch $@
