@@ -369,6 +369,36 @@ def arm_bars(name: str, title: str, rows: list[tuple[str, str]], best: int) -> N
     bars(name, title, values, one="plain batches", best=best)
 
 
+def gsm8k() -> None:
+    """By the table of the second matrix in results.md, which benchmarks/matrix_document.py writes from its cells."""
+    text = (
+        (HERE.parents[0] / "evidence" / "results.md").read_text().rpartition("a hundredth of accuracy gained costs")[2]
+    )
+    names = {"cures": "CurES", "speculation": "all methods", "speed": "SPEED", "dapo": "DAPO"}
+    rows = []
+    for arm, name in names.items():
+        found = re.search(rf"^\| {arm} \| ([\d.]+) \(([\d.]+)–([\d.]+)\)", text, re.M)
+        assert found is not None, f"results.md has no costs of {arm}"
+        rows.append((name, *map(float, found.groups())))
+    said = ", ".join(f"{name} {value:.2f} ({low:.2f} to {up:.2f})" for name, value, low, up in rows)
+    p = Picture(720, 268, f"GSM8K, tokens for a point of accuracy relative to uniform sampling: {said}")
+    p.text(20, 30, "GSM8K: tokens for a point of accuracy", size=17, font_weight="600")
+    left, wide, top = 150, 470, 2.0
+    for tick in (0, 0.5, 1, 1.5, 2):
+        x = left + wide * tick / top
+        p.line([(x, 48), (x, 202)], GREY if tick == 1 else PALE, 1.5 if tick == 1 else 1, "4 3" if tick == 1 else "")
+        p.text(x, 220, f"{tick:g}", "middle", 12, fill=GREY)
+    for i, (name, value, low, up) in enumerate(rows):
+        y, colour = 68 + 38 * i, BLUE if up < 1 else GREY
+        p.text(left - 12, y + 5, name, "end")
+        p.line([(left + wide * low / top, y), (left + wide * up / top, y)], colour, 4)
+        p.parts.append(f'<circle cx="{left + wide * value / top:.1f}" cy="{y}" r="7" fill="{colour}"/>')
+        p.text(left + wide * up / top + 10, y + 5, f"{value:.2f}", fill=colour, font_weight="600")
+    p.text(left + wide / 2, 242, "relative to uniform sampling (dashed); 95% ranges, three seeds", "middle", 13)
+    p.text(left + wide / 2, 260, "SmolLM2-135M on one H200; every arm gains only a few points", "middle", 12, fill=GREY)
+    p.save("gsm8k")
+
+
 def speculation() -> None:
     rungs = json.loads((RESULTS / "draft.json").read_text())["rungs"]
     speed_up = rungs["controller"]["speed_up"]["median"]
@@ -401,7 +431,7 @@ def speculation() -> None:
 
 
 def main() -> None:
-    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, speculation):
+    for draw in (loop, speed, cures, scalingrl, fastcurl, lossless, stream, gsm8k, speculation):
         draw()
     dose_picture("savings", "all", "All four curricula save most where few prompts teach")
     dose_picture("speed-measured", "speed", "SPEED saves most where few prompts teach")
