@@ -15,6 +15,7 @@ from statistics import median
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"
+EVIDENCE = HERE.parent / "evidence"
 INK, GREY, PALE = "#222222", "#767676", "#e8e8e8"
 BLUE, ORANGE, GREEN, RED, SKY = "#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9"
 
@@ -371,9 +372,7 @@ def arm_bars(name: str, title: str, rows: list[tuple[str, str]], best: int) -> N
 
 def gsm8k() -> None:
     """By the table of the second matrix in results.md, which benchmarks/matrix_document.py writes from its cells."""
-    text = (
-        (HERE.parents[0] / "evidence" / "results.md").read_text().rpartition("a hundredth of accuracy gained costs")[2]
-    )
+    text = (EVIDENCE / "results.md").read_text().rpartition("a hundredth of accuracy gained costs")[2]
     names = {"cures": "CurES", "speculation": "all methods", "speed": "SPEED", "dapo": "DAPO"}
     rows = []
     for arm, name in names.items():
