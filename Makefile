@@ -8,7 +8,7 @@ RUN := $(if $(filter none,$(VENV)),$(PYTHON),$(BIN)/python)
 export OMP_NUM_THREADS ?= 1
 unexport PYTHONDONTWRITEBYTECODE # tests start many processes, which would compile whet again and again
 
-.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench pictures format clean
+.PHONY: demo test test-all test-gpu test-trl test-verl test-vllm test-ray test-loggers test-page gym kernels lint types check bench docs pictures format clean
 
 demo: .venv/installed ; $(BIN)/whet demo
 # A file stays with one of two processes, for its fixtures. `slow` tests: trainings, kills at every write, compilers.
@@ -32,11 +32,13 @@ kernels: .venv/installed ; $(BIN)/python -m pip install --quiet --disable-pip-ve
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 types: .venv/installed ; $(BIN)/mypy
 check: test lint types
+# The site in build/site; it opens from there without a server or a network.
+docs: .venv-docs/installed ; NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
 bench: .venv/installed ; $(BIN)/whet bench rollout --out benchmarks/results
 # The recording and the screenshots of README and docs, in docs/pictures; needs a chromium.
 pictures: .venv-page/installed ; PATH="$(CURDIR)/$(BIN):$$PATH" .venv-page/bin/python benchmarks/pictures.py
 format: .venv/installed ; $(BIN)/ruff check --fix . && $(BIN)/ruff format .
-clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers .venv-page runs build dist
+clean: ; rm -rf .venv .venv-trl .venv-verl .venv-vllm .venv-loggers .venv-page .venv-docs runs build dist
 
 # torch is named alone first: its own version must be settled before anything else asks for it.
 .venv/installed: pyproject.toml constraints.txt
@@ -87,4 +89,11 @@ SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 	$(PYTHON) -m venv .venv-page
 	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-page/bin/python $(SITE))/whet-over.pth"
 	.venv-page/bin/python -m pip install --quiet --disable-pip-version-check playwright==1.65.2 axe-playwright-python==0.1.8 asciinema==2.4.0 termtosvg==1.1.0
+	touch $@
+
+# MkDocs lies over .venv by a .pth file, since the tables of settings and commands come from whet itself.
+.venv-docs/installed: .venv/installed
+	$(PYTHON) -m venv .venv-docs
+	printf '%s\n' '$(CURDIR)' "$$($(BIN)/python $(SITE))" > "$$(.venv-docs/bin/python $(SITE))/whet-over.pth"
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check mkdocs==1.6.1 mkdocs-material==9.8.1 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 latex2mathml==3.81.1
 	touch $@

@@ -12,7 +12,7 @@ def test_the_loop_is_quoted_verbatim_from_loop_py() -> None:
     source = (ROOT / "whet" / "loop.py").read_text()
     train = next(n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == "train")
     quoted = "\n".join(source.splitlines()[train.lineno - 1 : train.end_lineno])
-    assert f"```python\n{quoted}\n```" in README
+    assert f"```python sketch\n{quoted}\n```" in README
 
 
 def test_it_can_be_read_in_five_minutes() -> None:

@@ -59,13 +59,14 @@ def train(
     quiet: bool = False,
     gpus: int = 1,
 ) -> Result:
-    """Train, and return when done.
+    """Train, and return when done. Anything that is not given comes from the recipe.
 
-    model: a Hugging Face folder, a hub name or "tiny". prompts: a file, a short name (gsm8k) or a name for `datasets`;
-    or the problems themselves, as (text, answer) pairs, dicts or Prompts. reward: called with (prompt, response) in
-    worker processes, returns a score in 0..1; or "module:function".
-    gpus: processes that share the work, with a GPU each.
-    settings: dotted keys as for `--set`, e.g. {"learn.lr": 1e-6}. Anything not given comes from the recipe.
+    - model: a Hugging Face folder, a hub name or "tiny".
+    - prompts: a file, a short name (gsm8k) or a name for `datasets`; or the problems themselves, as (text, answer)
+      pairs, dicts or Prompts.
+    - reward: called with (prompt, response) in worker processes, returns a score in 0..1; or "module:function".
+    - settings: dotted keys as for `--set`, e.g. {"learn.lr": 1e-6}.
+    - gpus: processes that share the work, with a GPU each.
     """
     from whet.report.live import RunProgress
 

@@ -1,4 +1,4 @@
-"""Hand-computed numbers of the formulas in docs/scalingrl.md."""
+"""Hand-computed numbers of the formulas in docs/details/scalingrl.md."""
 
 from __future__ import annotations
 

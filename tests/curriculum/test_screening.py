@@ -24,7 +24,7 @@ SIZES = st.tuples(st.integers(2, 8), st.integers(1, 20))
 
 
 def objective(p: float, n: int, c: int) -> float:
-    """Phi(p), the integral of w: SPEED with RLOO ascends the mean of Phi(p) over all prompts (docs/speed.md)."""
+    """Phi(p), the integral of w: SPEED with RLOO ascends its mean over all prompts (docs/details/speed.md)."""
     total, q = n + c, 1 - p
     first = 1 - q**n + p**n
     second = (c - 1) / (n + 1) * (1 - q ** (n + 1) + p ** (n + 1))
