@@ -52,10 +52,11 @@ def main() -> None:
               for folder in plan[mix] if folder.name == name}
         for mix, settings in tree["mixes"].items()
     }  # fmt: skip
+    targets = {mix: settings["target"] for mix, settings in tree["mixes"].items()}
     arms = {mix: read_arms(of_mix) for mix, of_mix in folders.items()}
     seeds = {
         mix: {
-            seed: {outcome.arm: outcome for outcome in find_outcomes(read_arms(list(plan[mix])), tree["target"])}
+            seed: {outcome.arm: outcome for outcome in find_outcomes(read_arms(list(plan[mix])), targets[mix])}
             for seed, plan in plans.items()
         }
         for mix in folders
@@ -63,7 +64,7 @@ def main() -> None:
     shown = [list(of_seed.values())[-1] for of_seed in next(iter(seeds.values())).values()]
     kept = sum(outcome.share.high <= MOST and outcome.end_verdict != "lower" for outcome in shown)
     rule = (
-        f"In the first mix {shown[0].arm} took at most {MOST} of uniform's tokens to {tree['target']} and did not end "
+        f"In the first mix {shown[0].arm} took at most {MOST} of uniform's tokens to {shown[0].target} and did not end "
         f"lower in {kept} of {len(shown)} seeds."
     )
     pages = [
@@ -72,7 +73,7 @@ def main() -> None:
         + f"\n\n{to_markdown(of_mix)}"
         for mix, of_mix in folders.items()
     ]
-    words = "\n\n".join([rule, *pages, conclude(arms, tree["target"])]) + "\n"
+    words = "\n\n".join([rule, *pages, conclude(arms, targets)]) + "\n"
     shares = {
         mix: {s: {a: times(o.share) for a, o in of.items()} for s, of in each.items()} for mix, each in seeds.items()
     }

@@ -65,13 +65,14 @@ def run_demo(out: Path, seed: int, console: Console, *, tree: Mapping[str, Any] 
     train_arms({folder: settings for mix in recipes.values() for folder, settings in mix.items()}, console)
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
     notes = {mix: describe_mix(tree, mix, of_mix) for mix, of_mix in arms.items()}
-    closing, page = conclude(arms, tree["target"]), out / "report.html"
+    targets = {mix: settings["target"] for mix, settings in tree["mixes"].items()}
+    closing, page = conclude(arms, targets), out / "report.html"
     chapters = {f"Mix {mix}": (list(recipes[mix]), notes[mix]) for mix in recipes}
     first = next(iter(arms))
     note = "\n\n".join(filter(None, (closing, describe_elicited(first, arms[first]))))
     write_chapters(page, chapters, title="whet demo: chained arithmetic", note=note)
     for mix, of_mix in arms.items():
-        console.print(mix_table(mix, of_mix, tree["target"]))
+        console.print(mix_table(mix, of_mix, targets[mix]))
     console.print(Text(f"\n{closing}\n", style="bold"))
     console.print(f"{time.monotonic() - begin:.0f} s. Curves and rollouts: {page}", highlight=False)
     if console.is_terminal and has_display():
@@ -246,7 +247,7 @@ def find_outcomes(arms: Sequence[Arm], target: float) -> list[Outcome]:
 
 def describe_mix(tree: Mapping[str, Any], mix: str, arms: Sequence[Arm]) -> str:
     """The mix, its share of informative prompts, and the outcome of each method; unfinished arms are not judged."""
-    about, target = tree["mixes"][mix]["about"], tree["target"]
+    about, target = tree["mixes"][mix]["about"], tree["mixes"][mix]["target"]
     unfinished = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
     parts = [
         f"{about} {count_informative(arms) or ''}".strip(),
@@ -275,11 +276,11 @@ def mix_table(mix: str, arms: Sequence[Arm], target: float) -> Table:
     return table
 
 
-def conclude(arms: Mapping[str, Sequence[Arm]], target: float) -> str:
+def conclude(arms: Mapping[str, Sequence[Arm]], targets: Mapping[str, float]) -> str:
     """One sentence: what the last arm of each mix did, beside the share of informative prompts."""
     each = []
     for mix, of_mix in arms.items():
-        informative, outcomes = count_informative(of_mix), find_outcomes(of_mix, target)
+        informative, outcomes = count_informative(of_mix), find_outcomes(of_mix, targets[mix])
         if informative and outcomes:
             shown, share = outcomes[-1], formats.share(informative.over_run)
             paid = "paid" if shown.paid else "did not pay"
