@@ -3,7 +3,7 @@
     python benchmarks/demo_seeds.py --seeds 0 1 2 3 4 --runs runs/seeds --out benchmarks/results
 
 All arms of all seeds run in one queue, each as `whet demo` runs it; what is there already is not run again. Writes
-demo_seeds.json and demo_seeds.md. `--arms` runs a part, such as few/all, and leaves the files alone.
+demo_seeds.json and demo_seeds.md. `--arms` runs a part, such as few/all, or with no name nothing.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MOST = 0.6  # of uniform's tokens: what the arm shown may take at most, in every
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--arms", nargs="+", help="Only these, as MIX/ARM.")
+    parser.add_argument("--arms", nargs="*", help="Only these, as MIX/ARM.")
     parser.add_argument("--runs", type=Path, default=Path("runs/seeds"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
@@ -32,34 +32,35 @@ def main() -> None:
         seed: arm_recipes(tree, options.runs / f"seed{seed}", check_base(tree["sha256"]), seed)
         for seed in options.seeds
     }
-    wanted = options.arms or [f"{mix}/{arm}" for mix, settings in tree["mixes"].items() for arm in settings["arms"]]
+    every = [f"{mix}/{arm}" for mix, settings in tree["mixes"].items() for arm in settings["arms"]]
+    wanted = every if options.arms is None else options.arms
     missing = {
         folder: settings
         for name in wanted
         for plan in plans.values()
         for folder, settings in plan[name.split("/")[0]].items()
-        if folder.name == name.split("/")[1] and not (folder / "report.html").is_file()
+        if folder.name == name.split("/")[1] and not is_done(folder)
     }
     for folder in missing:
         folder.parent.mkdir(parents=True, exist_ok=True)
     if missing:
         train_arms(missing, Console())
         print(f"{os.times().children_user + os.times().children_system:.0f} processor seconds, {len(missing)} runs")
-    if options.arms:
-        return
+    done = {  # a seed counts in a mix once all its arms are there
+        mix: {seed: list(plan[mix]) for seed, plan in plans.items() if all(map(is_done, plan[mix]))}
+        for mix in tree["mixes"]
+    }
     folders = {
-        mix: {f"{folder.name}-seed{seed}": folder for name in settings["arms"] for seed, plan in plans.items()
-              for folder in plan[mix] if folder.name == name}
-        for mix, settings in tree["mixes"].items()
-    }  # fmt: skip
+        mix: {
+            f"{arm}-seed{seed}": of[i] for i, arm in enumerate(tree["mixes"][mix]["arms"]) for seed, of in each.items()
+        }
+        for mix, each in done.items()
+    }
     targets = {mix: settings["target"] for mix, settings in tree["mixes"].items()}
     arms = {mix: read_arms(of_mix) for mix, of_mix in folders.items()}
     seeds = {
-        mix: {
-            seed: {outcome.arm: outcome for outcome in find_outcomes(read_arms(list(plan[mix])), targets[mix])}
-            for seed, plan in plans.items()
-        }
-        for mix in folders
+        mix: {seed: {o.arm: o for o in find_outcomes(read_arms(of), targets[mix])} for seed, of in each.items()}
+        for mix, each in done.items()
     }
     shown = [list(of_seed.values())[-1] for of_seed in next(iter(seeds.values())).values()]
     kept = sum(outcome.share.high <= MOST and outcome.end_verdict != "lower" for outcome in shown)
@@ -83,6 +84,10 @@ def main() -> None:
     write_json(options.out / "demo_seeds.json", {**circumstances(), **found})
     (options.out / "demo_seeds.md").write_text(words)
     print(words)
+
+
+def is_done(folder: Path) -> bool:
+    return (folder / "report.html").is_file()
 
 
 if __name__ == "__main__":
