@@ -66,7 +66,8 @@ def main() -> None:
     kept = sum(outcome.share.high <= MOST and outcome.end_verdict != "lower" for outcome in shown)
     rule = (
         f"In the first mix {shown[0].arm} took at most {MOST} of uniform's tokens to {shown[0].target} and did not end "
-        f"lower in {kept} of {len(shown)} seeds."
+        f"lower in {kept} of {len(shown)} seeds. "
+        "Seconds are those of a shared machine, and not to be compared."
     )
     pages = [
         f"## Mix {mix}\n\n{describe_mix(tree, mix, arms[mix])}\n\n"
