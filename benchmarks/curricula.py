@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ from whet.report.compare import TableCell, compare
 from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
 from whet.text import printable
-from whet.tools.demo import read_demo
 from whet.tools.experiment import circumstances, make_base, train_arms
 
 MIXES = {
@@ -154,9 +154,14 @@ def main() -> None:
         write_json(options.out / "calibration.json", {**circumstances(), "arms": of})
 
 
+def read_ground() -> dict[str, Any]:
+    """The base and the recipe that all arms share."""
+    return tomllib.loads(Path(__file__).with_name("curricula.toml").read_text())
+
+
 def run_missing(wanted: Mapping[str, Mapping[str, Path]], options: argparse.Namespace) -> None:
     """The base, and then every run that is not finished, all in one queue."""
-    tree = read_demo()
+    tree = read_ground()
     console = Console()
     base = make_base(options.runs / "base", {**tree["base"], "seed": 0}, console)
     recipes = {}

@@ -62,7 +62,7 @@ POOL, ROLLOUTS, INFORMATIVE, FIRST = 300, 16, 3, 8
 BUDGET = {5: 190_000, 12: 90_000, 25: 48_000, 50: 26_000, 80: 17_000}  # tokens of a run
 SCREEN, TAU, NEAR, DRAWS = 4, 0.05, 1.25, 2000  # n_init of speed, tau of cures, what counts, bootstrap
 CAP = 3600.0  # seconds of a cell; tokens end a run, and a cell that this would end is no result
-START, RESULTS, RUNS = Path("benchmarks/starts/dose"), Path("benchmarks/results/dose"), Path("runs/dose")
+START, RESULTS, RUNS = Path("whet/tools/base"), Path("benchmarks/results/dose"), Path("runs/dose")
 SAMPLED = {"temperature": 0.6, "max_tokens": 24}
 BASE = {
     "steps": 0,

@@ -1,4 +1,4 @@
-"""Stream against barrier with a real learner: the demo's model trained on the demo's problems, arm by arm.
+"""Stream against barrier with a real learner: a tiny model trained on chained arithmetic, arm by arm.
 
 `stream.py --train` calls `compare`. Everything is as in a run (`whet.loop`): curriculum, engine, judges in their
 processes, learner, weight updates. Arms of a seed train as many groups of the same prompts in the same order, which is
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from curricula import read_ground
 from rich.console import Console
 
 from whet import config
@@ -29,7 +30,7 @@ from whet.loop import Log, train
 from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
-from whet.tools.demo import read_demo, with_mix
+from whet.tools.demo import with_mix
 from whet.tools.experiment import circumstances, make_base
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from stream import Arm
 
 MIX = "most"
-"""The easier of the demo's two mixes: most prompts are neither trivial nor hopeless, so a short training learns."""
+"""Most prompts are neither trivial nor hopeless, so a short training learns."""
 
 
 @dataclass
@@ -217,11 +218,11 @@ def line(run: Mapping[str, Any]) -> str:
 def demo_recipe(
     runs: Path, device: str, *, groups: int, rollouts: int, updates: int, tree: Mapping[str, Any] | None = None
 ) -> Callable[[Arm, int], config.Config]:
-    """The demo's base, made once and kept in `runs`; then its uniform arm with the engine's settings of `Arm`.
+    """The base of curricula.toml, made once and kept in `runs`; then a uniform arm with the engine's settings of `Arm`.
 
-    tree: other settings than those of demo.toml, in the same layout.
+    tree: other settings than those of curricula.toml, in the same layout.
     """
-    tree = tree or read_demo()
+    tree = tree or read_ground()
     base = make_base(runs / "base", merge(tree["base"], {"model": {"device": device}}), Console())
 
     def recipe(arm: Arm, seed: int) -> config.Config:

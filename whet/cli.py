@@ -399,7 +399,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the demo's runs and page.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(help="Seed of all arms; the base model is the same for every seed.")] = 0,
 ) -> None:
-    """Train a small reasoner on a CPU, several ways from one start, on two mixes of difficulty, and compare."""
+    """Train a small reasoner on a CPU, with and without a curriculum, on two mixes of difficulty, and compare."""
     from whet.tools.demo import run_demo
 
     def stop(number: int, _: object) -> None:

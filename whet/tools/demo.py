@@ -1,89 +1,110 @@
-"""Runs `whet demo`: one base, then several curricula from that start, on a CPU, on two mixes of difficulty.
+"""Runs `whet demo`: from a stored base, uniform prompts beside the curricula, on a CPU, on two mixes of difficulty.
 
-It ends with tables, with sentences about each method made of its numbers, and with one page. Nothing is claimed
-beforehand: a method that loses is said to lose, whatever the mix was meant to show. The settings are in demo.toml,
-`experiment` runs the arms, and benchmarks/demo_seeds.py calls the sentences on several runs per arm.
+It ends with a small table for each mix, one sentence made of its numbers, and the page. Nothing is claimed beforehand:
+a method that loses is said to lose, whatever the mix was meant to show. The settings are in demo.toml, `experiment`
+runs the arms, and benchmarks/demo_seeds.py calls the sentences on several runs per arm.
+
+The base lies beside this file, so that every machine starts from the same weights: trained anew, it came out at 0.31 on
+one kind of processor and at 0.06 on another, by rounding alone. benchmarks/dose.py made it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import statistics
+import sys
 import time
 import tomllib
+import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from whet import config
 from whet.config import merged
+from whet.errors import WhetError
 from whet.eval import Z95, wilson
 from whet.recipe import parse_config
 from whet.report import formats
 from whet.report.arms import Arm, common_evaluation, number, read_arms
-from whet.report.compare import compare_table
-from whet.report.formats import Reach, final_accuracy, median_reach, pick_levels, reach, saving
+from whet.report.formats import Reach, final_accuracy, median_reach, reach, saving
 from whet.report.page import write_chapters
 from whet.run import read_rollouts
-from whet.tools.experiment import make_base, train_arms
+from whet.tools.experiment import train_arms
 
+BASE = Path(__file__).with_name("base")
 WORTH = 1.25  # a ratio of tokens between 1/WORTH and WORTH is no difference: evaluations are about that far apart
-CLEAR = 0.04  # accuracy above the start from which a level is not reached by chance
-SINGLE = "One seed each: benchmarks/demo_seeds.py runs several, and shows how far such ratios vary."
 SHOWN = (
-    "In {arm} (mix {mix}) the share of greedy answers that show their work went from {before:.0%} to {after:.0%} by "
-    "step {step}, where accuracy was {accuracy:.2f}."
+    "In {arm} (mix {mix}) the share of answers that show their work went from {before:.0%} to {after:.0%} by step "
+    "{step}, where accuracy was {accuracy:.2f}."
 )
-ELICITED = (  # added where the share rises by half or more
-    " That is the steep part of the curves: the base was taught to think step by step and then to blurt out answers, "
-    "and the first updates mostly switch thinking back on. It elicits a skill the base already had; only the slower "
-    "climb from there on is new."
+ELICITED = (  # added where the share rises by a third or more
+    " The base was taught to think step by step and then to blurt out answers, so this part of the curve elicits a "
+    "skill that the base already had."
 )
 
 
-def run_demo(
-    out: Path, seed: int, console: Console, *, base: Path | None = None, tree: Mapping[str, Any] | None = None
-) -> None:
-    """Trains all arms, then prints and writes what they show.
+def run_demo(out: Path, seed: int, console: Console, *, tree: Mapping[str, Any] | None = None) -> None:
+    """Trains all arms, prints and writes what they show, and opens the page where there is a display.
 
-    `base` is the folder of the base, by default in `out`; `tree` replaces demo.toml, in the same layout. Every seed has
-    the same base, as users have one model: prompts, problems and draws differ.
+    `tree` replaces demo.toml, in the same layout. Every seed has the same base, as users have one model: prompts,
+    problems and draws differ.
     """
     begin = time.monotonic()
     tree = tree or read_demo()
-    start = make_base(base or out / "base", tree["base"], console)
-    recipes = arm_recipes(tree, out, start, seed)
+    recipes = arm_recipes(tree, out, check_base(tree["sha256"]), seed)
+    for mix, settings in tree["mixes"].items():
+        console.print(Text(f"Mix {mix}: {settings['about']}"))
     train_arms({folder: settings for mix in recipes.values() for folder, settings in mix.items()}, console)
     arms = {mix: read_arms(list(folders)) for mix, folders in recipes.items()}
-    notes = {mix: describe_mix(tree["mixes"][mix]["mix"], of_mix) for mix, of_mix in arms.items()}
-    closing = conclude(arms)
+    notes = {mix: describe_mix(tree, mix, of_mix) for mix, of_mix in arms.items()}
+    targets = {mix: settings["target"] for mix, settings in tree["mixes"].items()}
+    closing, page = conclude(arms, targets), out / "report.html"
     chapters = {f"Mix {mix}": (list(recipes[mix]), notes[mix]) for mix in recipes}
-    write_chapters(out / "report.html", chapters, title="whet demo: chained arithmetic", note=closing)
-    for mix, folders in recipes.items():
-        console.print(Text(f"\nMix {mix}", style="bold"))
-        console.print(compare_table(list(folders)))
-        console.print(Text(f"\n{notes[mix]}"))
-    console.print(Text(f"\n{closing}\n"))
-    console.print(f"{time.monotonic() - begin:.0f} s. Curves and rollouts: {out / 'report.html'}", highlight=False)
+    first = next(iter(arms))
+    note = "\n\n".join(filter(None, (closing, describe_elicited(first, arms[first]))))
+    write_chapters(page, chapters, title="whet demo: chained arithmetic", note=note)
+    for mix, of_mix in arms.items():
+        console.print(mix_table(mix, of_mix, targets[mix]))
+    console.print(Text(f"\n{closing}\n", style="bold"))
+    console.print(f"{time.monotonic() - begin:.0f} s. Curves and rollouts: {page}", highlight=False)
+    if console.is_terminal and has_display():
+        webbrowser.open(page.resolve().as_uri())
 
 
 def read_demo() -> dict[str, Any]:
-    return tomllib.loads(resources.files("whet.tools").joinpath("demo.toml").read_text())
+    return tomllib.loads(Path(__file__).with_name("demo.toml").read_text())
+
+
+def check_base(digest: str) -> Path:
+    """The folder of the base that is shipped with the package, if its weights are the ones that were tried."""
+    weights = BASE / "model.safetensors"
+    if not weights.is_file() or hashlib.sha256(weights.read_bytes()).hexdigest() != digest:
+        raise WhetError(f"The demo's base in {BASE} is missing or changed; install whet again.")
+    return BASE
+
+
+def has_display() -> bool:
+    """Whether a browser could show a window here; never in continuous integration."""
+    seen = sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return seen and not os.environ.get("CI")
 
 
 def arm_recipes(tree: Mapping[str, Any], out: Path, base: Path, seed: int) -> dict[str, dict[Path, config.Config]]:
     """By mix: the folder and the settings of each of its arms."""
     own = {"seed": seed, "model": {"name": str(base)}}
-    recipes: dict[str, dict[Path, config.Config]] = {name: {} for name in tree["mixes"]}
+    recipes: dict[str, dict[Path, config.Config]] = {}
     for name, mix in tree["mixes"].items():
-        for arm in mix["arms"]:
-            recipe = with_mix(merged(merged(tree["arm"], tree["arms"][arm]), own), mix["mix"])
-            recipes[name][out / name / arm.replace(" ", "_")] = parse_config(recipe)
+        common = merged(merged(tree["arm"], mix.get("arm", {})), own)
+        arms = {arm: with_mix(merged(common, settings), mix["mix"]) for arm, settings in mix["arms"].items()}
+        recipes[name] = {out / name / arm: parse_config(recipe) for arm, recipe in arms.items()}
     return recipes
 
 
@@ -93,44 +114,13 @@ def with_mix(recipe: Mapping[str, Any], mix: Mapping[str, float]) -> dict[str, A
     return {**recipe, "data": [{**data, "options": {**data.get("options", {}), "mix": dict(mix)}}]}
 
 
-# ---- sentences
-
-
-def describe_mix(mix: Mapping[str, float], arms: Sequence[Arm]) -> str:
-    """The mix, its share of informative prompts, and the outcome of each method; unfinished arms are not judged."""
-    shares = ", ".join(f"{share:.0%} of {levels}" for levels, share in mix.items())
-    unfinished = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
-    finished = [arm for arm in arms if not arm.unfinished]
-    outcomes = "\n".join(map(str, find_outcomes(finished)))
-    parts = [
-        f"Prompts by number of operations: {shares}. {count_informative(finished) or ''}".strip(),
-        outcomes or "No level was reached by which a curriculum could be compared.",
-        f"Not judged, since it did not finish: {', '.join(unfinished)}." if unfinished else "",
-    ]
-    return "\n\n".join(filter(None, parts))
-
-
-def conclude(arms: Mapping[str, Sequence[Arm]]) -> str:
-    """What SPEED did in each mix, and what the curves are made of; from the arms that finished."""
-    whole = {mix: [arm for arm in of_mix if not arm.unfinished] for mix, of_mix in arms.items()}
-    finished = {mix: of_mix for mix, of_mix in whole.items() if of_mix}
-    if not finished:
-        return "No arm came to its end, so there is nothing to conclude."
-    found = {mix: (count_informative(of_mix), find_outcomes(of_mix)) for mix, of_mix in finished.items()}
-    speed = compare_mixes("speed_16", found)
-    mix, first = next(iter(finished.items()))
-    seeds = f" {SINGLE}" if speed and len(first[0].runs) == 1 else ""
-    return "\n\n".join(part for part in (speed + seeds, describe_elicited(mix, first)) if part)
-
-
 # ---- how many prompts are informative
 
 
 @dataclass(frozen=True)
 class Informative:
-    """The share of prompts with right and wrong answers, among those a uniform arm asked first and all it asked."""
+    """The share of prompts with right and wrong answers, among those that uniform asked first and all it asked."""
 
-    arm: str
     asked: int
     at_start: float
     over_run: float
@@ -141,8 +131,7 @@ class Informative:
         return (
             f"Informative prompts: of the {self.asked} asked first, before any update, {formats.share(self.at_start)} "
             f"got both right and wrong answers among {self.rollouts} (95% range {formats.share(low)} to "
-            f"{formats.share(high)}); over the whole run of {self.arm}, {formats.share(self.over_run)}. That is the "
-            f"column signal; an arm that screens counts there what its few screening rollouts show."
+            f"{formats.share(high)}); over the whole run of uniform, {formats.share(self.over_run)}."
         )
 
 
@@ -151,11 +140,10 @@ def is_uniform(arm: Arm) -> bool:
 
 
 def count_informative(arms: Sequence[Arm]) -> Informative | None:
-    """From the uniform arm with most prompts per update, all its seeds together; None if there is none."""
-    uniform = [arm for arm in arms if is_uniform(arm)]
-    if not uniform:
+    """From the uniform arm, all its seeds together; None if there is none."""
+    arm = next((arm for arm in arms if is_uniform(arm)), None)
+    if arm is None:
         return None
-    arm = max(uniform, key=lambda arm: arm.runs[0].settings.get("curriculum.groups", 0))
     asked, hits, shares = 0.0, 0.0, list[float]()
     for run in arm.runs:
         rows = [row for row in run.rows if number(row, "curriculum/accepted")]
@@ -165,7 +153,7 @@ def count_informative(arms: Sequence[Arm]) -> Informative | None:
     if not asked:
         return None
     rollouts = int(arm.runs[0].settings.get("curriculum.rollouts", 0))
-    return Informative(arm.name, round(asked), hits / asked, statistics.fmean(shares), rollouts)
+    return Informative(round(asked), hits / asked, statistics.fmean(shares), rollouts)
 
 
 # ---- what each method gained
@@ -173,39 +161,35 @@ def count_informative(arms: Sequence[Arm]) -> Informative | None:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An arm beside the uniform ones: tokens to a level against the first of them to reach it, and where they ended.
-
-    The level is that of the median saving: at a single level, such as the highest, a lucky evaluation decides.
-    """
+    """An arm beside uniform: tokens to the target, and where both ended."""
 
     arm: str
-    level: float
+    target: float
     tokens: Reach
-    rival: str
     rival_tokens: Reach
     end: float
-    best: str  # the uniform arm that ended highest
-    best_end: float
+    rival_end: float
     prompts: int  # per evaluation
 
     @property
-    def saving(self) -> Reach:
-        return saving(self.rival_tokens, self.tokens)
+    def share(self) -> Reach:
+        """The arm's tokens as a share of uniform's."""
+        return saving(self.tokens, self.rival_tokens)
 
     @property
     def verdict(self) -> str:
         """The verdict on the tokens."""
-        if self.saving.low >= WORTH:
+        if self.share.high <= 1 / WORTH:
             return "cheaper"
-        return "costlier" if self.saving.high <= 1 / WORTH else "no clear difference"
+        return "costlier" if self.share.low >= WORTH else "no clear difference"
 
     @property
     def end_verdict(self) -> str:
         """A difference counts from two standard errors on, as if the two arms had separate prompts."""
-        variance = sum(p * (1 - p) / max(1, self.prompts) for p in (self.end, self.best_end))
-        if abs(self.end - self.best_end) <= Z95 * math.sqrt(variance):
+        variance = sum(p * (1 - p) / max(1, self.prompts) for p in (self.end, self.rival_end))
+        if abs(self.end - self.rival_end) <= Z95 * math.sqrt(variance):
             return "no clear difference"
-        return "higher" if self.end > self.best_end else "lower"
+        return "higher" if self.end > self.rival_end else "lower"
 
     @property
     def paid(self) -> bool:
@@ -214,63 +198,94 @@ class Outcome:
         return bool(verdicts & {"cheaper", "higher"}) and not verdicts & {"costlier", "lower"}
 
     def __str__(self) -> str:
-        def tokens(cost: Reach) -> str:
-            return formats.count(cost.low) if cost.known else f">{formats.count(cost.low)}"
-
+        target = formats.level(self.target)
+        ends = f"ended at {self.end:.3f} against {self.rival_end:.3f} ({self.end_verdict})"
+        if math.isinf(self.tokens.high) and math.isinf(self.rival_tokens.high):
+            return f"neither it nor uniform reached {target}, and it {ends}"
         return (
-            f"{self.arm}: {tokens(self.tokens)} tokens to {formats.level(self.level)} against "
-            f"{tokens(self.rival_tokens)} of {self.rival} ({formats.times(self.saving)}, {self.verdict}); ended at "
-            f"{self.end:.3f} against {self.best_end:.3f} of {self.best} ({self.end_verdict})."
+            f"it took {times(self.share)} of uniform's tokens to {target} ({spent(self.tokens)} against "
+            f"{spent(self.rival_tokens)}, {self.verdict}) and {ends}"
         )
 
 
-def find_outcomes(arms: Sequence[Arm]) -> list[Outcome]:
-    """One for each arm that is not uniform, unless neither it nor a uniform arm got clear of the start."""
+def spent(cost: Reach) -> str:
+    return formats.count(cost.low) if cost.known else f"more than {formats.count(cost.low)}"
+
+
+def times(share: Reach) -> str:
+    """A share in words: one that is known, or its bound where a run never got there."""
+    if share.known:
+        return f"{share.low:.2f}"
+    return f"less than {share.high:.2f}" if math.isfinite(share.high) else f"more than {share.low:.2f}"
+
+
+def find_outcomes(arms: Sequence[Arm], target: float) -> list[Outcome]:
+    """One for each finished arm that is not uniform, beside the uniform one; none where that did not finish."""
     evaluation = common_evaluation(arms)
-    uniform = [arm for arm in arms if is_uniform(arm)]
-    curves = [points for arm in arms for run in arm.runs if (points := run.points(evaluation))]
-    start = max((points[0].accuracy for points in curves), default=1.0)
-    levels = [level for level in pick_levels(curves) if level >= start + CLEAR]  # those of the table
-    found = [_compare_arm(arm, uniform, levels, evaluation) for arm in arms if not is_uniform(arm) and uniform]
-    return [outcome for outcome in found if outcome is not None]
 
-
-def _compare_arm(arm: Arm, uniform: Sequence[Arm], levels: Sequence[float], evaluation: str | None) -> Outcome | None:
-    """At the level of the median saving among those that the arm and a uniform one reached; else the highest."""
-
-    def tokens_to(arm: Arm, level: float) -> Reach:
-        return median_reach([reach(run.points(evaluation), level, "tokens") for run in arm.runs])
+    def tokens_to(arm: Arm) -> Reach:
+        return median_reach([reach(run.points(evaluation), target, "tokens") for run in arm.runs])
 
     def end_of(arm: Arm) -> float:
         return statistics.median(final_accuracy(run.points(evaluation)) or 0.0 for run in arm.runs)
 
-    mine = {level: tokens_to(arm, level) for level in levels}
-    spent = {level: [(tokens_to(other, level), other) for other in uniform] for level in levels}
-    # The uniform arm that reached a level first; of those that never did, the one known to need most.
-    first = {level: min(costs, key=lambda pair: (pair[0].high, -pair[0].low)) for level, costs in spent.items()}
-    known = {level: mine[level].known + first[level][0].known for level in levels}  # how many of the two reached it
-    if not any(known.values()):
-        return None
-    ratios = {level: saving(first[level][0], mine[level]).low for level in levels if known[level] == 2}
-    middle = statistics.median_low(ratios.values()) if ratios else None
-    level = max(level for level in levels if (ratios.get(level) == middle if ratios else known[level]))
-    best, (rival_tokens, rival) = max(uniform, key=end_of), first[level]
-    prompts = int(arm.runs[0].settings.get("eval.0.limit", 0))
-    ends = (end_of(arm), best.name, end_of(best))
-    return Outcome(arm.name, level, mine[level], rival.name, rival_tokens, *ends, prompts)
-
-
-def compare_mixes(name: str, found: Mapping[str, tuple[Informative | None, Sequence[Outcome]]]) -> str:
-    """What the arm `name` did in each mix, beside the share of informative prompts; "" if nothing is known."""
-    known = [(mix, share, outcome) for mix, (share, of_mix) in found.items() if share for outcome in of_mix]
-    each = [
-        f"{'paid' if outcome.paid else 'did not pay'} in the mix {mix}, where {formats.share(share.at_start)} were "
-        f"informative at the start (tokens: {outcome.verdict}, {formats.times(outcome.saving)}; end: "
-        f"{outcome.end_verdict})"
-        for mix, share, outcome in known
-        if outcome.arm == name
+    finished = [arm for arm in arms if not arm.unfinished]
+    uniform = next((arm for arm in finished if is_uniform(arm)), None)
+    if uniform is None:
+        return []
+    prompts = int(uniform.runs[0].settings.get("eval.0.options.eval_count", 0))
+    costs = (tokens_to(uniform), end_of(uniform))
+    return [
+        Outcome(arm.name, target, tokens_to(arm), costs[0], end_of(arm), costs[1], prompts)
+        for arm in finished
+        if not is_uniform(arm)
     ]
-    return f"{name} {'; it '.join(each)}." if each else ""
+
+
+# ---- what is shown
+
+
+def describe_mix(tree: Mapping[str, Any], mix: str, arms: Sequence[Arm]) -> str:
+    """The mix, its share of informative prompts, and the outcome of each method; unfinished arms are not judged."""
+    about, target = tree["mixes"][mix]["about"], tree["mixes"][mix]["target"]
+    unfinished = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
+    parts = [
+        f"{about} {count_informative(arms) or ''}".strip(),
+        "\n".join(f"{outcome.arm}: {outcome}." for outcome in find_outcomes(arms, target)),
+        f"Not judged, since it did not finish: {', '.join(unfinished)}." if unfinished else "",
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def mix_table(mix: str, arms: Sequence[Arm], target: float) -> Table:
+    """A line for each arm: what the target cost, as a share of uniform's tokens too, and where it ended."""
+    heads = ("tokens to " + formats.level(target), "of uniform's", "accuracy at the end")
+    table = Table(title=f"Mix {mix}", title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column("arm", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right")
+    outcomes = find_outcomes(arms, target)
+    if outcomes:
+        first = outcomes[0]
+        table.add_row("uniform", spent(first.rival_tokens), "", f"{first.rival_end:.3f}")
+    for outcome in outcomes:
+        table.add_row(outcome.arm, spent(outcome.tokens), times(outcome.share), f"{outcome.end:.3f}")
+    for arm in arms:
+        if arm.unfinished:
+            table.add_row(arm.name, arm.unfinished)
+    return table
+
+
+def conclude(arms: Mapping[str, Sequence[Arm]], targets: Mapping[str, float]) -> str:
+    """One sentence: what the last arm of each mix did, beside the share of informative prompts."""
+    each = []
+    for mix, of_mix in arms.items():
+        informative, outcomes = count_informative(of_mix), find_outcomes(of_mix, targets[mix])
+        if informative and outcomes:
+            shown, share = outcomes[-1], formats.share(informative.over_run)
+            paid = "paid" if shown.paid else "did not pay"
+            each.append(f"{shown.arm} {paid} in the mix {mix}, where {share} of uniform's prompts taught it: {shown}")
+    return "; ".join(each) + "." if each else "No arm came to its end, so there is nothing to conclude."
 
 
 def describe_elicited(mix: str, arms: Sequence[Arm]) -> str:
@@ -288,4 +303,4 @@ def describe_elicited(mix: str, arms: Sequence[Arm]) -> str:
     step = next(step for step, share in thinks.items() if share >= 0.95 * max(thinks.values()))
     before, after, reached = next(iter(thinks.values())), thinks[step], accuracy.get(step, math.nan)
     shown = SHOWN.format(arm=best.name, mix=mix, before=before, after=after, step=step, accuracy=reached)
-    return shown + (ELICITED if after - before >= 0.5 else "")
+    return shown + (ELICITED if after - before >= 1 / 3 else "")
