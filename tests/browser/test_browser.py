@@ -109,7 +109,7 @@ def test_the_axis_is_switched_by_keyboard(visit: Visit, files: dict[str, str]) -
         wait_for(page, f"document.querySelector('[data-chart=accuracy] .axis').textContent === {words!r}")
     chart(page, "accuracy").focus()
     page.keyboard.press("End")
-    assert page.locator("figure", has=chart(page, "accuracy")).locator("figcaption output").inner_text() == "84 s"
+    assert page.locator("figure", has=chart(page, "accuracy")).locator("figcaption output").inner_text() == "84\xa0s"
 
 
 def test_lines_can_be_hidden_and_smoothing_turned_off(visit: Visit, files: dict[str, str]) -> None:

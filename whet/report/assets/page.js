@@ -117,10 +117,10 @@
 
   function duration(value) {
     if (!known(value)) return MISSING;
-    if (value < 1) return value === 0 ? "0 s" : Math.round(value * 1000) + " ms";
-    if (value < 120) return String(Number(value.toPrecision(3))) + " s";
-    if (value < 7200) return Number((value / 60).toPrecision(3)) + " min";
-    return Number((value / 3600).toPrecision(3)) + " h";
+    if (value < 1) return value === 0 ? "0\u00a0s" : Math.round(value * 1000) + "\u00a0ms";
+    if (value < 120) return String(Number(value.toPrecision(3))) + "\u00a0s";
+    if (value < 7200) return Number((value / 60).toPrecision(3)) + "\u00a0min";
+    return Number((value / 3600).toPrecision(3)) + "\u00a0h";
   }
 
   const share = (value) =>
@@ -2348,6 +2348,7 @@
     try {
       state.book = inside ? JSON.parse(inside) : await ask("data");
       state.page = state.book.chapters?.length ? state.book.chapters[0] : state.book;
+      if (state.page.arms?.length > 1) state.axis = "tokens_generated"; // what arms differ in is cost
     } catch (error) {
       say(`The data of the page cannot be read: ${error.message}`);
       return;
