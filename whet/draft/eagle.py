@@ -82,7 +82,6 @@ class EagleHead(nn.Module):
             bias = None if target.head.bias is None else target.head.bias[self.draft_ids]
             self.draft_head = replace(target.head, weight=target.head.weight[self.draft_ids], bias=bias)
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
-        self.version = 0  # counts publications
         self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
 
     @property
@@ -101,7 +100,6 @@ class EagleHead(nn.Module):
         """Copy the parameters of `other` in place: graphs that were captured with ours stay valid."""
         for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
             mine.copy_(theirs)
-        self.version += 1
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -388,7 +386,6 @@ def read_drafter(folder: Path, head: EagleHead) -> None:
             raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
     for name, tensor in mine.items():
         tensor.copy_(saved[name])
-    head.version += 1
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
