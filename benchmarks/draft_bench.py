@@ -53,7 +53,6 @@ from whet.errors import WhetError
 from whet.fast.graphs import Captures, GraphRunner, GraphRunners, buckets
 from whet.fast.graphs import Key as GraphKey
 from whet.rollout.engine import LocalEngine
-from whet.rollout.rows import ANY
 from whet.terminal import out_console
 from whet.tools.experiment import circumstances
 from whet.types import Key, Rollout
@@ -236,8 +235,7 @@ class Bench:
         if isinstance(engine.runner, GraphRunner) and engine.runner.lanes is not None:
             engine.runner.lanes.forget()
         speculation.drafters = {name: self.drafters[kind][name] for name in rung.drafters}
-        speculation.chooser, speculation.sharing, engine.speculation = watch, rung.sharing, speculation
-        engine.rows.most[:] = ANY
+        speculation.chooser, engine.speculation = watch, speculation
         return watch
 
     def _now(self) -> float:
@@ -412,8 +410,6 @@ class Rung:
     """None: plain decoding, by an engine that knows of no drafts."""
     arms: tuple[DraftArm, ...] = ()
     """What it may choose, beside OFF."""
-    sharing: bool = False
-    """Rows have budgets."""
     learning: bool = False
     """EAGLE is one of its own, which takes a lesson before each run."""
 
@@ -451,7 +447,6 @@ def ladder(
 
     names = ("ngram", "suffix", *(("eagle",) if eagle else ()))
     rungs = [Rung("off"), elastic("ngram"), elastic("suffix"), chosen("controller", "controller", "ngram", "suffix")]
-    rungs.append(replace(chosen("budgets", "controller", "ngram", "suffix"), sharing=True))
     if eagle:
         rungs += [elastic("eagle"), chosen("controller_eagle", "controller", *names)]
     if learning:

@@ -74,6 +74,9 @@ class Watch(Chooser):
     def metrics(self) -> dict[str, float]:
         return self.chooser.metrics()
 
+    def pictures(self) -> dict[str, Any]:
+        return self.chooser.pictures()
+
     def state_dict(self) -> dict[str, Any]:
         return self.chooser.state_dict()
 

@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 from small_run import Restless, Silent, Stop, even_digits, newest_weights, small_config
 
 from whet.api import run_recipe
-from whet.draft.speculation import Speculation
 from whet.draft.training import AdaptiveDrafter, DrafterTrainer
 
 STEPS = 30
-BUDGETS = ('draft.drafters=["suffix"]', "draft.budgets=true")
 COMPARED = ("reward/mean", "learn/loss", "learn/grad_norm", "length/mean", "tokens_generated", "learn/entropy")
 
 
@@ -59,36 +57,6 @@ def test_thirty_steps_are_the_same(
     assert named == {"off", *json.loads(drafters)}, "all of them drafted"
     if "eagle" in drafters:
         assert all("draft/loss" in row for row in drafted[1:]), "the drafter was trained after every step"
-
-
-@pytest.mark.slow
-def test_budgets_of_the_recipe_reach_the_engine_and_change_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer slots than rollouts, so that rows of one batch are not all as far from their end."""
-    monkeypatch.setattr("whet.draft.speculation.Controller", Restless)
-    wishes: list[Any] = []
-    made = Speculation.budgets
-
-    def look(self: Speculation, rows: Any, running: int) -> Any:
-        wishes.append(made(self, rows, running))
-        return wishes[-1]
-
-    monkeypatch.setattr(Speculation, "budgets", look)
-    runs = {}
-    for name, sets in {"plain": (), "all": ('draft.drafters=["suffix"]',), "budgets": BUDGETS}.items():
-        wishes.clear()
-        watcher = Silent()
-        run_recipe(
-            small_config("steps=8", "rollout.slots=5", *sets), tmp_path / name, watcher=watcher, reward=even_digits
-        )
-        runs[name] = watcher.rows
-        given = [each for each in wishes if each is not None]
-        assert bool(given) == (name == "budgets")
-    assert any((each == 0).any() for each in given), "some row was given less than it might have had"
-    same_steps(runs["plain"], runs["all"])
-    same_steps(runs["plain"], runs["budgets"])
-    assert sum(row["draft/saved"] for row in runs["budgets"][1:]) > 0
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,6 @@ class Draft(Section):
     """These drafters guess tokens ahead, and the model checks the guesses at once; no token changes. Empty is off."""
     chooser: Literal["controller", "bandit"] = "controller"
     """The "controller" picks drafter and depth by measured time and acceptance, the "bandit" picks them as TLT does."""
-    budgets: bool = False
-    """Rows that are expected to end soon get shorter drafts."""
     train: float = Field(0.2, ge=0, le=1)
     """The eagle drafter trains on this share of a step's tokens, after it; where several decode, when they are idle."""
 

@@ -59,7 +59,6 @@ def test_the_ladder(result: tuple[Path, dict[str, Any], list[str]]) -> None:
         "elastic_ngram",
         "elastic_suffix",
         "controller",
-        "budgets",
         "elastic_eagle",
         "controller_eagle",
         "training",

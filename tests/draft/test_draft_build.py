@@ -42,12 +42,3 @@ def test_arms_are_made_ready_for_the_batches_they_serve() -> None:
     ]
     assert len(found.served) == 2 * len(suffix)
     assert serves(DraftArm("suffix", 31), 16) and not serves(DraftArm("suffix", 32), 16)
-
-
-def test_rows_have_budgets_where_the_recipe_says_so() -> None:
-    shared = [
-        build_speculation(config.Draft(drafters=("suffix",), budgets=asked), vocab=50, sizes=(2,), seed=0)
-        for asked in (False, True)
-    ]
-    assert [made is not None and made.sharing for made in shared] == [False, True]
-    assert not config.Draft().budgets

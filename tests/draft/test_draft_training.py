@@ -143,7 +143,7 @@ def test_the_budget_is_a_ceiling_in_tokens() -> None:
     trainer = DrafterTrainer(eagle_head(model), filled(model), pack=16)
     for budget in (1, 15, 50, 333):
         done = trainer.run(budget)
-        assert budget - 8 < done.tokens <= budget and not done.stopped
+        assert budget - 8 < done.tokens <= budget
     assert trainer.run(0).updates == 0
     nothing = DrafterTrainer(eagle_head(model), DataBuffer(10)).run(100)
     assert nothing.tokens == 0 and nothing.feature_loss == 0.0
@@ -163,7 +163,7 @@ def test_preempted_saved_and_resumed_is_uninterrupted(packs: int) -> None:
 
     first = DrafterTrainer(live, filled(model), pack=20, seed=9)
     part = first.run(300, stop_after(packs))
-    assert part.stopped and part.updates <= packs
+    assert part.tokens < 300 and part.updates <= packs
     second = DrafterTrainer(eagle_head(model, seed=77), filled(model), pack=20, seed=1)
     second.load(first.state_dict(), first.tensors())
     rest = second.run(300 - part.tokens)
@@ -214,7 +214,7 @@ def test_publication_writes_in_place_and_leaves_the_target_bit_for_bit() -> None
     assert torch.equal(live.fc, old), "not before it is published"
     live.take(trainer.head)
     assert not torch.equal(live.fc, old) and torch.equal(live.fc, trainer.head.fc.bfloat16())
-    assert [p.data_ptr() for p in live.parameters()] == places and live.version == 1
+    assert [p.data_ptr() for p in live.parameters()] == places
     assert torch.equal(live.draft_head.weight, rows)
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
     assert not [p for p in model.parameters() if p.grad is not None]

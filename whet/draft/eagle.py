@@ -82,7 +82,6 @@ class EagleHead(nn.Module):
             bias = None if target.head.bias is None else target.head.bias[self.draft_ids]
             self.draft_head = replace(target.head, weight=target.head.weight[self.draft_ids], bias=bias)
         self.keys, self.values, self.angles = torch.empty(0), torch.empty(0), torch.empty(0)
-        self.version = 0  # counts publications
         self.ops = PLAIN  # what `extend` and `draft` compute with; kernels may be handed in before a capture
 
     @property
@@ -101,7 +100,6 @@ class EagleHead(nn.Module):
         """Copy the parameters of `other` in place: graphs that were captured with ours stay valid."""
         for mine, theirs in zip(self.parameters(), other.parameters(), strict=True):
             mine.copy_(theirs)
-        self.version += 1
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -265,7 +263,7 @@ def draft_vocabulary(counts: np.ndarray, size: int) -> Tensor | None:
 #   SGLang  python/sglang/srt/models/llama_eagle.py, speculative/eagle_worker.py. fc with a bias, which keeps random
 #           numbers where the file has none: zeros are written. LlamaForCausalLMEagle by name. Tied embeddings must be
 #           off: a reduced head would else replace the embedding. It reads a draft vocabulary from a pickle
-#           (`--speculative-token-map`), and whet writes none: such a drafter is refused.
+#           (`--speculative-token-map`), which whet neither writes nor reads.
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -299,12 +297,8 @@ def layout(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return table
 
 
-def write_drafter(folder: Path, head: EagleHead, target_config: Any, *, engine: str = "vllm") -> None:
-    """Write the weights, in the type of `head`, and the config, for "vllm" or "sglang"."""
-    check_engine(engine)
-    if engine == "sglang" and head.draft_ids is not None:
-        ways = "write the drafter for vllm, or make it over the whole vocabulary"
-        raise WhetError(f"SGLang reads a reduced draft vocabulary from a pickle, which whet does not write; {ways}.")
+def write_drafter(folder: Path, head: EagleHead, target_config: Any) -> None:
+    """Write the weights, in the type of `head`, and the config, for vLLM; `copy_drafter` brings them to SGLang."""
     tensors = {name: tensor.cpu().clone().contiguous() for name, tensor in named_weights(head).items()}
     # A Llama config of one layer, with the rotary settings in the old and the new form of transformers.
     target, rope = head.target, dict(target_config.rope_parameters)
@@ -328,7 +322,7 @@ def write_drafter(folder: Path, head: EagleHead, target_config: Any, *, engine: 
         **{name: getattr(target_config, name) for name in SHARED},
         "torch_dtype": str(head.dtype).removeprefix("torch."),
     }
-    _write(folder, tensors, config, engine)
+    _write(folder, tensors, config, "vllm")
 
 
 def copy_drafter(source: Path, folder: Path, *, engine: str = "vllm") -> None:
@@ -392,7 +386,6 @@ def read_drafter(folder: Path, head: EagleHead) -> None:
             raise WhetError(f"The drafter in {folder} is of another target: {name} has another shape.")
     for name, tensor in mine.items():
         tensor.copy_(saved[name])
-    head.version += 1
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ the chooser after it, and calls `ended` and `updated` as rollouts end and weight
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
@@ -98,91 +97,6 @@ def tidy(tokens: np.ndarray, counts: np.ndarray, most: np.ndarray, vocab: int) -
     return out, good.sum(1).astype(np.int32)
 
 
-# ---- budgets: how many tokens to draft for each row
-#
-# DAS (arXiv 2511.13841) models a batch's time as t = N + TOKEN * (tokens fed), in forwards: all rows share N forwards,
-# and a draft token costs only its place in them. Rows that will be the last to end get more drafts, short ones none.
-
-ACCEPT = 0.8  # share of a text that drafts can hit at all
-TOKEN = 0.01  # time of one more token in a forward, in forwards
-SEEN, ENOUGH = 512, 16  # lengths of ended rollouts that are remembered, and how many make an estimate
-EVERY, MOST = 32, 64  # steps for which budgets stand, and tokens of a budget at most
-
-
-def draft_tokens(length: np.ndarray, forwards: float | np.ndarray, alpha: float = 1.0) -> np.ndarray:
-    """Draft tokens with which a row of `length` more tokens ends within `forwards` forwards; inf where it cannot.
-
-    A row that is fed p draft tokens gets A(p) = k l (1 - exp(-alpha p / l)) of its l tokens by acceptance, and needs
-    A = l - N, so p = -(l / alpha) ln(1 - (1 - N / l) / k), and 0 where l <= N. k is ACCEPT; alpha says how fast more
-    draft gets there. (Our derivation from the DAS model.)
-
-    >>> draft_tokens(np.array([100.0, 400.0]), 200).round(2).tolist()  # -400 ln(1 - 0.5 / 0.8)
-    [0.0, 392.33]
-    """
-    length = np.asarray(length, float)
-    missing = 1 - np.clip(1 - forwards / np.maximum(length, 1e-9), 0, None) / ACCEPT
-    with np.errstate(divide="ignore"):
-        drafted = -(length / alpha) * np.log(np.maximum(missing, 0))
-    return np.where(length <= forwards, 0.0, drafted)
-
-
-def makespan(length: np.ndarray, forwards: float | np.ndarray, token: float = TOKEN) -> np.ndarray:
-    """t = N + token * sum_i (min(l_i, N) + p_i): each row is fed one token per forward, and its drafts.
-
-    >>> round(float(makespan(np.array([100.0, 400.0]), 200)), 2)  # 200 + 0.01 (100 + 200 + 392.33)
-    206.92
-    """
-    length, forwards = np.asarray(length, float), np.asarray(forwards, float)[..., None]
-    fed = np.minimum(length, forwards) + draft_tokens(length, forwards)
-    t: np.ndarray = forwards[..., 0] + token * fed.sum(-1)
-    return t
-
-
-def best_forwards(length: np.ndarray, token: float = TOKEN) -> float:
-    """The N that ends soonest. t is convex in N between what acceptance allows, (1 - k) max l, and no drafts, max l. A
-    search by grids, each within two meshes of the one before: a whole array costs the host as much as one number."""
-    low, high = (1 - ACCEPT) * float(np.max(length)), float(np.max(length))
-    best, grid = 0, np.array([low])
-    for _ in range(5):  # to a millionth of the range
-        grid = np.linspace(low, high, 33)
-        best = int(np.argmin(makespan(length, grid, token)))
-        low, high = grid[max(0, best - 1)], grid[min(32, best + 1)]
-    return float(grid[best])
-
-
-def budgets(length: np.ndarray, most: int, token: float = TOKEN) -> np.ndarray:
-    """Draft tokens per step for each row, int32 [B], at most `most`: p_i / N rounded up, 0 where l_i <= N.
-
-    `length` [B] is the expected remaining length.
-
-    >>> budgets(np.array([10, 50, 400]), 8, token=0.3).tolist()  # N = 172.3, p = 497.3
-    [0, 0, 3]
-    """
-    length = np.maximum(np.asarray(length, float), 1.0)
-    if not length.size or most <= 0:
-        return np.zeros(length.size, np.int32)
-    forwards = best_forwards(length, token)
-    per_step = draft_tokens(length, forwards) / forwards
-    return np.minimum(np.ceil(per_step - 1e-6), most).astype(np.int32)
-
-
-def remaining(written: np.ndarray, limit: np.ndarray, seen: np.ndarray) -> np.ndarray:
-    """Tokens still to come in rows that have written so many: the mean over lengths seen that were longer (OURS).
-
-    `seen` holds lengths of ended rollouts. Where none was longer: half of what the limit leaves. Never above that rest.
-
-    >>> remaining(np.array([0, 150, 500]), np.array([1000, 1000, 1000]), np.array([100, 200, 300])).tolist()
-    [200.0, 100.0, 250.0]
-    """
-    ordered = np.sort(np.asarray(seen, float))
-    above = np.append(np.cumsum(ordered[::-1])[::-1], 0.0)  # sum of the lengths from here up
-    first = np.searchsorted(ordered, written, side="right")
-    longer = ordered.size - first
-    rest = np.asarray(limit, float) - written
-    mean = above[first] / np.maximum(longer, 1) - written
-    return np.minimum(np.where(longer > 0, mean, rest / 2), rest)
-
-
 Columns = Any  # the engine's rows, `whet.rollout.rows.Rows`: the engine imports this file
 
 
@@ -193,9 +107,6 @@ class Speculation:
         """served: rows that a step is padded to, with an arm that may then be chosen; to be made ready beforehand."""
         self.drafters: dict[str, DraftGuard] = {}
         self.chooser, self.vocab, self.served = chooser, vocab, served
-        # Whether rows get budgets. In the padded shape of a step a draft that is left out saves no time, and rows that
-        # end sooner make all later steps smaller: so not, unless it was found to pay (`draft_bench.py` has a rung).
-        self.sharing = False
         for drafter in drafters:
             self.join(drafter)
         # Set by the engine: drafters whose drafts are made on the device, and so are not called here; and the bytes of
@@ -203,8 +114,6 @@ class Speculation:
         self.elsewhere: Set[str] = frozenset()
         self.token_bytes = 0
         self._views: dict[int, RowView] = {}  # by arrival, of rows that were drafted for
-        self._lengths: deque[int] = deque(maxlen=SEEN)  # lengths of rollouts that ended
-        self._budgeted = -1  # steps until budgets are made anew
 
     def join(self, drafter: Drafter) -> None:
         """Add a drafter, for one that needs an engine to be made."""
@@ -215,14 +124,6 @@ class Speculation:
         arm = self.chooser.choose(running, self.kv_bytes(rows, running), retired)
         return OFF if arm.drafter in retired else arm
 
-    def budgets(self, rows: Columns, running: int) -> np.ndarray | None:
-        """Drafts that each row wants at most, made anew now and then; None where the last ones stand."""
-        self._budgeted -= 1
-        if not self.sharing or self._budgeted >= 0 or len(self._lengths) < ENOUGH:
-            return None
-        self._budgeted = EVERY
-        return budgets(remaining(rows.count[:running], rows.limit[:running], np.array(self._lengths)), MOST)
-
     def draft(self, arm: DraftArm, rows: Columns, most: np.ndarray) -> np.ndarray:
         """Guesses int32 [B, depth], -1 where there is none; at most `most` [B] for each row."""
         tokens, counts = self.drafters[arm.drafter].propose([self._view(rows, i) for i in range(most.size)], most)
@@ -232,7 +133,6 @@ class Speculation:
 
     def ended(self, flight: Any) -> None:
         """The flight ended or was cut; its trace has what it wrote."""
-        self._lengths.append(flight.trace.ids.size)
         view = self._views.pop(flight.arrival, None) or _view(flight)
         view.ids = flight.trace.ids
         for drafter in self._drafting_here():
@@ -289,9 +189,7 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     chooser = controller if ours else Bandit(arms, serves=serves, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
-    made = Speculation(drafters, chooser, vocab=vocab, served=served)
-    made.sharing = settings.budgets
-    return made
+    return Speculation(drafters, chooser, vocab=vocab, served=served)
 
 
 def serves(arm: DraftArm, batch: int) -> bool:

@@ -76,7 +76,6 @@ class Trained:
     token_loss: float
     agreement: float  # share of pairs where the drafter's likeliest token is the target's, in the draft vocabulary
     skipped: int  # packs without a usable gradient: nothing of a response, or not finite
-    stopped: bool  # before its budget was spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +156,9 @@ class DrafterTrainer:
 
     def run(self, budget: int, should_stop: Callable[[], bool] = lambda: False) -> Trained:
         """Train on `budget` tokens at most; stop within one pack of `should_stop` turning true."""
-        done = updates = 0
+        done = updates = skipped = 0
         sums = torch.zeros(4, dtype=torch.float64)
-        stopped, skipped = False, 0
-        while done < budget:
-            if stopped := should_stop():
-                break
+        while done < budget and not should_stop():
             windows = self.buffer.sample(min(self.pack, budget - done), (self.seed, self.packs))
             if not windows:
                 break
@@ -174,7 +170,7 @@ class DrafterTrainer:
             else:
                 sums, updates = sums + found, updates + 1
         features, tokens, agreement = (sums[:-1] / sums[-1].clamp(min=1)).tolist()
-        return Trained(updates, done, features, tokens, agreement, skipped, stopped)
+        return Trained(updates, done, features, tokens, agreement, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """The whole state together with `tensors`, given the same buffer."""

@@ -25,7 +25,7 @@ from whet.draft.speculation import Speculation
 from whet.fast import lanes as on_device
 from whet.fast.fused import KERNELS, Feed, FusedStack, PlainNetwork, graphs_lack, network_of
 from whet.fast.kernels.decode import State, Texts, accept, race
-from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, MOST, STOPS, TOKEN, DeviceRows, Lanes
+from whet.fast.lanes import COUNT, HEAT, KEY0, KEY1, LANE, LENGTH, LIMIT, STOPS, TOKEN, DeviceRows, Lanes
 from whet.model.ops import DeviceMeter, to_device
 from whet.model.twin import GRAPHED, PAGE, KVShape
 from whet.rollout.guesser import Guesser, extra_shapes
@@ -305,7 +305,6 @@ class GraphRunner(Runner):
         self._uploaded = STALE  # the edits of rows and pages that the device has
         self._next: Launch | None = None  # launched before its turn
         self._launches = 0
-        self._wishes = self._uploaded_wishes = 0  # changes of the rows' wishes for drafts: on the host, and uploaded
         self.captures = Captures(self.device, self._captured, self._at_rest)
 
     def advance(
@@ -344,9 +343,6 @@ class GraphRunner(Runner):
     def forget(self) -> None:
         """Drops what was launched ahead: the weights change, or its rows are gone."""
         self._next, self._uploaded = None, STALE
-
-    def budgeted(self) -> None:
-        self._wishes += 1
 
     # ---- decoding
 
@@ -406,9 +402,6 @@ class GraphRunner(Runner):
     def _launch(self, running: int, arm: DraftArm, steps: int = 1) -> Launch:
         drawn = self._drawn[self._launches % 2][:steps, : 2 * arm.tokens + 2]
         self._launches += 1
-        if self._uploaded_wishes != self._wishes:
-            self.device_rows.tell(MOST, self.rows.most[:running])
-            self._uploaded_wishes = self._wishes
         keys = self._keys(running, arm)
         if not all(key in self.captures.graphs for key in keys):
             self.begin()
@@ -541,7 +534,7 @@ class GraphRunner(Runner):
         assert self.lanes is not None
         state, drafts = self.device_rows.state[:, :size], self.drafts[:size, :depth]
         length = state[LENGTH]
-        most = torch.minimum(state[MOST], state[LIMIT] - state[COUNT] - 1)
+        most = state[LIMIT] - state[COUNT] - 1
         if self.guesser is not None and drafter == self.guesser.name:
             row = torch.where(length >= 0, self.numbers[:size], -1)
             newest = self.lanes.last(state[LANE], length, depth + 1)

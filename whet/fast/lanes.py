@@ -21,8 +21,8 @@ from whet.model.ops import to_device
 from whet.rollout.rows import Flight, Rows
 
 # Lines of the state: newest token, cached tokens (-1: no row), generated tokens and their limit, noise keys,
-# temperature (its bits), lane of the text, drafts wanted at most, and from here on stop ids.
-TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, LANE, MOST, STOPS = range(10)
+# temperature (its bits), lane of the text, and from here on stop ids.
+TOKEN, LENGTH, COUNT, LIMIT, KEY0, KEY1, HEAT, LANE, STOPS = range(9)
 MOST_STOPS = 4  # a row with more stop ids is ended by the host, one step later
 SIBLINGS = 16  # texts of the same prompt that a rollout looks at, beside its own
 TOKENS = 2**25  # tokens that all lanes hold, where the slots need no more
@@ -40,7 +40,6 @@ class DeviceRows:
         pinned = device.type == "cuda"
         self._states = [torch.zeros(lines, most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._tables = [torch.full((most, width), spare, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
-        self._lines = [torch.zeros(most, dtype=torch.int32, pin_memory=pinned) for _ in range(2)]
         self._orders = [torch.zeros(most, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
 
     def upload(self, rows: Rows, table: np.ndarray, running: int) -> None:
@@ -48,8 +47,8 @@ class DeviceRows:
         staged = self._next(self._states)
         state = staged.numpy()
         state[LENGTH] = -1
-        columns: tuple[np.ndarray, ...] = (rows.token, rows.length, rows.count, rows.limit, rows.lane, rows.most)
-        for line, column in zip((TOKEN, LENGTH, COUNT, LIMIT, LANE, MOST), columns, strict=True):
+        columns: tuple[np.ndarray, ...] = (rows.token, rows.length, rows.count, rows.limit, rows.lane)
+        for line, column in zip((TOKEN, LENGTH, COUNT, LIMIT, LANE), columns, strict=True):
             state[line, :running] = column[:running]
         state[KEY0 : KEY1 + 1, :running] = rows.keys[:, :running]
         state[HEAT, :running] = rows.temperature[:running].astype(np.float32).view(np.int32)
@@ -69,12 +68,6 @@ class DeviceRows:
         moved = self.state.index_select(1, index)
         self.state[LENGTH] = -1
         self.state[:, :running] = moved
-
-    def tell(self, line: int, column: np.ndarray) -> None:
-        """Writes one line of the first rows, which are in the host's order."""
-        staged = self._next(self._lines)
-        staged.numpy()[: column.size] = column
-        self.state[line, : column.size].copy_(staged[: column.size], non_blocking=True)
 
     def upload_table(self, table: np.ndarray, running: int) -> None:
         staged = self._next(self._tables)

@@ -240,21 +240,17 @@ class LocalEngine(FlightEngine):
         return runner.advance(running, (), (), own, ahead=own == arm)
 
     def _choose(self, running: int) -> DraftArm:
-        """How to speculate next, after a look at how many drafts each row wants."""
-        rows, speculation = self.rows, self.speculation
-        if speculation is None or rows.picky[:running].any():
+        """How to speculate next."""
+        if self.speculation is None or self.rows.picky[:running].any():
             return OFF
-        if (wishes := speculation.budgets(rows, running)) is not None:
-            rows.most[:running] = wishes
-            self.runner.budgeted()
-        return speculation.choose(rows, running)
+        return self.speculation.choose(self.rows, running)
 
     def _wanted(self, arm: DraftArm, running: int, ahead: np.ndarray | int = 0) -> np.ndarray:
         """Drafts for each row at most, `ahead` tokens after its newest. The last token of a rollout is never guessed,
         since the target's own draw brings it."""
         rows = self.rows
         left = np.maximum(rows.limit[:running] - rows.count[:running] - ahead - 1, 0)
-        return np.minimum(np.minimum(left, arm.depth), rows.most[:running])
+        return np.minimum(left, arm.depth)
 
     def _record(self, drawn: Drawn, running: int) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
         """Write down what was drawn. With drafts, returns for each step of each row how many came true, of how many

@@ -24,7 +24,6 @@ from whet.types import Finish, Request, Rollout, Trace
 # Shapes: B rows that draw, V vocabulary, W tokens drawn for a row in one turn.
 
 Decode = Callable[[Sequence[int]], str]
-ANY = 2**20  # stands for "as many drafts as possible"
 
 
 @dataclass(slots=True, eq=False)
@@ -163,7 +162,6 @@ class Rows:
         self.accepted = np.zeros(slots, np.int64)  # tokens of these that were kept
         self.launched = np.full(slots, -1, np.int64)  # the row's place in the step under way; -1: not in it
         self.lane = np.zeros(slots, np.int32)  # where the device has the row's text, if it keeps one
-        self.most = np.full(slots, ANY, np.int32)  # drafts that the row wants per step, at most
         self.count = np.zeros(slots, np.int32)  # tokens generated
         self.limit = np.zeros(slots, np.int32)
         self.stops = np.full((slots, 1), -1, np.int64)  # stop ids, as many columns as the longest list needs
@@ -201,7 +199,7 @@ class Rows:
         n = trace.ids.size
         self.count[row], self.limit[row] = n, flight.limit
         self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
-        self.drafted[row], self.accepted[row], self.most[row] = flight.drafted, flight.accepted, ANY
+        self.drafted[row], self.accepted[row] = flight.drafted, flight.accepted
         for name in PARTS:
             getattr(self, name)[row, :n] = getattr(trace, name)
         self.guessed[row] = False

@@ -75,9 +75,6 @@ class Runner:
     def go_ahead(self, running: int, arm: DraftArm) -> None:
         """The next steps of these rows may begin now: the caller has other things to do."""
 
-    def budgeted(self) -> None:
-        """The rows' `most` has changed; what is under way keeps to the old one."""
-
     def prepare(self, running: int, arm: DraftArm) -> float:
         """Do what this arm needs once for so many rows, and return the seconds that it took."""
         return 0.0
