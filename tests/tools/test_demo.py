@@ -109,9 +109,10 @@ def test_a_browser_opens_only_where_there_is_a_display(monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
-def test_a_small_demo_from_base_to_page(tmp_path: Path) -> None:
+def test_a_small_demo_from_base_to_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    run_demo(tmp_path, 0, Console(file=shown, width=200), tree=SMALL)
+    monkeypatch.setattr(demo, "read_demo", lambda: SMALL)
+    run_demo(tmp_path, 0, Console(file=shown, width=200))
     said = shown.getvalue()
     assert "Mix few: All prompts have four operations." in said
     assert said.index("tokens to 0.60") < said.index("speed ") < said.index("Curves and rollouts")

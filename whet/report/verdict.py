@@ -20,7 +20,6 @@ from whet.report import formats
 from whet.report.arms import Row, RunLog, evaluation_names, evaluations, number, series
 from whet.watch import PASS_RATES, pass_rate_class
 
-Z95 = 1.959964
 SHARPER = 0.7  # an entropy below this share of the first one has fallen
 GROUPS = 50  # judged groups from which on savings are forecast
 WORTH = 0.1  # share of the tokens from which on a saving is mentioned

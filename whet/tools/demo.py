@@ -51,14 +51,12 @@ ELICITED = (  # added where the share rises by a third or more
 )
 
 
-def run_demo(out: Path, seed: int, console: Console, *, tree: Mapping[str, Any] | None = None) -> None:
+def run_demo(out: Path, seed: int, console: Console) -> None:
     """Trains all arms, prints and writes what they show, and opens the page where there is a display.
 
-    `tree` replaces demo.toml, in the same layout. Every seed has the same base, as users have one model: prompts,
-    problems and draws differ.
+    Every seed has the same base, as users have one model: prompts, problems and draws differ.
     """
-    begin = time.monotonic()
-    tree = tree or read_demo()
+    begin, tree = time.monotonic(), read_demo()
     recipes = arm_recipes(tree, out, check_base(tree["sha256"]), seed)
     for mix, settings in tree["mixes"].items():
         console.print(Text(f"Mix {mix}: {settings['about']}"))
