@@ -13,11 +13,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from whet.errors import WhetError
 from whet.recipe import describe
 from whet.report import formats
 from whet.report.arms import (
@@ -51,10 +49,7 @@ class PageData:
     """The page of some run folders, read again whenever they have changed."""
 
     def __init__(self, folders: Folders, *, title: str, note: str = "") -> None:
-        named = folders if isinstance(folders, Mapping) else name_runs(folders)
-        if not named:
-            raise WhetError("Name at least one run folder.")
-        self.folders = {name: Path(folder) for name, folder in named.items()}
+        self.folders = name_runs(folders)
         self.title, self.note = title, note
         self.shelves = [RolloutShelf(folder) for folder in self.folders.values()]
         self._logs: dict[str, tuple[Any, RunLog]] = {}

@@ -8,11 +8,10 @@ or time has changed is indexed again; a line that is torn or no JSON is left out
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
@@ -129,13 +128,13 @@ def read_shown(row: Mapping[str, Any], kind: str, longest: int) -> Shown:
     """One rollout of any shape as the page takes it; its tokens only if its text is whole and they fit together."""
     excerpt = read_excerpt(row)
     level = row.get("level")
-    shown = dataclasses.asdict(excerpt) | {"kind": kind, "index": int(number(row, "index") or 0)}
+    shown = excerpt | {"kind": kind, "index": int(number(row, "index") or 0)}
     shown |= {"level": None if level is None else str(level)}
     cut = {name: shorten(shown[name], longest) for name in ("prompt", "response", "answer")}
     names = ("prompt_id", "group_id", "phase", "finish", "version", "note", "level")
     cut |= {name: shorten(text, 200) for name in names if isinstance(text := shown[name], str)}
     pieces = row.get("pieces")
-    if cut["response"] == excerpt.response and isinstance(pieces, list) and all(isinstance(p, str) for p in pieces):
+    if cut["response"] == excerpt["response"] and isinstance(pieces, list) and all(isinstance(p, str) for p in pieces):
         shown["pieces"] = pieces
         for name in ("log_probs", "entropies", "drafted"):
             values = row.get(name)
@@ -283,5 +282,5 @@ def _holds(row: Mapping[str, Any], needle: bytes) -> bool:
     if not needle:
         return True
     excerpt = read_excerpt(row)
-    texts: Sequence[str] = (excerpt.prompt, excerpt.response, excerpt.answer, excerpt.prompt_id)
-    return any(needle in text.encode(errors="surrogatepass").lower() for text in texts)
+    texts = (excerpt[name].encode(errors="surrogatepass") for name in ("prompt", "response", "answer", "prompt_id"))
+    return any(needle in text.lower() for text in texts)
