@@ -238,11 +238,8 @@ def test_several_seeds_are_a_median() -> None:
 def test_informative_prompts_are_counted_in_the_first_update_of_uniform() -> None:
     run = run_of("uniform", SLOW, [0.25, 0.5, 0.75], "uniform")
     over_run, said = count_informative([arm("speed", FAST), Arm(name="uniform", runs=(run,))])  # at first 10 in 40
-    assert (
-        over_run == "50%"
-        and "of the 40 asked first" in said
-        and "25% got both right and wrong answers among 16" in said
-    )
+    assert over_run == "50%" and "of the 40 asked first" in said
+    assert "25% got both right and wrong answers among 16" in said
     assert "95% range 14% to 40%" in said and "over the whole run of uniform, 50%" in said
 
 

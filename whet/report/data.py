@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from whet.recipe import describe
@@ -32,7 +32,7 @@ from whet.report.arms import (
     read_run,
 )  # fmt: skip
 from whet.report.compare import compare, settings_that_differ
-from whet.report.formats import LAST
+from whet.report.formats import LAST, middle
 from whet.report.rollouts import RolloutShelf, parse_line, parse_lines, read_bytes
 from whet.report.verdict import interval, is_greedy, judge
 from whet.run import MACHINE, METRICS, PICTURES, is_in_use
@@ -264,8 +264,7 @@ def difficulty(arms: Sequence[Arm], evaluation: str | None) -> Data | None:
     def final(arm: Arm, key: str) -> float | None:
         """Median over the seeds of the mean of the last evaluations."""
         seeds = [[v for row in run.rows if (v := number(row, key)) is not None] for run in arm.runs]
-        ends = [fmean(values[-LAST:]) for values in seeds if values]
-        return median(ends) if ends else None
+        return middle(fmean(values[-LAST:]) if values else None for values in seeds)
 
     def cells(values: Sequence[float | None]) -> list[Data]:
         return [{"value": formats.accuracy(value), "ratio": "", "range": ""} for value in values]

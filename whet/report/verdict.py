@@ -79,7 +79,8 @@ def judge_learning(log: RunLog, evaluation: str | None) -> str:
     first, last, noise = points[0], points[-1], _noise(log, evaluation)
     gain = last.accuracy - first.accuracy
     best = max(points, key=lambda point: point.accuracy)
-    change = f"{_points(gain)} in {formats.duration(last.seconds)}, "
+    points_gained = f"{100 * gain:+.1f} points".replace("-", "−")
+    change = f"{points_gained} in {formats.duration(last.seconds)}, "
     change += f"from {formats.accuracy(first.accuracy)} to {formats.accuracy(last.accuracy)}"
     if noise is not None and best is not first and best.accuracy - last.accuracy > noise:
         change += f", after {formats.accuracy(best.accuracy)} at step {best.step}"
@@ -90,10 +91,6 @@ def judge_learning(log: RunLog, evaluation: str | None) -> str:
     if abs(gain) <= noise:
         return f"Not clearly learning: {change}, which may be chance."
     return f"{'Learning' if gain > 0 else 'Getting worse'}: {change}."
-
-
-def _points(gain: float) -> str:
-    return f"{100 * gain:+.1f} points".replace("-", "−")
 
 
 def judge_sharpening(log: RunLog, rows: Sequence[Row]) -> str:
