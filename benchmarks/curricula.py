@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from base import make_base
 from rich.console import Console
 
 from whet.config import merged as merge
@@ -27,7 +28,7 @@ from whet.report.compare import TableCell, compare
 from whet.report.formats import final_accuracy
 from whet.run import read_metrics, read_rollouts
 from whet.text import printable
-from whet.tools.experiment import circumstances, make_base, train_arms
+from whet.tools.experiment import circumstances, train_arms
 
 MIXES = {
     "few": {"1": 0.40, "3-7": 0.12, "9-12": 0.48},

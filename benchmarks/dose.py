@@ -42,6 +42,7 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from base import make_base
 from matrix import defining_settings, hash_weights, inline, make_start, read_plan
 from matrix_figures import FigureLine, figure
 from matrix_results import column, points, rising
@@ -50,7 +51,7 @@ from train import CellWork, Places, read_outcome
 
 from whet import files
 from whet.errors import WhetError
-from whet.tools.experiment import circumstances, make_base
+from whet.tools.experiment import circumstances
 from whet.tools.forecast import play_cures
 from whet.tools.measure import probe_model
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from base import one_thread
 from command_line import RESULTS, Out, run_script
 from transformers import PreTrainedModel
 
@@ -26,7 +27,7 @@ from whet.model.load import tiny_model
 from whet.rollout.engine import LocalEngine
 from whet.tools.bench.peers import generate_batch, no_stop_strings, requests_of
 from whet.tools.bench.rollout import spread
-from whet.tools.experiment import circumstances, one_thread
+from whet.tools.experiment import circumstances
 
 app = typer.Typer(add_completion=False)
 Repeats = Annotated[int, typer.Option(min=1, help="Interleaved repeats.")]

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from base import make_base
 from curricula import read_ground
 from rich.console import Console
 
@@ -31,7 +32,7 @@ from whet.recipe import parse_config
 from whet.report.live import RunProgress
 from whet.rollout.base import Engine
 from whet.tools.demo import with_mix
-from whet.tools.experiment import circumstances, make_base
+from whet.tools.experiment import circumstances
 from whet.types import Batch, Report, Rollout
 from whet.watch import Stopwatch
 

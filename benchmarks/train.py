@@ -42,12 +42,13 @@ from rich.table import Table
 from whet import config, files
 from whet.errors import WhetError
 from whet.problems import load_problems
+from whet.processes import available_cores
 from whet.recipe import load_config, parse_config
 from whet.report.arms import number
 from whet.run import CONFIG, has_collapsed, read_metrics, read_rollouts
 from whet.terminal import DataFolder, Sets, folder_set, out_console
 from whet.tools.bench import names
-from whet.tools.experiment import circumstances, cores, last_words, start_run
+from whet.tools.experiment import circumstances, last_words, start_run
 
 app = typer.Typer()
 GRACE = 120.0  # seconds that a cell has to finish its step and save; then it is killed, and stays unfinished
@@ -185,7 +186,7 @@ class CellWork:
             self.end(cell, asked=True)
             return
         files.write_text(places.goes(cell), json.dumps([*goes, [self.beside == 1, None]]))
-        threads = max(1, cores() // self.beside) if self.beside > 1 else None  # cells side by side share the cores
+        threads = max(1, available_cores() // self.beside) if self.beside > 1 else None  # cells share the cores
         began, process = time.monotonic(), start_run(folder, cell_settings(cell, self.start), threads)
         self.running[cell.name] = process
         self.on_progress(f"{cell.name} {'goes on' if line.state == 'begun' else 'begins'}.")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_run import Restless, Silent, even_digits, small_config
+from small_run import Restless, Silent, even_digits, read_pictures, small_config
 
 from whet import api, pictures
 from whet.model.load import tiny_tokenizer
 from whet.pictures import Pictures, by_level, flow, machine, pass_rates, token_rows
-from whet.run import read_metrics, read_pictures, read_rollouts
+from whet.run import read_metrics, read_rollouts
 from whet.text import Codec
 from whet.types import Group, Prompt, Request, Rollout, Sampling, Trace
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from faults import Faults, Killed
+from small_run import read_pictures
 from transformers.utils import logging
 
 from whet import files
@@ -22,7 +23,7 @@ from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
 from whet.model.load import tiny_model, tiny_tokenizer
 from whet.recipe import load_config
-from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_pictures, read_rollouts
+from whet.run import Run, best_checkpoint, checkpoint_path, checkpoint_steps, read_metrics, read_rollouts
 
 CONFIG = "seed = 1\n"
 KINDS = ("before", "half", "error")

@@ -81,11 +81,6 @@ def data_prepare(
     print_table(("what", "problems"), lines)
 
 
-@curriculum_app.callback()
-def curriculum() -> None:
-    """Curricula for trainers other than whet's."""
-
-
 @curriculum_app.command("serve")
 def curriculum_serve(
     recipe: Annotated[Path, Recipe],

@@ -256,11 +256,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return list(_read_rows(folder / METRICS))
 
 
-def read_pictures(folder: Path) -> list[dict[str, Any]]:
-    """The lines of pictures.jsonl; none where the run is of an older version."""
-    return list(_read_rows(folder / PICTURES))
-
-
 def has_collapsed(folder: Path) -> bool:
     """Whether a run was stopped by the guard against collapse (`whet.watch`), which is a result, not a failure."""
     rows = list(_read_rows(folder / METRICS))

@@ -193,7 +193,7 @@ def test_a_port_in_use_and_a_folder_without_a_run_are_one_sentence(runs: list[Pa
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(WhetError, match="cannot be opened"):
-            PageServer(PageData(runs, title=""), port=other.getsockname()[1])
+            PageServer(PageData(runs, title=""), "127.0.0.1", other.getsockname()[1])
     (tmp_path / "empty").mkdir()
     with pytest.raises(WhetError, match=r"holds no config\.toml"):
-        PageServer(PageData([tmp_path / "empty"], title=""), port=0)
+        PageServer(PageData([tmp_path / "empty"], title=""), "127.0.0.1", 0)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from whet.errors import WhetError
-from whet.report.view import read_excerpt, rollout_steps, shorten, view_run
+from whet.report.view import read_excerpt, shorten, view_run
 
 
 def rollout(step: int, name: str, index: int, verdict: str, response: str, **more: Any) -> dict[str, Any]:
@@ -106,21 +106,22 @@ def test_shorten_keeps_both_ends() -> None:
 def test_rows_of_any_shape_are_read() -> None:
     chat = [{"role": "system", "content": "Think."}, {"role": "user", "content": "2+2?"}]
     excerpt = read_excerpt({"prompt": chat, "first_version": 3, "last_version": 5, "verdict": "odd", "reward": None})
-    assert excerpt.prompt == "system: Think.\nuser: 2+2?"
-    assert (excerpt.version, excerpt.verdict, excerpt.reward) == ("3–5", "unjudged", None)
-    assert read_excerpt({"version": 4}).version == "4"
+    assert excerpt["prompt"] == "system: Think.\nuser: 2+2?"
+    assert (excerpt["version"], excerpt["verdict"], excerpt["reward"]) == ("3–5", "unjudged", None)
+    assert read_excerpt({"version": 4})["version"] == "4"
 
 
 def test_a_short_run_and_a_run_without_rollouts(save_run: Callable[..., Path]) -> None:
     rollout = {"step": 0, "prompt_id": "a", "verdict": "right", "prompt": "1+1=", "response": "2"}
     one = save_run("one", [{"step": 0}], [rollout])
-    assert rollout_steps(one) == [0]
-    none = save_run("none", [{"step": 0}])
-    assert rollout_steps(none) == []
+    assert "step 0  a  1 of 1 right" in shown(one)
+    with pytest.raises(WhetError, match="none holds no rollouts"):
+        shown(save_run("none", [{"step": 0}]))
 
 
 def test_evaluation_files_count_and_unfinished_ones_do_not(save_run: Callable[..., Path]) -> None:
     folder = save_run("run", [{"step": 0}])
     for name in ("eval_00000004.jsonl", "step_00000012.jsonl", ".whet-tmp-step_00000013.jsonl", "notes.jsonl"):
         (folder / "rollouts" / name).write_text("")
-    assert rollout_steps(folder) == [4, 12]
+    with pytest.raises(WhetError, match="no rollouts of step 13; it has 2 steps from 4 to 12"):
+        shown(folder, step=13)

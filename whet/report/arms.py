@@ -142,10 +142,7 @@ def arm_name(run: str) -> str:
 
 def read_arms(folders: Folders) -> list[Arm]:
     """Arms in the order of their first run; the first is the baseline."""
-    named = folders if isinstance(folders, Mapping) else name_runs(folders)
-    if not named:
-        raise WhetError("Name at least one run folder.")
-    return group_runs([read_run(name, Path(folder)) for name, folder in named.items()])
+    return group_runs([read_run(name, folder) for name, folder in name_runs(folders).items()])
 
 
 def group_runs(logs: Sequence[RunLog]) -> list[Arm]:
@@ -163,12 +160,17 @@ def read_run(name: str, folder: Path) -> RunLog:
     return RunLog(name=name, folder=folder, settings=settings, rows=tuple(read_metrics(folder)))
 
 
-def name_runs(folders: Sequence[Path]) -> dict[str, Path]:
-    """Names each folder by the shortest end of its path that is unique; a bare "seed1" includes its parent.
+def name_runs(folders: Folders) -> dict[str, Path]:
+    """Names each folder that has no name by the shortest end of its path that is unique; a bare "seed1" includes its
+    parent.
 
     >>> list(name_runs([Path("out/speed/seed1"), Path("out/dapo"), Path("old/dapo")]))
     ['speed/seed1', 'out/dapo', 'old/dapo']
     """
+    if not folders:
+        raise WhetError("Name at least one run folder.")
+    if isinstance(folders, Mapping):
+        return {name: Path(folder) for name, folder in folders.items()}
     paths = list(dict.fromkeys(Path(f).absolute() for f in folders))
     depth = {p: 2 if BARE_SEED.fullmatch(p.name) else 1 for p in paths}
     while True:

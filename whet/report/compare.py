@@ -22,7 +22,7 @@ from rich.text import Text
 from whet.report import formats
 from whet.report.arms import Arm, Axis, Folders, Point, common_evaluation, evaluation_names, number, read_arms, series
 from whet.report.draws import Redrawn, middle_95, redraw
-from whet.report.formats import LAST, Reach, final_accuracy, median_reach, pick_levels, reach, saving
+from whet.report.formats import LAST, Reach, final_accuracy, median_reach, middle, pick_levels, reach, saving
 from whet.text import printable
 
 Show = Callable[[float | None], str]
@@ -97,7 +97,7 @@ def compare(arms: Sequence[Arm]) -> Comparison:
         first, *others = measured[axis]
         costs[axis] = [[cost.cell(None, show) for cost in first]]
         costs[axis] += [[cost.cell(base, show) for cost, base in zip(row, first, strict=True)] for row in others]
-    ends = [(_final(runs), draws.finals()) for runs, draws in zip(points, drawn, strict=True)]
+    ends = [(middle(map(final_accuracy, runs)), draws.finals()) for runs, draws in zip(points, drawn, strict=True)]
     verdicts = []
     for arm, row, end in zip(arms[1:], measured["tokens"][1:], ends[1:], strict=True):
         found = _verdict(arms[0], arm, [*zip(levels, measured["tokens"][0], row, strict=True)], ends[0], end)
@@ -150,12 +150,6 @@ class Cost:
         low, high = (show(end) if math.isfinite(end) else "never" for end in middle_95(self.draws))
         spread = formats.times_range(self.saving(baseline)) if baseline is not None else ""
         return TableCell(value, ratio, f"{low}–{high}" if low != high else "", spread)
-
-
-def _final(runs: Sequence[Sequence[Point]]) -> float | None:
-    """The median of the final accuracies."""
-    known = [value for points in runs if (value := final_accuracy(points)) is not None]
-    return median(known) if known else None
 
 
 End = tuple[float | None, np.ndarray]  # an arm's final accuracy, and its draws

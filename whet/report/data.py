@@ -13,11 +13,9 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import chain
-from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
-from whet.errors import WhetError
 from whet.recipe import describe
 from whet.report import formats
 from whet.report.arms import (
@@ -34,13 +32,12 @@ from whet.report.arms import (
     read_run,
 )  # fmt: skip
 from whet.report.compare import compare, settings_that_differ
-from whet.report.formats import LAST
-from whet.report.rollouts import RolloutShelf, parse_line, parse_lines
+from whet.report.formats import LAST, middle
+from whet.report.rollouts import RolloutShelf, parse_line, parse_lines, read_bytes
 from whet.report.verdict import interval, is_greedy, judge
-from whet.run import METRICS, is_in_use
+from whet.run import MACHINE, METRICS, PICTURES, is_in_use
 
 FORMAT = 1
-PICTURES, MACHINE = "pictures.jsonl", "machine.json"
 CELLS = 500_000  # numbers of metrics in a page, all runs together; above, rows are thinned out
 MOST_PICTURES = 1_000  # all runs together
 ROLLOUT_BYTES = 5_000_000  # of a page that stands alone, all runs together
@@ -52,10 +49,7 @@ class PageData:
     """The page of some run folders, read again whenever they have changed."""
 
     def __init__(self, folders: Folders, *, title: str, note: str = "") -> None:
-        named = folders if isinstance(folders, Mapping) else name_runs(folders)
-        if not named:
-            raise WhetError("Name at least one run folder.")
-        self.folders = {name: Path(folder) for name, folder in named.items()}
+        self.folders = name_runs(folders)
         self.title, self.note = title, note
         self.shelves = [RolloutShelf(folder) for folder in self.folders.values()]
         self._logs: dict[str, tuple[Any, RunLog]] = {}
@@ -130,10 +124,10 @@ def read_run_data(
     """`new`: the rows of which the curves are wanted; `runs`: the number of runs that share the page."""
     names = evaluation_names(rows)
     mine = evaluation if evaluation in names else next(iter(names), None)
-    machine = parse_line(_bytes(log.folder / MACHINE)) or {}
+    machine = parse_line(read_bytes(log.folder / MACHINE)) or {}
     kept = thin(new, CELLS // runs) if thinned else new
     since = _step(rows[-len(new) - 1]) if len(new) < len(rows) else -math.inf
-    drawn = (p for p in parse_lines(log.folder / PICTURES) if number(p, "step") is not None)
+    drawn = (p for p in parse_lines(read_bytes(log.folder / PICTURES)) if number(p, "step") is not None)
     pictures = sorted((p for p in drawn if _step(p) > since), key=_step)
     stride = math.ceil(len(pictures) * (runs if thinned else 1) / MOST_PICTURES) or 1
     last = rows[-1] if rows else {}
@@ -172,13 +166,6 @@ def read_run_data(
 
 def _step(row: Row) -> float:
     return number(row, "step") or 0.0
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def state(log: RunLog) -> str:
@@ -277,8 +264,7 @@ def difficulty(arms: Sequence[Arm], evaluation: str | None) -> Data | None:
     def final(arm: Arm, key: str) -> float | None:
         """Median over the seeds of the mean of the last evaluations."""
         seeds = [[v for row in run.rows if (v := number(row, key)) is not None] for run in arm.runs]
-        ends = [fmean(values[-LAST:]) for values in seeds if values]
-        return median(ends) if ends else None
+        return middle(fmean(values[-LAST:]) if values else None for values in seeds)
 
     def cells(values: Sequence[float | None]) -> list[Data]:
         return [{"value": formats.accuracy(value), "ratio": "", "range": ""} for value in values]

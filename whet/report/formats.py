@@ -9,7 +9,7 @@ the demo and the benchmarks call these pure functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -78,6 +78,12 @@ def saving(baseline: Reach, other: Reach) -> Reach:
 def final_accuracy(points: Sequence[Point]) -> float | None:
     """Mean of the last three evaluations, or of all if there are fewer."""
     return fmean(p.accuracy for p in points[-LAST:]) if points else None
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """The median of the seeds that have a value."""
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def pick_levels(curves: Sequence[Sequence[Point]]) -> list[float]:

@@ -8,13 +8,12 @@ else (nohup, CI, a pipe) gets plain lines, at most one every few seconds and one
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from rich.text import Text
 from whet.recipe import read_toml
 from whet.report import formats
 from whet.report.arms import Row, evaluation_names, number
+from whet.report.rollouts import parse_lines
 from whet.text import printable
 
 TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")  # parts of a step's time
@@ -289,11 +289,7 @@ class FileTail:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self.offset += len(whole)
-        rows = []
-        for line in whole.splitlines():
-            with suppress(ValueError):
-                rows.append(json.loads(line))
-        return [row for row in rows if isinstance(row, dict)]
+        return parse_lines(whole)
 
 
 class Followed:

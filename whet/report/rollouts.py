@@ -8,11 +8,10 @@ or time has changed is indexed again; a line that is torn or no JSON is left out
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from sys import intern
 from typing import Any, NamedTuple
@@ -78,13 +77,17 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def parse_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in a file of JSON lines, without what is torn or damaged; [] where there is no file."""
+def parse_lines(data: bytes) -> list[dict[str, Any]]:
+    """The objects in lines of JSON, without what is torn or damaged."""
+    return [row for line in data.splitlines() if (row := parse_line(line)) is not None]
+
+
+def read_bytes(path: Path) -> bytes:
+    """Nothing where there is no file: a run may lack it, or was cut back in this moment."""
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes()
     except OSError:
-        return []
-    return [row for line in lines if (row := parse_line(line)) is not None]
+        return b""
 
 
 def to_json(value: Any) -> str:
@@ -125,13 +128,13 @@ def read_shown(row: Mapping[str, Any], kind: str, longest: int) -> Shown:
     """One rollout of any shape as the page takes it; its tokens only if its text is whole and they fit together."""
     excerpt = read_excerpt(row)
     level = row.get("level")
-    shown = dataclasses.asdict(excerpt) | {"kind": kind, "index": int(number(row, "index") or 0)}
+    shown = excerpt | {"kind": kind, "index": int(number(row, "index") or 0)}
     shown |= {"level": None if level is None else str(level)}
     cut = {name: shorten(shown[name], longest) for name in ("prompt", "response", "answer")}
     names = ("prompt_id", "group_id", "phase", "finish", "version", "note", "level")
     cut |= {name: shorten(text, 200) for name in names if isinstance(text := shown[name], str)}
     pieces = row.get("pieces")
-    if cut["response"] == excerpt.response and isinstance(pieces, list) and all(isinstance(p, str) for p in pieces):
+    if cut["response"] == excerpt["response"] and isinstance(pieces, list) and all(isinstance(p, str) for p in pieces):
         shown["pieces"] = pieces
         for name in ("log_probs", "entropies", "drafted"):
             values = row.get(name)
@@ -165,14 +168,14 @@ class RolloutShelf:
         for file in files:
             known = self._counted.get(file.path)
             if known is None or known[0] != file.stamp:
-                known = self._counted[file.path] = (file.stamp, _read(file.path).count(b"\n"))
+                known = self._counted[file.path] = (file.stamp, read_bytes(file.path).count(b"\n"))
             total += known[1]
         return {"total": total, "steps": sorted({file.step for file in files}), "rows": None}
 
     def index(self, file: File) -> list[Line]:
         known = self._indexed.get(file.path)
         if known is None or known[0] != file.stamp:
-            known = self._indexed[file.path] = (file.stamp, index_lines(_read(file.path)))
+            known = self._indexed[file.path] = (file.stamp, index_lines(read_bytes(file.path)))
         return known[1]
 
     def find(
@@ -207,7 +210,7 @@ class RolloutShelf:
             searched += len(lines) - first
             if not fitting:
                 continue
-            data = _read(file.path)
+            data = read_bytes(file.path)
             read += len(data)
             if part and part not in data.lower():
                 continue
@@ -263,7 +266,7 @@ def spread(count: int) -> list[int]:
 def _groups(file: File) -> list[list[Shown]]:
     """Mixed groups and others in turn, as far as there are both; each in the order of the file."""
     groups: dict[tuple[str, str], list[Shown]] = {}
-    for row in parse_lines(file.path):
+    for row in parse_lines(read_bytes(file.path)):
         shown = read_shown({**row, "step": file.step}, file.kind, ALONE)
         groups.setdefault((shown["prompt_id"], shown["group_id"]), []).append(shown)
     mixed: list[list[Shown]] = []
@@ -279,12 +282,5 @@ def _holds(row: Mapping[str, Any], needle: bytes) -> bool:
     if not needle:
         return True
     excerpt = read_excerpt(row)
-    texts: Sequence[str] = (excerpt.prompt, excerpt.response, excerpt.answer, excerpt.prompt_id)
-    return any(needle in text.encode(errors="surrogatepass").lower() for text in texts)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:  # the run was cut back in this moment
-        return b""
+    texts = (excerpt[name].encode(errors="surrogatepass") for name in ("prompt", "response", "answer", "prompt_id"))
+    return any(needle in text.lower() for text in texts)

@@ -25,7 +25,6 @@ from whet.report.data import PageData
 from whet.report.page import SCRIPTS, STYLES, asset, served_document
 from whet.report.rollouts import Bookmark, to_json
 
-PORT = 8378
 MOST = 500  # rollouts in one answer
 FILTERS = {"prompt": "prompt_id", "group": "group_id", "verdict": "verdict", "phase": "phase", "level": "level"}
 POLICY = (
@@ -86,7 +85,7 @@ class PageHandler(BaseHTTPRequestHandler):
 
 
 class PageServer(QuietServer):
-    def __init__(self, page: PageData, host: str = "127.0.0.1", port: int = PORT) -> None:
+    def __init__(self, page: PageData, host: str, port: int) -> None:
         page.read(live=True)  # a folder that holds no run is refused before anything is served
         self.page, self.host, self.lock = page, host, threading.Lock()
         self.indexer = threading.Thread(target=self._index, daemon=True)

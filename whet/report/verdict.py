@@ -20,7 +20,6 @@ from whet.report import formats
 from whet.report.arms import Row, RunLog, evaluation_names, evaluations, number, series
 from whet.watch import PASS_RATES, pass_rate_class
 
-Z95 = 1.959964
 SHARPER = 0.7  # an entropy below this share of the first one has fallen
 GROUPS = 50  # judged groups from which on savings are forecast
 WORTH = 0.1  # share of the tokens from which on a saving is mentioned
@@ -80,7 +79,8 @@ def judge_learning(log: RunLog, evaluation: str | None) -> str:
     first, last, noise = points[0], points[-1], _noise(log, evaluation)
     gain = last.accuracy - first.accuracy
     best = max(points, key=lambda point: point.accuracy)
-    change = f"{_points(gain)} in {formats.duration(last.seconds)}, "
+    points_gained = f"{100 * gain:+.1f} points".replace("-", "−")
+    change = f"{points_gained} in {formats.duration(last.seconds)}, "
     change += f"from {formats.accuracy(first.accuracy)} to {formats.accuracy(last.accuracy)}"
     if noise is not None and best is not first and best.accuracy - last.accuracy > noise:
         change += f", after {formats.accuracy(best.accuracy)} at step {best.step}"
@@ -91,10 +91,6 @@ def judge_learning(log: RunLog, evaluation: str | None) -> str:
     if abs(gain) <= noise:
         return f"Not clearly learning: {change}, which may be chance."
     return f"{'Learning' if gain > 0 else 'Getting worse'}: {change}."
-
-
-def _points(gain: float) -> str:
-    return f"{100 * gain:+.1f} points".replace("-", "−")
 
 
 def judge_sharpening(log: RunLog, rows: Sequence[Row]) -> str:

@@ -1,14 +1,13 @@
 """Shows what the model wrote in the terminal: rollouts read from RUN/rollouts.
 
 `whet view RUN` calls `view_run`, which groups rollouts by prompt and starts at the newest step; `rollouts` reads rows
-for the page by `read_excerpt`. Model output is hostile: it stays raw in an `Excerpt`, and the terminal receives it as
+for the page by `read_excerpt`. Model output is hostile: it stays raw in an excerpt, and the terminal receives it as
 printable plain text, never as markup or control sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +24,7 @@ MARKS = {"right": "✓", "wrong": "✗", "unjudged": "?"}
 STYLES = {"right": "green", "wrong": "red", "unjudged": "yellow"}
 TEXT_SHOWN = 2000  # characters of a prompt or response in the terminal
 
-
-@dataclass(frozen=True, kw_only=True)
-class Excerpt:
-    """One rollout to show."""
-
-    step: int
-    prompt_id: str
-    group_id: str
-    phase: str
-    prompt: str
-    response: str
-    answer: str
-    verdict: str
-    reward: float | None
-    length: int
-    finish: str
-    version: str
-    note: str  # why it is unjudged
+Excerpt = dict[str, Any]  # one rollout to show
 
 
 def read_excerpt(row: Mapping[str, Any]) -> Excerpt:
@@ -54,16 +36,16 @@ def read_excerpt(row: Mapping[str, Any]) -> Excerpt:
     first = row.get("first_version", row.get("version", "?"))
     last = row.get("last_version", first)
     plain = ("prompt_id", "group_id", "phase", "response", "answer", "finish")
-    return Excerpt(
-        step=int(number(row, "step") or 0),
-        prompt=str(prompt),
-        verdict=verdict if verdict in MARKS else "unjudged",
-        reward=number(row, "reward"),
-        length=int(number(row, "length") or 0),
-        version=f"{first}" if first == last else f"{first}–{last}",
-        note=str(row.get("note") or ""),
+    return {
+        "step": int(number(row, "step") or 0),
+        "prompt": str(prompt),
+        "verdict": verdict if verdict in MARKS else "unjudged",
+        "reward": number(row, "reward"),
+        "length": int(number(row, "length") or 0),
+        "version": f"{first}" if first == last else f"{first}–{last}",
+        "note": str(row.get("note") or ""),  # why it is unjudged
         **{key: "" if row.get(key) is None else str(row[key]) for key in plain},
-    )
+    }
 
 
 def shorten(text: str, most: int) -> str:
@@ -78,11 +60,6 @@ def shorten(text: str, most: int) -> str:
     return f"{text[:head]} … {len(text) - most:,} characters left out … {text[head - most :]}"
 
 
-def rollout_steps(folder: Path) -> list[int]:
-    """The steps with recorded rollouts, rising."""
-    return sorted({step for step, _ in rollout_files(folder)})
-
-
 # ---- in the terminal
 
 
@@ -93,7 +70,7 @@ def view_run(
     """Prints at most `limit` rollouts that match the filters, each group under its prompt."""
     if verdict is not None and verdict not in MARKS:
         raise WhetError(f'There is no verdict "{verdict}"; it is one of {", ".join(MARKS)}.')
-    steps = rollout_steps(folder)
+    steps = sorted({step for step, _ in rollout_files(folder)})
     if not steps:
         raise WhetError(f"{folder} holds no rollouts.")
     if step is not None and step not in steps:
@@ -102,7 +79,7 @@ def view_run(
     left = limit
     for chosen in [step] if step is not None else reversed(steps):
         for group in _read_groups(folder, chosen):
-            fitting = [s for s in group if verdict in (None, s.verdict) and phase in (None, s.phase)][:left]
+            fitting = [s for s in group if verdict in (None, s["verdict"]) and phase in (None, s["phase"])][:left]
             if fitting:
                 _show_group(group, fitting, console)
                 left -= len(fitting)
@@ -120,9 +97,9 @@ def _read_groups(folder: Path, step: int) -> list[list[Excerpt]]:
     for row in read_rollouts(folder, step):
         excerpt = read_excerpt({"step": step, **row})
         # Evaluation numbers its groups from 0 each time, so a number may also belong to a training group.
-        key = (excerpt.prompt_id, excerpt.group_id, excerpt.phase == "eval")
+        key = (excerpt["prompt_id"], excerpt["group_id"], excerpt["phase"] == "eval")
         groups.setdefault(key, []).append(excerpt)
-    return sorted(groups.values(), key=lambda group: group[0].phase == "eval")
+    return sorted(groups.values(), key=lambda group: group[0]["phase"] == "eval")
 
 
 def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Console) -> None:
@@ -131,21 +108,21 @@ def _show_group(group: Sequence[Excerpt], shown: Sequence[Excerpt], console: Con
         console.print(Padding(visible, (0, 0, 0, indent)))
 
     first = group[0]
-    right = sum(s.verdict == "right" for s in group)
+    right = sum(s["verdict"] == "right" for s in group)
     part = f", {len(shown)} shown" if len(shown) < len(group) else ""
-    head = Text(f"step {first.step}", style="bold")
-    head.append(f"  {printable(first.prompt_id, one_line=True)}", style="cyan")
+    head = Text(f"step {first['step']}", style="bold")
+    head.append(f"  {printable(first['prompt_id'], one_line=True)}", style="cyan")
     head.append(f"  {right} of {len(group)} right{part}", style="dim")
     console.print(head, soft_wrap=True)
-    show(first.prompt, 2, "")
-    show(f"answer: {first.answer}", 2, "dim")
+    show(first["prompt"], 2, "")
+    show(f"answer: {first['answer']}", 2, "dim")
     for excerpt in shown:
-        style, reward = STYLES[excerpt.verdict], "–" if excerpt.reward is None else f"{excerpt.reward:.2f}"
-        numbers = (f"reward {reward}", f"{excerpt.length} tokens", f"version {excerpt.version}")
-        words = [printable(word, one_line=True) for word in (*numbers, excerpt.finish, excerpt.phase) if word]
-        facts = Text(f"{MARKS[excerpt.verdict]} {excerpt.verdict:<9}", style=f"bold {style}")
+        style, reward = STYLES[excerpt["verdict"]], "–" if excerpt["reward"] is None else f"{excerpt['reward']:.2f}"
+        numbers = (f"reward {reward}", f"{excerpt['length']} tokens", f"version {excerpt['version']}")
+        words = [printable(word, one_line=True) for word in (*numbers, excerpt["finish"], excerpt["phase"]) if word]
+        facts = Text(f"{MARKS[excerpt['verdict']]} {excerpt['verdict']:<9}", style=f"bold {style}")
         console.print(Padding(facts.append("  ".join(words), style="dim"), (0, 0, 0, 2)))
-        if excerpt.note:
-            show(f"the judge {excerpt.note}", 4, "bold")
-        show(excerpt.response or "(nothing)", 4, style)
+        if excerpt["note"]:
+            show(f"the judge {excerpt['note']}", 4, "bold")
+        show(excerpt["response"] or "(nothing)", 4, style)
     console.print()

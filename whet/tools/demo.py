@@ -51,14 +51,12 @@ ELICITED = (  # added where the share rises by a third or more
 )
 
 
-def run_demo(out: Path, seed: int, console: Console, *, tree: Mapping[str, Any] | None = None) -> None:
+def run_demo(out: Path, seed: int, console: Console) -> None:
     """Trains all arms, prints and writes what they show, and opens the page where there is a display.
 
-    `tree` replaces demo.toml, in the same layout. Every seed has the same base, as users have one model: prompts,
-    problems and draws differ.
+    Every seed has the same base, as users have one model: prompts, problems and draws differ.
     """
-    begin = time.monotonic()
-    tree = tree or read_demo()
+    begin, tree = time.monotonic(), read_demo()
     recipes = arm_recipes(tree, out, check_base(tree["sha256"]), seed)
     for mix, settings in tree["mixes"].items():
         console.print(Text(f"Mix {mix}: {settings['about']}"))
@@ -117,33 +115,14 @@ def with_mix(recipe: Mapping[str, Any], mix: Mapping[str, float]) -> dict[str, A
 # ---- how many prompts are informative
 
 
-@dataclass(frozen=True)
-class Informative:
-    """The share of prompts with right and wrong answers, among those that uniform asked first and all it asked."""
-
-    asked: int
-    at_start: float
-    over_run: float
-    rollouts: int
-
-    def __str__(self) -> str:
-        low, high = wilson(self.at_start, self.asked)
-        return (
-            f"Informative prompts: of the {self.asked} asked first, before any update, {formats.share(self.at_start)} "
-            f"got both right and wrong answers among {self.rollouts} (95% range {formats.share(low)} to "
-            f"{formats.share(high)}); over the whole run of uniform, {formats.share(self.over_run)}."
-        )
-
-
 def is_uniform(arm: Arm) -> bool:
     return arm.runs[0].settings.get("curriculum.name") == "uniform"
 
 
-def count_informative(arms: Sequence[Arm]) -> Informative | None:
-    """From the uniform arm, all its seeds together; None if there is none."""
-    arm = next((arm for arm in arms if is_uniform(arm)), None)
-    if arm is None:
-        return None
+def count_informative(arms: Sequence[Arm]) -> tuple[str, str]:
+    """The share of prompts with right and wrong answers among all that uniform asked, and a sentence that also has
+    those that it asked first; all its seeds together, and "" if there is no such arm."""
+    arm = next((arm for arm in arms if is_uniform(arm)), Arm(name="", runs=()))
     asked, hits, shares = 0.0, 0.0, list[float]()
     for run in arm.runs:
         rows = [row for row in run.rows if number(row, "curriculum/accepted")]
@@ -151,9 +130,15 @@ def count_informative(arms: Sequence[Arm]) -> Informative | None:
         first = number(rows[0], "curriculum/accepted") or 0.0 if rows else 0.0  # uniform accepts every judged group
         asked, hits, shares = asked + first, hits + first * sum(found[:1]), shares + found
     if not asked:
-        return None
+        return "", ""
     rollouts = int(arm.runs[0].settings.get("curriculum.rollouts", 0))
-    return Informative(round(asked), hits / asked, statistics.fmean(shares), rollouts)
+    over_run = formats.share(statistics.fmean(shares))
+    low, high = wilson(hits / asked, round(asked))
+    return over_run, (
+        f"Informative prompts: of the {asked:.0f} asked first, before any update, {formats.share(hits / asked)} "
+        f"got both right and wrong answers among {rollouts} (95% range {formats.share(low)} to "
+        f"{formats.share(high)}); over the whole run of uniform, {over_run}."
+    )
 
 
 # ---- what each method gained
@@ -250,7 +235,7 @@ def describe_mix(tree: Mapping[str, Any], mix: str, arms: Sequence[Arm]) -> str:
     about, target = tree["mixes"][mix]["about"], tree["mixes"][mix]["target"]
     unfinished = [f"{arm.name} {arm.unfinished}" for arm in arms if arm.unfinished]
     parts = [
-        f"{about} {count_informative(arms) or ''}".strip(),
+        f"{about} {count_informative(arms)[1]}".strip(),
         "\n".join(f"{outcome.arm}: {outcome}." for outcome in find_outcomes(arms, target)),
         f"Not judged, since it did not finish: {', '.join(unfinished)}." if unfinished else "",
     ]
@@ -280,9 +265,9 @@ def conclude(arms: Mapping[str, Sequence[Arm]], targets: Mapping[str, float]) ->
     """One sentence: what the last arm of each mix did, beside the share of informative prompts."""
     each = []
     for mix, of_mix in arms.items():
-        informative, outcomes = count_informative(of_mix), find_outcomes(of_mix, targets[mix])
-        if informative and outcomes:
-            shown, share = outcomes[-1], formats.share(informative.over_run)
+        (share, _), outcomes = count_informative(of_mix), find_outcomes(of_mix, targets[mix])
+        if share and outcomes:
+            shown = outcomes[-1]
             paid = "paid" if shown.paid else "did not pay"
             each.append(f"{shown.arm} {paid} in the mix {mix}, where {share} of uniform's prompts taught it: {shown}")
     return "; ".join(each) + "." if each else "No arm came to its end, so there is nothing to conclude."

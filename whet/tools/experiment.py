@@ -1,4 +1,4 @@
-"""Runs an experiment: one base, then several arms from that start, side by side as processes, each with its recipe.
+"""Runs an experiment: several arms from one start, side by side as processes, each with its recipe.
 
 `whet demo` and the studies in benchmarks/ build on it. An arm is an ordinary `whet train` process,
 followed through its run folder; `whet.report` reads and compares the folders afterwards. `circumstances` goes into
@@ -8,62 +8,29 @@ every JSON result: a figure without its machine, versions and commit is not a re
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from whet import __version__, api, config, files
-from whet.assembly import check_run
+from whet import __version__, config, files
 from whet.errors import WhetError
-from whet.recipe import dump_config, parse_config
-from whet.report.live import RunProgress, follow
-from whet.run import CONFIG, best_checkpoint, has_collapsed
+from whet.pictures import installed
+from whet.processes import available_cores
+from whet.recipe import dump_config
+from whet.report.live import follow
+from whet.run import CONFIG, has_collapsed
 
 OPTIONAL = ("triton", "vllm")  # packages whose versions are recorded where they are installed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm that a signal stopped: the others go on
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Lets torch compute on one thread: another number of threads rounds sums in another order."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def make_base(folder: Path, tree: Mapping[str, Any], console: Console) -> Path:
-    """The checkpoint from which all arms start; an earlier one of the same recipe is used again."""
-    settings = check_run(parse_config(tree)).settings  # resolved, as a run keeps them
-    done = best_checkpoint(folder) if folder.exists() else None
-    if done is not None and (folder / CONFIG).read_text() == dump_config(settings):
-        console.print(f"Starting from the base in {folder} (delete it to train it again).", highlight=False)
-        return done
-    replace_run(folder)
-    console.print("Warm start on worked solutions: the base all arms share.")
-    watcher = RunProgress()
-    try:
-        with one_thread():  # as the arms have, and so that every machine makes the same base
-            api.run_recipe(settings, folder, watcher=watcher)
-    finally:
-        watcher.close()
-    made = best_checkpoint(folder)
-    assert made is not None
-    return made
 
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
@@ -79,7 +46,7 @@ def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
                 del running[folder]
                 if process.returncode not in (0, *STOPPED) and not has_collapsed(folder):
                     raise WhetError(f"The arm {folder.name} failed: {last_words(folder, process.returncode)}")
-        while queue and len(running) < cores():
+        while queue and len(running) < available_cores():
             folder = queue.pop(0)
             running[folder] = start_run(folder, arms[folder])
         return bool(running)
@@ -97,11 +64,6 @@ def name_arms(folders: list[Path]) -> dict[str, Path]:
     """Names each folder by its path from the folder that holds them all."""
     top = os.path.commonpath([folder.parent for folder in folders]) if folders else ""
     return {folder.relative_to(top).as_posix(): folder for folder in folders}
-
-
-def cores() -> int:
-    """Cores that this process may use; all of them if the system does not say."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def start_run(folder: Path, settings: config.Config, threads: int | None = 1) -> subprocess.Popen[bytes]:
@@ -155,9 +117,8 @@ def circumstances() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "whet": __version__,
     }
-    for name in OPTIONAL:  # as the installer wrote them: an import may take a GPU's memory
-        with suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
+    # As the installer wrote them: an import may take a GPU's memory.
+    versions |= {name: version for name in OPTIONAL if (version := installed(name))}
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {"hardware": hardware, "versions": versions, "commit": _commit(), "date": date}
 
