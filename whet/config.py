@@ -286,8 +286,6 @@ class CurriculumSettings(Section):
     """Prompts come from this source; empty means the curriculum's own choice."""
     solved: float = Field(0.0, ge=0, le=1)
     """Prompts with this pass rate or more are not used again (0.9 in ScaleRL); 0 uses all."""
-    tokens: int = Field(0, ge=0)
-    """A batch ends with the group that reaches this many tokens (C3PO); 0 counts groups only."""
     reset_every: int = Field(0, ge=0)
     """Reference and optimiser are reset every so many updates (ProRL); 0 never resets."""
     groups: int = Field(16, ge=1)

@@ -12,7 +12,7 @@ from whet import config
 from whet.curriculum.base import Curriculum
 from whet.curriculum.build import CURRICULA, Facts, build_curriculum, find_plan
 from whet.curriculum.gate import Dapo, Uniform
-from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
+from whet.curriculum.neighbours import KimiSource, Reset, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource
 from whet.curriculum.speed import Speed
@@ -106,10 +106,10 @@ def test_sources_under_gates() -> None:
 
 def test_neighbours_wrap_what_is_built() -> None:
     facts = Facts(ids=[f"p{i}" for i in range(20)])
-    settings = config.CurriculumSettings(name="dapo", source="kimi", rollouts=4, solved=0.9, tokens=500, reset_every=7)
+    settings = config.CurriculumSettings(name="dapo", source="kimi", rollouts=4, solved=0.9, reset_every=7)
     reset = build_curriculum(settings, facts=facts, sampling=SAMPLING, seed=0)
-    assert isinstance(reset, Reset) and isinstance(reset.inner, TokenBudget)
-    gate = reset.inner.inner
+    assert isinstance(reset, Reset)
+    gate = reset.inner
     assert isinstance(gate, Dapo) and isinstance(gate.source, Unsolved) and isinstance(gate.source.source, KimiSource)
     with pytest.raises(WhetError, match="no use with cures"):
         build_curriculum(config.CurriculumSettings(name="cures", solved=0.9), facts=facts, sampling=SAMPLING, seed=0)

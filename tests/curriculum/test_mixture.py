@@ -327,8 +327,6 @@ def test_what_an_update_has_once_is_refused() -> None:
     ):
         with pytest.raises(WhetError, match=word):
             built(ids, 0, [{}, own])
-    with pytest.raises(WhetError, match=r"leave out curriculum\.tokens"):
-        built(ids, 0, [{}, {"name": "dapo"}], tokens=100)
     facts = Facts(ids=ids, entries=[(8, 1.0), (0, 1.0)], settings=[{}, {"name": "dapo"}])
     with pytest.raises(WhetError, match=r"data\.1 has a curriculum of its own, but none of its prompts is left"):
         build_curriculum(config.CurriculumSettings(), facts=facts, sampling=SAMPLING, seed=0)

@@ -26,7 +26,7 @@ from whet.curriculum.base import Curriculum, Source
 from whet.curriculum.cures import Cures, GradientSigmas, Scored, Sigmas, neyman_continuations, rate_sigmas
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.mixture import Member, Mixture, portions_of
-from whet.curriculum.neighbours import KimiSource, Reset, TokenBudget, Unsolved
+from whet.curriculum.neighbours import KimiSource, Reset, Unsolved
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.scalingrl import ScalingRLSource, numbers
 from whet.curriculum.source import Ids, build_source
@@ -241,7 +241,7 @@ def build_one(settings: config.CurriculumSettings, facts: Facts, sampling: Sampl
         asked = Unsolved(source, prompts=len(facts.ids), solved=settings.solved) if settings.solved else source
         gate = plan.gate(settings, asked, sampling, sigmas)
         gate.book.next_id = first
-        built: Curriculum = TokenBudget(gate, tokens=settings.tokens) if settings.tokens else gate
+        built: Curriculum = gate
         if isinstance(source, CuresSource):
             source.held = gate.prompts_held
             built = Reset(built, subset=source) if source.subsets > 1 else built
@@ -268,7 +268,7 @@ def _build_own(
     kind: type, settings: config.CurriculumSettings, facts: Facts, sampling: Sampling, seed: int
 ) -> Curriculum:
     """A user's class that is a whole curriculum; settings that only a gate can follow are refused."""
-    if unused := [name for name in ("source", "solved", "tokens", "stages") if getattr(settings, name)]:
+    if unused := [name for name in ("source", "solved", "stages") if getattr(settings, name)]:
         cure = "leave it out, or derive the class from whet.curriculum.gate.Gate"
         raise WhetError(f"curriculum.{unused[0]} needs a gate, and {settings.name} is a whole curriculum; {cure}.")
     built: Curriculum = kind(facts=facts, settings=settings, sampling=sampling, seed=seed)

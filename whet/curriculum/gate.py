@@ -153,7 +153,7 @@ class Gate(Saved, ABC):
 
     def settle(self, groups: int) -> bool:
         """Decide the complete ones of the first groups; True if there were any. None of them can be cut, since the
-        batch needs each of them. `groups` is the size of the batch, which `TokenBudget` may change."""
+        batch needs each of them. `groups` is the size of the batch."""
         if self.decidable is None:
             return False
         self.decidable, before, any_decided = groups, 0, False

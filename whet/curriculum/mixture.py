@@ -23,7 +23,7 @@ from whet.curriculum.stages import COUNTED
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout
 
-RUN_WIDE = ("groups", "tokens", "reset_every")  # settings that an entry cannot have for itself
+RUN_WIDE = ("groups", "reset_every")  # settings that an entry cannot have for itself
 # Metrics whose value for all parts together is the sum over the parts.
 SUMMED = (*COUNTED, "border", "late", "ready", "open", "prompts")
 
@@ -88,8 +88,6 @@ def portions_of(
 def refuse_apart(settings: config.CurriculumSettings, entry: int) -> None:
     """Refuse settings of a whole update, which a portion cannot have for itself."""
     where = f"Where [[data]] entries have curricula of their own (here data.{entry})"
-    if settings.tokens:
-        raise WhetError(f"{where}, an update is shared out by groups; leave out curriculum.tokens.")
     for number, stage in enumerate(settings.stages):
         for name, unset in (("groups", 0), ("minibatches", 0), ("kl_coef", None), ("entropy_coef", None)):
             if getattr(stage, name) != unset:

@@ -1,7 +1,7 @@
 """Ideas of neighbouring papers, each a few lines around a gate, a source or a whole curriculum; `build.py` adds them.
 
-`KimiSource` (Kimi k1.5) draws prompts by their failure rate, `Unsolved` (ScaleRL) leaves out solved prompts,
-`TokenBudget` (C3PO) ends a batch by tokens instead of groups, and `Reset` (ProRL) renews reference and optimiser.
+`KimiSource` (Kimi k1.5) draws prompts by their failure rate, `Unsolved` (ScaleRL) leaves out solved prompts, and
+`Reset` (ProRL) renews reference and optimiser.
 docs/curricula-neighbours.md says what to expect of each.
 """
 
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
-from math import ceil
 from typing import Any
 
 import numpy as np
 
-from whet.curriculum.base import Curriculum, Source, Wrapper, named, smoothed
-from whet.curriculum.gate import Gate
+from whet.curriculum.base import Curriculum, Source, Wrapper, named
 from whet.curriculum.rho import CuresSource
 from whet.curriculum.source import Ids, Returns, WeightedRows
 from whet.types import Batch, Clock, Report, Request, Rollout
@@ -136,70 +133,6 @@ class Unsolved(VerdictCounts):
 
 
 # ---- wrappers
-
-
-class TokenBudget(Wrapper):
-    """A token budget per update, after C3PO (Ring-lite, arXiv 2506.14731): a batch is as many groups as reach it.
-
-    Long responses then make few groups and short ones many, and every update costs the same. C3PO cuts the set of
-    rollouts to exactly the budget. OURS keeps groups whole, in the order of first request, up to the one that reaches
-    it; the surplus stays for the next batch, as far as `max_age` allows. The `groups` of the clock no longer count. To
-    weigh every token alike, as C3PO does, set learn.aggregate = "batch_tokens".
-
-    A group weighs 1 / (recent groups per batch), not 1 / (groups of this batch): otherwise a long response, in a batch
-    of few groups, would weigh more than a short one among many. The number of groups that reach the budget is a
-    stopping time, so with a weight fixed beforehand groups of any length count alike (Wald: E[sum to G] = E[G] E[one]).
-    """
-
-    inner: Gate
-    state_names = ("inner", "mean", "count", "last")
-
-    def __init__(self, inner: Gate, *, tokens: int):
-        assert tokens > 0, "a budget is at least one token"
-        super().__init__(inner)
-        self.tokens = tokens
-        self.mean: float | None = None  # smoothed tokens per trained group
-        self.count: float | None = None  # smoothed groups per batch, before the next one is known
-        self.last = (0, 0)  # groups and tokens of the last batch
-
-    def plan(self, clock: Clock) -> list[Request]:
-        while self.inner.settle(self._clock(clock).groups):  # what is decided may move the end of the batch
-            pass
-        return self.inner.plan(self._clock(clock))
-
-    def emit(self, clock: Clock) -> Batch | None:
-        batch = self.inner.emit(self._clock(clock))
-        if batch is None:
-            return None
-        tokens, groups = sum(group.tokens for group in batch.groups), len(batch.groups)
-        weight = 1 / (self.count or groups)
-        self.last = (groups, tokens)
-        self.mean, self.count = smoothed(self.mean, tokens / groups), smoothed(self.count, groups)
-        return replace(batch, groups=tuple(replace(group, weight=weight) for group in batch.groups))
-
-    def updated(self, clock: Clock, report: Report) -> None:
-        self.inner.updated(self._clock(clock), report)
-
-    def _clock(self, clock: Clock) -> Clock:
-        """The clock with the groups of the next batch: known once the budget is reached, else estimated."""
-        oldest, book = clock.version - self.inner.max_age, self.inner.book
-        tokens = [group.tokens for group in book.first_ready(book.ready) if group.oldest_version >= oldest]
-        if (count := groups_within(tokens, self.tokens)) is not None:
-            return replace(clock, groups=count)
-        mean = self.mean or (sum(tokens) / len(tokens) if tokens else 0.0)
-        if not mean:
-            return clock
-        return replace(clock, groups=len(tokens) + max(1, ceil((self.tokens - sum(tokens)) / mean)))
-
-    def metrics(self) -> dict[str, float]:
-        """`groups` and `batch_tokens` are those of the last batch."""
-        groups, tokens = self.last
-        return {**self.inner.metrics(), **named({"groups": groups, "batch_tokens": tokens})}
-
-
-def groups_within(tokens: Sequence[int], budget: int) -> int | None:
-    """The number of groups, from the first on, that reach the budget; None if all together do not."""
-    return next((i + 1 for i, total in enumerate(accumulate(tokens)) if total >= budget), None)
 
 
 class Reset(Wrapper):
