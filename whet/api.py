@@ -71,7 +71,7 @@ def train(
     from whet.report.live import RunProgress
 
     folder = Path(out) if out else new_folder()
-    sets = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]  # as JSON, such values are TOML
+    sets = [f"{key}={_inline(value)}" for key, value in (settings or {}).items()]
     source = folder / "config.toml" if resume else recipe
     flags = [] if resume else flag_sets(model, prompts, reward, curriculum, folder)
     chosen = load_config(Path(source) if source else None, [*flags, *sets])
@@ -217,6 +217,17 @@ def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
             raise WhetError(f"A prompt is a (text, answer) pair, a dict or a Prompt, got {type(item).__name__}.")
         lines.append(json.dumps(row))
     files.write_text(path, "\n".join(lines) + "\n")
+
+
+def _inline(value: Any) -> str:
+    """A value as TOML in one line, which is JSON but for tables.
+
+    >>> _inline([{"steps": 3, "subset": "short"}, {}])
+    '[{"steps" = 3, "subset" = "short"}, {}]'
+    """
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_inline(item)}" for key, item in value.items()) + "}"
+    return "[" + ", ".join(map(_inline, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
 
 
 def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:

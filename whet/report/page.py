@@ -92,7 +92,7 @@ def without_script(page: Data) -> Html:
         for table in chapter["compare"]["tables"]:
             rows = [[row[0], *(" ".join(filter(None, cell.values())) for cell in row[1:])] for row in table["rows"]]
             parts.append(_table(["", *table["heads"]], rows, table["title"]))
-        parts += [tag("p", note) for note in chapter["compare"]["notes"]]
+        parts += [tag("p", note) for note in chapter["compare"]["verdicts"] + chapter["compare"]["notes"]]
     return tag("noscript", *parts)
 
 

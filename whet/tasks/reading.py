@@ -334,6 +334,7 @@ def find_columns(sheet: Sheet, given: Mapping[str, str]) -> dict[str, str]:
         if not found[role] and (role == "prompt" or role not in given):
             raise WhetError(
                 f"{sheet.origin} has no column for the {role} ({', '.join(ROLES[role])}); it has "
-                f'{", ".join(sheet.names) or "none"}: name yours by columns = {{ {role} = "..." }}.'
+                f'{", ".join(sheet.names) or "none"}: name yours by columns = {{ {role} = "..." }}'
+                + ('; "" means that there is none.' if role == "answer" else ".")
             )
     return {role: name for role, name in found.items() if name}
