@@ -5,6 +5,8 @@ from pathlib import Path
 
 from cluster_step import Runner, figures, publishes, ratio, take_turns, write_words
 
+from whet.tools.bench.peers import shape_config
+
 
 def test_steps_are_compared_with_those_beside_them() -> None:
     found = ratio([1.1, 2.2, 4.8], [1.0, 2.0, 4.0])  # a machine that becomes slower and slower
@@ -21,9 +23,12 @@ def test_the_first_publishes_do_not_count(tmp_path: Path) -> None:
 def test_words_are_tokens(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    words = AutoTokenizer.from_pretrained(write_words(64, tmp_path))
-    assert words("w5 w62").input_ids == [5, 62] and words.eos_token_id == 63 and len(words) == 64
-    assert words.decode([5, 62]) == "w5 w62"
+    shape_config("1.5b").save_pretrained(tmp_path)  # a model type with a tokenizer class of its own
+    words = AutoTokenizer.from_pretrained(write_words(640, tmp_path))
+    digits = words("0123" * 16).input_ids
+    assert len(digits) == 64 and digits[:4] == digits[4:8] and len(set(digits)) == 4
+    assert words.eos_token_id == 639 and len(words) == 640
+    assert words.decode([400, 401]) == "w400ww401", "numbers of letters are even and odd"
 
 
 def test_a_run_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:

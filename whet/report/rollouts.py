@@ -253,7 +253,7 @@ def spread(count: int) -> list[int]:
     """The places 0 .. count - 1: the last, the first, the middle, the quarters, and so on.
 
     >>> spread(5), spread(1), spread(0)
-    ([4, 0, 2, 1, 3], [0], [])
+    ([4, 0, 2, 3, 1], [0], [])
     """
     order: dict[int, None] = {}
     parts = 1
