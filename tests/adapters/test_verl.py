@@ -123,7 +123,7 @@ def test_a_method_with_other_parameters_is_refused(folder: Path) -> None:
 
 def test_the_lines_of_the_page_say_the_same() -> None:
     page = (HERE.parents[1] / "docs" / "verl.md").read_text()
-    command, lines = (page.split(fence)[1].split("```")[0] for fence in ("```\n", "```yaml\n"))
+    command, lines = (page.split(fence)[1].split("```")[0] for fence in ("```text\n", "```yaml sketch\n"))
     settings = dict(line.strip("'").lstrip("+").split("=", 1) for line in command.splitlines())
     for name, value in settings.items():
         tree = yaml.safe_load(lines)

@@ -170,7 +170,7 @@ def write_data(folder: Path, given: dict[str, Any]) -> None:
 
 def documented() -> list[str]:
     """The command-line settings of docs/verl.md, which a user copies."""
-    block = re.search(r"```\n(data\.custom_cls.*?)```", DOCS.read_text(), re.S)
+    block = re.search(r"```text\n(data\.custom_cls.*?)```", DOCS.read_text(), re.S)
     assert block is not None
     return [line.split("  #")[0].strip().strip("'") for line in block[1].splitlines() if line.strip()]
 
