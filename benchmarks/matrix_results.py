@@ -1,8 +1,8 @@
 """What the cells of a matrix come to: the cost of each accuracy level, and where each arm ended. Pure.
 
-`document.py` makes tables of these numbers and short texts. A level is reached as in `whet compare`: at the first of
-two consecutive evaluations at or above it; a seed that never gets there is counted, not left out. Seconds come from
-cells that had the machine to themselves, and are compared on one machine and at one commit alone.
+`matrix_document.py` makes tables of these numbers and short texts. A level is reached as in `whet compare`: at the
+first of two consecutive evaluations at or above it; a seed that never gets there is counted, not left out. Seconds
+come from cells that had the machine to themselves, and are compared on one machine and at one commit alone.
 
 One evaluation is as noisy as its problems are few, so where curves are flat a seed's own crossing is largely luck.
 `pooled_costs` therefore puts all evaluations of an arm in the order of their cost and fits the nearest rising step
