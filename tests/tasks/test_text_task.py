@@ -134,7 +134,7 @@ def test_columns_of_ones_own(write) -> None:
     assert refused(path, columns={"promt": "q"}) == 'columns has no "promt"; did you mean "prompt"?'
     assert refused(path).startswith("FILE has no column for the prompt (prompt, problem, question")
     assert refused(path, columns={"prompt": "q"}).endswith(
-        'it has q, a.b, key, hard: name yours by columns = { answer = "..." }.'
+        'it has q, a.b, key, hard: name yours by columns = { answer = "..." }; "" means that there is none.'
     )
 
 
