@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from measured_dims import QWEN25_15B, SMOLLM2_135M
 
 from whet import estimate as budget
 from whet.config import RolloutSettings
 from whet.estimate import (
     MEASURED,
-    QWEN25_15B,
-    SMOLLM2_135M,
     Machine,
     Workload,
     cost,

@@ -37,6 +37,17 @@ def test_a_slice_is_set_aside(file) -> None:
     assert problems.notes == (), "no held-out problem is trained on"
 
 
+def test_an_entry_may_have_no_prompts_left(file) -> None:
+    """Its one problem is held out, and the other entry keeps its share when long prompts are left out."""
+    rows = words(0, 300)
+    held = load(data={"path": file(rows)}, held_out={"size": 20}).evals["held_out"]
+    one = [row for row in rows if row["prompt"] == held[0].text]
+    entries = [{"path": file(one, "one.jsonl")}, {"path": file(rows)}]
+    problems = load(data=entries, held_out={"size": 20})
+    assert problems.shares == ((0, 1.0), (280, 1.0))
+    assert problems.keep(np.arange(280) > 9).shares == ((0, 1.0), (270, 1.0))
+
+
 def test_the_slice_is_a_tenth_at_most(file) -> None:
     assert len(load(data={"path": file(words(0, 300))}).evals["held_out"]) == 30
 

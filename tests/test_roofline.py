@@ -2,18 +2,10 @@
 
 import pytest
 import torch
+from measured_dims import QWEN25_15B, SMOLLM2_135M
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from whet.estimate import (
-    MEASURED,
-    PAPER,
-    QWEN25_15B,
-    SMOLLM2_135M,
-    Dims,
-    Gpu,
-    attainable_step,
-    dims_of,
-)
+from whet.estimate import MEASURED, PAPER, Dims, Gpu, attainable_step, dims_of
 from whet.model.memory import measure
 
 QWEN25_05B = Dims(layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64, vocab=151936)

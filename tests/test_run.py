@@ -18,6 +18,7 @@ from faults import Faults, Killed
 from small_run import read_pictures
 from transformers.utils import logging
 
+import whet
 from whet import files
 from whet.errors import WhetError
 from whet.learn.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
@@ -294,6 +295,21 @@ def test_a_folder_with_a_run_is_not_started_again(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(WhetError, match=r"\(metrics.jsonl\)"):
         Run.create(tmp_path, CONFIG)
+
+
+def test_a_run_keeps_its_prompts_where_another_is_refused(tmp_path):
+    Run.create(tmp_path, CONFIG).close()
+    (tmp_path / "prompts.jsonl").write_text("those of the first run")
+    with pytest.raises(WhetError, match="already holds a run"):
+        whet.train("tiny", [("2+2=", "4")], out=tmp_path, quiet=True)
+    assert (tmp_path / "prompts.jsonl").read_text() == "those of the first run"
+
+
+def test_prompts_that_no_file_can_hold_are_refused(tmp_path):
+    prompts = [("2+2=", "4"), {"prompt": "3+5=", "answer": np.int64(8)}]
+    with pytest.raises(WhetError, match=r"^Prompt 2 cannot be written to the run's folder: Object of type int64"):
+        whet.train("tiny", prompts, out=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_with_other_things_can_hold_a_run(tmp_path):

@@ -18,7 +18,7 @@ from whet import config, files
 from whet.errors import Collapsed, Lost, Stopped, WhetError
 from whet.problems import JudgeFunction
 from whet.recipe import dump_config, load_config
-from whet.run import Run, checkpoint_steps, read_metrics
+from whet.run import Run, checkpoint_steps, read_metrics, refuse_taken
 from whet.types import Prompt
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from whet.loop import Watcher
     from whet.processes import Company
 
+PROMPTS = "prompts.jsonl"  # problems that are given from Python
 MOST_TRIES = 3  # in a row, without a checkpoint in between
 
 
@@ -97,7 +98,8 @@ def run_recipe(
     """Run a recipe from its first or last checkpoint to its end. Returns the signal that stopped it earlier, else 0.
     name: the recipe's, as the user gave it."""
     if prompts is not None and not resume:
-        write_prompts(Path(settings.data[0].path), prompts)
+        refuse_taken(folder)
+        write_prompts(folder / PROMPTS, prompts)
     from whet.processes import Company, check_gpus
 
     check_gpus(settings, gpus)
@@ -215,7 +217,10 @@ def write_prompts(path: Path, prompts: Iterable[Any]) -> None:
             row = {"prompt": item[0], "answer": item[1]}
         else:
             raise WhetError(f"A prompt is a (text, answer) pair, a dict or a Prompt, got {type(item).__name__}.")
-        lines.append(json.dumps(row))
+        try:
+            lines.append(json.dumps(row))
+        except TypeError as error:
+            raise WhetError(f"Prompt {len(lines) + 1} cannot be written to the run's folder: {error}.") from None
     files.write_text(path, "\n".join(lines) + "\n")
 
 
@@ -232,7 +237,7 @@ def _inline(value: Any) -> str:
 
 def flag_sets(model: Any, prompts: Any, reward: Any, curriculum: str | None, folder: Path) -> list[str]:
     """Function arguments (or command-line flags) as overrides of the recipe."""
-    path = prompts if prompts is None or isinstance(prompts, str | Path) else folder / "prompts.jsonl"
+    path = prompts if prompts is None or isinstance(prompts, str | Path) else folder / PROMPTS
     judge = reward if isinstance(reward, str) else None
     given = {"model.name": model, "data.0.path": path, "data.0.reward": judge, "curriculum.name": curriculum}
     return [f"{key}={json.dumps(str(value))}" for key, value in given.items() if value is not None]

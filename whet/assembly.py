@@ -200,9 +200,6 @@ def _with_lr(settings: config.Config, network: PreTrainedModel | None) -> tuple[
     return settings.model_copy(update={"learn": learn}), f"learn.lr = {learn.lr:g}, chosen for {trained}."
 
 
-# ---- the machine
-
-
 def tiny_skeleton(settings: config.Config) -> PreTrainedModel:
     """The built-in model without weights, with a vocabulary of about the size that tasks need."""
     import torch

@@ -26,4 +26,4 @@ class Lost(WhetError):
 
 
 class Diverged(WhetError):
-    """Three steps in a row were not finite; the last good checkpoint is untouched."""
+    """Losses are not finite, or the engine has other weights than the learner; the last checkpoint is untouched."""

@@ -60,10 +60,6 @@ class Dims:
         return self.layers * (attention + 3 * self.hidden * self.intermediate) + self.hidden * self.vocab
 
 
-SMOLLM2_135M = Dims(layers=30, hidden=576, intermediate=1536, heads=9, kv_heads=3, head_dim=64, vocab=49152)
-QWEN25_15B = Dims(layers=28, hidden=1536, intermediate=8960, heads=12, kv_heads=2, head_dim=128, vocab=151936)
-
-
 def dims_of(shape: ModelShape) -> Dims:
     """The sizes as `whet.model.memory` measures them on a network of any family."""
     size = shape.query // shape.heads

@@ -65,7 +65,7 @@ class Problems:
     def keep(self, mask: np.ndarray) -> Problems:
         """The same with only those training prompts for which `mask` is True."""
         ends = np.cumsum([size for size, _ in self.shares])
-        kept = np.diff(np.cumsum(mask)[ends - 1], prepend=0).tolist()
+        kept = np.diff(np.cumsum([0, *mask])[ends], prepend=0).tolist()  # an entry may have no prompts left
         shares = tuple((size, weight) for size, (_, weight) in zip(kept, self.shares, strict=True))
         return replace(self, train=self.train.select(np.flatnonzero(mask).tolist()), shares=shares)
 

@@ -51,8 +51,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
         files.make_folder(folder)
         run = cls(folder)
         try:
-            if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
-                raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
+            refuse_taken(folder)
             files.write_text(folder / CONFIG, config_toml)
         except BaseException:
             run.close()
@@ -220,6 +219,12 @@ def _close_inherited() -> None:
 
 
 os.register_at_fork(after_in_child=_close_inherited)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Refuse a folder that holds a run already, before anything of it is changed."""
+    if name := next((n for n in (CONFIG, METRICS, CHECKPOINTS, ROLLOUTS) if (folder / n).exists()), ""):
+        raise WhetError(f"{folder} already holds a run ({name}): go on with --resume, or give another --out.")
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

@@ -13,7 +13,7 @@ import pytest
 
 from whet import config
 from whet.errors import WhetError
-from whet.tasks.gym import GUARDS, GymTask, is_data, is_formula, is_held_out
+from whet.tasks.gym import GUARDS, GymTask, is_data, is_formula, is_held_out, is_sum
 from whet.tasks.judge import Judge
 from whet.types import Prompt, Rollout, Sampling, Trace
 
@@ -168,6 +168,34 @@ def test_no_response_is_run(dataset: str, tmp_path: Path) -> None:
     assert task.judge(prompt, prompt.answer) == 1.0
 
 
+@pytest.mark.parametrize("dataset", [name for name, guard in GUARDS.items() if guard is is_data])
+def test_no_response_is_run_without_a_call(dataset: str, tmp_path: Path) -> None:
+    """A loop may assign to an attribute, and brackets call `__class_getitem__`: neither needs a parenthesis."""
+    task, prompt = one(dataset)
+    name = type(task._scorers[0]).__name__
+    mkdir, made = "Random.seed.__globals__['_os'].mkdir", f"{tmp_path}/MADE"
+    attack = f"[[0 for {name}.__class_getitem__ in [{mkdir}]], {name}['{made}']]"
+    assert task.judge(prompt, f"<answer>{attack}</answer>") == 0.0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dataset", [name for name, guard in GUARDS.items() if guard is is_data])
+def test_no_response_reads_the_answer(dataset: str) -> None:
+    """The answer is evaluated among the variables of the score, where the right one is."""
+    task, prompt = one(dataset)
+    for attack in ("oracle_answer", "[oracle_answer]", "[[oracle_answer]]", "[[valid_solutions[0]]]"):
+        assert task.judge(prompt, f"<answer>{attack}</answer>") == 0.0
+
+
+def test_countdown_takes_the_given_numbers_alone() -> None:
+    """x - x is 0 and x / x is 1, without a digit that would be counted."""
+    task, prompt = one("countdown")
+    given = prompt.meta["item"]["metadata"]
+    attack = f"({' + '.join(map(str, given['numbers']))}) * (x - x)" + " + x / x" * given["target"]
+    assert task.judge(prompt, f"<answer>{attack}</answer>") < 0.99
+    assert task.judge(prompt, f"<answer>{prompt.answer}.</answer>") == 1.0
+
+
 def test_every_score_that_runs_its_answer_is_guarded() -> None:
     """By their source: a new version of reasoning-gym may bring more."""
     runs = re.compile(r"\b(?<!literal_)(?:eval|exec|parse_expr|sympify|compile|simplify)\(")
@@ -176,8 +204,12 @@ def test_every_score_that_runs_its_answer_is_guarded() -> None:
 
 
 def test_guards() -> None:
-    for answer in ("Q _ _\n_ Q _", "[['a', 'b']]", "0 1 2", "x**2/2 + C"):
-        assert is_data(answer) and not is_data(f"exit({answer})")
+    for answer in ("Q _ _\n_ Q _", "[['A', 'B']]", "0 1 2", "[[0, 1], [-1, 0]]"):
+        assert is_data(answer) and not is_data(f"exit({answer})") and not is_data(f"[{answer} for x in y]")
+    for answer in ("(3 + 4) * 5 / 2 - 1", "5*7."):
+        assert is_sum(answer)
+    for answer in ("x/x", "1_0", "1e9", "2.5", "exp(1)", "5^2"):
+        assert not is_sum(answer)
     for answer in ("(3 + 4) * 5 / 2.5 - 1", "-9*x**8/10 + C", "exp(x)*sin(2*x) + sqrt(x)", "2 x", ""):
         assert is_formula(answer)
     for answer in (

@@ -60,7 +60,10 @@ def test_what_the_problem_counts_may_stand_beside_the_number() -> None:
     problem = "Of 30 ripe apples or a million pears half are left. How many apples are left? Not many."
 
     def judged(found: str) -> float:
-        return MATH.judge(Prompt(id="a", text=problem, answer="15", task="text"), found)
+        chat = Prompt(id="a", messages=({"role": "user", "content": problem},), answer="15", task="text")
+        score = MATH.judge(Prompt(id="a", text=problem, answer="15", task="text"), found)
+        assert MATH.judge(chat, found) == score
+        return score
 
     for right in ("15 apples", r"15 \text{ ripe apples}", r"\text{15 Apples are left}"):
         assert judged(rf"\boxed{{{right}}}") == 1.0, right

@@ -7,7 +7,7 @@ decoupled and spares norms and biases (fewer than two dimensions), embeddings, a
 backward and `accumulate` for each micro-batch, `grad_norm`, then `step`, or `zero_grad` to skip it.
 
 A team may divide masters and moments: each member then updates the parameters that it owns, and their owners give the
-new live weights to the others (`owned`). Or it divides every weight (`whet.cluster.shards`): then a parameter is a
+new live weights to the others (`owners`). Or it divides every weight (`whet.cluster.shards`): then a parameter is a
 DTensor, and what is kept and updated here is the part of it that this process holds.
 """
 

@@ -168,8 +168,8 @@ class DeviceMeter:
     """How long a GPU worked: seconds between pairs of events on its stream. Off CUDA nothing is measured.
 
     The rollout engine puts a pair around what it launches together, the loop puts one around the learner's step. The
-    rest of a step's wall time is the GPU's idle time (`whet.watch.gpu_idle`). Gaps inside a span, between kernels and
-    between the graphs of a burst, are not seen, so the idle share is a lower bound.
+    rest of a step's wall time is the GPU's idle time (`whet.watch.gpu_metrics`). Gaps inside a span, between kernels
+    and between the graphs of a burst, are not seen, so the idle share is a lower bound.
     """
 
     def __init__(self, device: torch.device) -> None:

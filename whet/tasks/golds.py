@@ -24,7 +24,7 @@ from whet.tasks.final import LONGEST
 from whet.tasks.judge import Judge
 from whet.tasks.matcher import read_json, right_answers, whole_answers
 from whet.tasks.text import MOST_META, TextTask, short
-from whet.types import Prompt, Rollout, Sampling, Trace
+from whet.types import Prompt, Request, Rollout, Sampling, Trace
 
 SECONDS = 20.0  # for the whole check
 SAMPLE = 2000  # answers of an entry that are checked before a run
@@ -35,18 +35,10 @@ KNOBS = (
     '{ answer = "whole" }, or bring your own judge by reward = "module:function"'
 )
 _TIMEOUT_S = 2.0
-_EMPTY = Rollout(  # the judge of a check reads only the prompt
-    prompt_id="",
-    group_id=0,
-    index=0,
-    phase="eval",
-    sampling=Sampling(max_tokens=1),
-    length=0,
-    finish="stop",
-    first_version=0,
-    last_version=0,
-    trace=Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32)),
-)
+# The judge of a check reads only the prompt.
+_ASKED = Request(prompt_id="", group_id=0, n=1, sampling=Sampling(max_tokens=1), phase="eval")
+_NOTHING = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
+_EMPTY = Rollout.of(_ASKED, 0, length=0, finish="stop", first_version=0, last_version=0, trace=_NOTHING)
 _NUMBER = re.compile(r"[-+]?[\d,]*\.?\d+(?:/\d+)?|[-+]?\\[dt]?frac\{?\d+\}?\{?\d+\}?")
 
 

@@ -154,9 +154,11 @@ def is_held_out(question: str) -> bool:
     return hashlib.blake2b(question.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0] < 64
 
 
-def is_data(answer: str) -> bool:
-    """Python that calls nothing does nothing."""
-    return "(" not in answer
+# Lists of numbers and capital letters. Small letters could spell a variable of the score, which holds the right answer,
+# or a loop, which can set `__class_getitem__` of a class: then its brackets call any function.
+is_data = re.compile(r"[0-9A-Z_\[\],'\"\s-]*").fullmatch
+# Numbers and the four operations. With a letter, x / x would be a 1 that the problem does not give.
+is_sum = re.compile(r"[0-9+\-*/()\s]*\.?\s*").fullmatch
 
 
 def is_formula(answer: str) -> bool:
@@ -169,10 +171,10 @@ _WORD = re.compile(r"[A-Za-z_][0-9A-Za-z_]*")
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "Abs", "pi", "erf"}
 _FUNCTIONS |= {"sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh"}
 
-GUARDS: dict[str, Callable[[str], bool]] = {  # datasets whose score evaluates the answer -> what it may be
+GUARDS: dict[str, Callable[[str], object]] = {  # datasets whose score evaluates the answer -> what it may be
     **dict.fromkeys(("binary_matrix", "n_queens", "spiral_matrix", "string_insertion"), is_data),
-    **dict.fromkeys(("countdown", "puzzle24", "polynomial_multiplication"), is_formula),
-    **dict.fromkeys(("simple_integration", "intermediate_integration"), is_formula),
+    **dict.fromkeys(("countdown", "puzzle24"), is_sum),
+    **dict.fromkeys(("polynomial_multiplication", "simple_integration", "intermediate_integration"), is_formula),
 }
 
 

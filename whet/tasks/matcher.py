@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from whet.errors import WhetError
 from whet.tasks import verify
-from whet.tasks.base import did_you_mean
+from whet.tasks.base import did_you_mean, problem_text
 from whet.tasks.final import ANSWERS, LONGEST, after_thinking, boxed, in_tags, without_problem_words
 from whet.tasks.match import folded, read_value, same_value, split_name, strip, tidy, undress
 from whet.types import Prompt
@@ -42,7 +42,8 @@ class Matcher:
     def judge(self, prompt: Prompt, response: str) -> float:
         r"""1.0 if the response's final answer equals the prompt's, else 0.0."""
         found, golds = self.extract(response), right_answers(prompt.answer)
-        for answer in dict.fromkeys((found, without_problem_words(found, prompt.text))):
+        problem = problem_text(prompt.text or prompt.messages)
+        for answer in dict.fromkeys((found, without_problem_words(found, problem))):
             if any(same_answer(answer, gold, formulas=False) for gold in golds):
                 return 1.0  # before any formula is tried, which may be slow
         return float(self.matcher == "math" and any(same_answer(found, gold, formulas=True) for gold in golds))

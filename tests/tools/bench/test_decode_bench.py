@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from measured_dims import QWEN25_15B, SMOLLM2_135M
 from rich.console import Console
 from typer.testing import CliRunner
 
 from whet.cli import app
 from whet.errors import WhetError
-from whet.estimate import QWEN25_15B, SMOLLM2_135M, attainable_step, dims_of
+from whet.estimate import attainable_step, dims_of
 from whet.model.memory import measure
 from whet.tools import bench as cli_bench
 from whet.tools.bench import rollout as decode
