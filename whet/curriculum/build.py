@@ -284,6 +284,16 @@ def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[con
     return default_stages(max_tokens)
 
 
+def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tuple[str, bool]]:
+    """The settings that reset the reference during a run, each with whether it resets the optimiser, too. A trainer
+    that can do neither refuses them before the first step."""
+    found = [("reset_every", True)] if settings.reset_every else []
+    if settings.cures.subsets > 1 and (settings.source or find_plan(settings.name).source) == "cures":
+        found.append(("cures.subsets", True))
+    later = stages_of(settings, max_tokens)[1:]  # nothing is reset where the first one begins
+    return found + [("stages", s.reset_optimizer) for s in later if s.reset_reference or s.reset_optimizer]
+
+
 def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:
     """What the user should know about a curriculum over these prompts before it starts."""
     facts = facts.indexed()
