@@ -85,12 +85,10 @@ class RemoteCurriculum:
         return set(self._ask("waits"))
 
     def metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self._ask("metrics")
-        return metrics
+        return dict(self._ask("metrics"))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._ask("state_dict")
-        return state
+        return dict(self._ask("state_dict"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._call("load_state_dict", state=dict(state))

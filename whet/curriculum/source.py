@@ -71,9 +71,6 @@ class Ids(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (self._names[place] for place in self._places.tolist())
 
-    def __contains__(self, prompt_id: object) -> bool:
-        return isinstance(prompt_id, str) and self.row(prompt_id) is not None
-
     def row(self, prompt_id: str) -> int | None:
         """The row of an id; None for an id that is not among these."""
         place = self._place_of.get(prompt_id)
