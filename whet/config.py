@@ -304,7 +304,7 @@ class CurriculumSettings(Section):
     cures: CuresSettings = CuresSettings()
     scalingrl: ScalingRL = ScalingRL()
     stages: tuple[Stage, ...] = ()
-    """The stages wrap the named curriculum; an empty list is one stage with everything."""
+    """The stages wrap the named curriculum; [] means one stage, but default stages for stages and all, and [{}] one."""
 
     def override(self, own: Mapping[str, Any]) -> CurriculumSettings:
         """Return a validated copy in which the settings of `own` replace these."""

@@ -175,7 +175,13 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "whet.json").write_text(json.dumps(state))
     with pytest.raises(WhetError, match="without tokens"):
         course(data).load(tmp_path)
-    (tmp_path / "whet.npz").write_bytes(b"no archive")
+    whole = (tmp_path / "whet.npz").read_bytes()
+    for broken in (b"no archive", b"", whole[: len(whole) // 2]):
+        (tmp_path / "whet.npz").write_bytes(broken)
+        with pytest.raises(WhetError, match="cannot be read"):
+            course(data).load(tmp_path)
+    (tmp_path / "whet.npz").write_bytes(whole)
+    (tmp_path / "whet.json").write_text("[]")
     with pytest.raises(WhetError, match="cannot be read"):
         course(data).load(tmp_path)
 

@@ -178,9 +178,10 @@ def test_a_server_goes_on_from_its_folder(tmp_path: Path) -> None:
         assert service.number == 2 and service.curriculum.state_dict() == before
     with pytest.raises(WhetError, match="another recipe"):
         Service(make, folder, recipe="other")
-    (folder / "state.json").write_text("{")
-    with pytest.raises(WhetError, match="cannot be read"):
-        Service(make, folder)
+    for broken in ("{", "[]", '{"recipe": "", "number": 2, "last": ["", 200, {}]}'):
+        (folder / "state.json").write_text(broken)
+        with pytest.raises(WhetError, match="cannot be read"):
+            Service(make, folder)
 
 
 def test_starvation_travels_and_counts_as_a_call(servers: Servers) -> None:
@@ -198,7 +199,8 @@ def test_starvation_travels_and_counts_as_a_call(servers: Servers) -> None:
 def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> None:
     server = servers.start(lambda: build("uniform", World().ids, 0), token="secret")
     good = {"Authorization": "Bearer secret"}
-    assert post(server.url, "plan", plan_args(1), good)[0] == 200
+    status, planned = post(server.url, "plan", plan_args(1), good)
+    assert status == 200
     state = post(server.url, "state_dict", {}, good)
     deep = b"[" * 100_000
     rollout = {"prompt_id": "p0", "group_id": 99, "index": 0, "phase": "train", "length": 3, "finish": "stop"}
@@ -207,6 +209,7 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
         "last_version": 0,
         "sampling": {"max_tokens": 3, "stop_ids": [], "stop_strings": []},
     }
+    asked = rollout | {name: planned["answer"][0][name] for name in ("prompt_id", "group_id")}
     cases: list[tuple[int, str, str, Any, dict[str, str]]] = [
         (401, "The token is wrong", "plan", plan_args(2), {}),
         (401, "The token is wrong", "plan", plan_args(2), {"Authorization": "Bearer sécret"}),
@@ -221,6 +224,9 @@ def test_bad_requests_get_one_sentence_and_change_nothing(servers: Servers) -> N
         (400, "The call plan does not fit", "plan", {"number": 2}, good),
         (400, "The call plan does not fit", "plan", {"number": 2, "clock": {"step": 1}}, good),
         (400, "was never asked for", "observe", {"number": 2, "rollouts": [rollout]}, good),
+        (400, "verdict = 'Right'", "observe", {"number": 2, "rollouts": [asked | {"verdict": "Right"}]}, good),
+        (400, "finish = 'eos'", "observe", {"number": 2, "rollouts": [asked | {"finish": "eos"}]}, good),
+        (400, "length = -3", "observe", {"number": 2, "rollouts": [asked | {"length": -3}]}, good),
         (400, "The checkpoint was written without", "load_state_dict", {"number": 2, "state": {}}, good),
         (400, "no training prompt", "prompts", {"ids": ["p0"]}, good),
     ]
@@ -242,7 +248,7 @@ def test_the_client_says_what_is_wrong(servers: Servers, monkeypatch: pytest.Mon
         remote.load_state_dict({"much": "x" * (17 * 2**20)})
     assert len(remote.plan(CLOCK)) == 2
     remote.close()
-    for url in ("127.0.0.1:80", "https://127.0.0.1", "http://127.0.0.1:many"):
+    for url in ("127.0.0.1:80", "https://127.0.0.1", "http://127.0.0.1:many", "http://127.0.0.1:65536", "http://[::1"):
         with pytest.raises(WhetError, match="is no address"):
             RemoteCurriculum(url)
     with pytest.raises(WhetError, match="does not answer"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from whet.adapters.desk import Answer, Finished, VerlDesk, facts_of
+from whet.curriculum.gate import Dapo
 from whet.errors import Starved, WhetError
 
 
@@ -110,6 +111,7 @@ def test_the_settings_come_from_verl_unless_they_are_given() -> None:
     desk = opened(groups=3)
     assert desk.desk.groups == 3 and desk.desk.slots == 24 and desk.desk.steps == 20
     assert opened(slots=5, curriculum={"groups": 1}).desk.slots == 5
+    assert isinstance(opened(curriculum="dapo").desk.curriculum, Dapo), "a name is enough"
     for wrong, sentence in (
         ({"speed": 1}, "curriculum and slots, but speed was given"),
         ({"curriculum": {"nam": "speed"}}, 'no setting "curriculum.nam"'),
@@ -162,15 +164,26 @@ def test_what_does_not_fit_is_refused() -> None:
     for late in ({"kl_coef": 0.0}, {"minibatches": 2}, {"temperature": 0.7}):
         with pytest.raises(WhetError, match="verl cannot change coefficients"):
             opened(curriculum={"stages": [first, late]})
-    with pytest.raises(WhetError, match="verl cannot reset"):
-        opened(curriculum={"stages": [first, {"reset_optimizer": True}]})
-    with pytest.raises(WhetError, match="verl cannot reset"):
-        play(opened(curriculum={"reset_every": 1}), range(1, 4))
-    desk = VerlDesk(rows(1, 2))
-    with pytest.raises(WhetError, match="verl cannot reset"):
-        desk.open(configuration(kl=True, curriculum={"stages": [first, {}]}), None)
     with pytest.raises(Starved):
         play(opened(curriculum={"name": "dapo", "patience": 1}), range(1, 2), "w")
+
+
+def test_what_resets_later_is_refused_before_the_first_step() -> None:
+    for table in (
+        {"stages": [{"steps": 9}, {"reset_optimizer": True}]},
+        {"reset_every": 1},
+        {"name": "cures", "cures": {"subsets": 2}},
+        {"source": "cures", "cures": {"subsets": 2}},
+    ):
+        with pytest.raises(WhetError, match="verl cannot reset"):
+            opened(curriculum=table)
+    opened(curriculum={"name": "dapo", "cures": {"subsets": 2}})  # it draws nothing by cures
+    for table in ({"stages": [{"steps": 9}, {}]}, {"name": "stages"}, {"name": "all", "speed": {"n_init": 2}}):
+        opened(curriculum=table)  # without a KL term no one reads the reference
+        with pytest.raises(WhetError, match="verl cannot reset"):
+            VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=table), None)
+    kept = {"stages": [{"steps": 9}, {"reset_reference": False}]}  # the first stage resets nothing, whatever it says
+    VerlDesk(rows(*range(30))).open(configuration(kl=True, curriculum=kept), None)
 
 
 @pytest.mark.parametrize(("version", "sentence"), [("0.9.0", "verl 0.9.0 is installed"), ("0.10.0", "0.9.1 alone")])

@@ -38,7 +38,7 @@ def test_the_sentence_names_counts_pass_rate_and_the_knob_that_fits() -> None:
         counts = Counts()
         for name, number in numbers.items():
             counts.add(name, number)
-        return counts.why_starved(dry)
+        return counts.why_starved(dry, "raise curriculum.rollouts")
 
     hard = sentence(asked=40, rejected_hard=30, rejected_easy=8, unjudged_groups=1, cut=1, judged=304, right=76)
     assert "40 groups were asked (30 too hard, 8 too easy, 1 unjudged, 1 cut; mean pass rate 0.25)" in hard

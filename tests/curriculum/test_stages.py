@@ -18,7 +18,7 @@ from whet.curriculum.build import Facts, build_curriculum
 from whet.curriculum.gate import Dapo, Gate, Uniform
 from whet.curriculum.groups import GroupBook
 from whet.curriculum.source import UniformSource
-from whet.curriculum.stages import Stages, default_stages, stage_sampling, stage_settings
+from whet.curriculum.stages import Stages, default_stages, named_in, stage_sampling, stage_settings
 from whet.errors import Starved, WhetError
 from whet.recipe import load_config
 from whet.testing.contract import check_contract, check_cost, check_world, play
@@ -91,6 +91,11 @@ def test_a_stage_sets_prompts_limit_batch_and_coefficients() -> None:
     _, batch = step(curriculum, 3)
     assert batch.stage == 2 and batch.reset_reference and not batch.reset_optimizer
     assert curriculum.metrics()["curriculum/stage_prompts"] == 6
+
+
+def test_a_coefficient_of_zero_is_a_setting_of_its_own() -> None:
+    names = ("groups", "minibatches", "temperature", "kl_coef", "entropy_coef")
+    assert named_in(Stage(kl_coef=0.0, groups=2), names) == ["groups", "kl_coef"] and not named_in(Stage(), names)
 
 
 def test_a_reference_may_be_kept() -> None:

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import urlsplit
 
 from whet import types
@@ -38,19 +38,22 @@ class RemoteCurriculum:
     _connection: http.client.HTTPConnection | None = None
 
     def __init__(self, url: str, *, token: str = "", patience: float = 60.0):
-        parts = urlsplit(url)
-        port = parts.netloc.rpartition(":")[2]
-        if parts.scheme != "http" or not parts.hostname or not port.isdigit():
+        try:
+            parts = urlsplit(url)
+            host, port = (parts.hostname, parts.port) if parts.scheme == "http" else (None, None)
+        except ValueError:  # a port that is no number or too large, or half an IPv6 address
+            host = port = None
+        if not host or not port:
             raise WhetError(f'"{url}" is no address of a curriculum; it looks like http://127.0.0.1:8377.')
         self.url, self.patience = f"http://{parts.netloc}", patience
-        self._address = (parts.hostname, int(port))
+        self._address = (host, port)
         self._headers = {"Content-Type": "application/json"}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
         self._client, self._lock = uuid.uuid4().hex, threading.Lock()
         hello = self._ask("hello")
         self._number: int = hello["number"]
-        self.needs, self.prompts_count = frozenset[str](hello["needs"]), int(hello["prompts"])
+        self.needs = frozenset[str](hello["needs"])
 
     # The protocol
 
@@ -82,12 +85,10 @@ class RemoteCurriculum:
         return set(self._ask("waits"))
 
     def metrics(self) -> dict[str, float]:
-        metrics: dict[str, float] = self._ask("metrics")
-        return metrics
+        return dict(self._ask("metrics"))
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._ask("state_dict")
-        return state
+        return dict(self._ask("state_dict"))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._call("load_state_dict", state=dict(state))
@@ -154,13 +155,23 @@ class RemoteCurriculum:
     __del__ = close
 
 
+def check_outcome(where: str, outcome: Any) -> None:
+    """Refuse what no rollout has, since a misspelt verdict would count as wrong. `outcome` comes from a trainer."""
+    length, verdict, finish = outcome.length, outcome.verdict, outcome.finish
+    if length < 0 or verdict not in get_args(types.Verdict) or finish not in get_args(types.Finish):
+        raise WhetError(f"{where} cannot have length = {length}, verdict = {verdict!r} and finish = {finish!r}.")
+
+
 def perform(curriculum: Any, call: str, args: Mapping[str, Any]) -> Any:
     """In the server, make a numbered call and return its answer as JSON. Arguments that do not fit raise any error."""
     if call == "plan":
         asked = curriculum.plan(Clock(**args["clock"]))
         return [fields_of(request) | {"sampling": fields_of(request.sampling)} for request in asked]
     if call == "observe":
-        curriculum.observe([types.rollout_from_json(rollout) for rollout in args["rollouts"]])
+        rollouts = [types.rollout_from_json(rollout) for rollout in args["rollouts"]]
+        for rollout in rollouts:
+            check_outcome(f"Rollout {rollout.index} of group {rollout.group_id}", rollout)
+        curriculum.observe(rollouts)
     elif call == "emit":
         batch, write = curriculum.emit(Clock(**args["clock"])), types.rollout_to_json
         groups = [fields_of(g) | {"rollouts": [*map(write, g.rollouts)]} for g in batch.groups] if batch else []

@@ -7,6 +7,7 @@ groups of any size into the equally many rows per slice that TRL's loss is a mea
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,13 +132,14 @@ class Course(Saved):
     def load(self, folder: Path) -> None:
         try:
             state = json.loads((folder / STATE).read_text())
-            with np.load(folder / TRACES, allow_pickle=False) as arrays:
+            with (folder / TRACES).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 traces = dict(arrays)
+            digest = state["digest"]
         except FileNotFoundError as missing:
             raise WhetError(f"{missing.filename} is missing; a checkpoint of stock TRL has no curriculum.") from None
-        except (OSError, ValueError) as broken:
-            raise WhetError(f"The curriculum's state in {folder} cannot be read: {broken}.") from None
-        if state.get("digest") != self.digest:
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as broken:
+            raise WhetError(f"The curriculum's state in {folder} cannot be read ({broken!r}).") from None
+        if digest != self.digest:
             refuse_state(f"for other prompts or another curriculum ({folder / STATE})")
         self.load_state_dict(state)
         self.store.load(traces)

@@ -12,10 +12,11 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from whet.adapters.client import check_outcome
 from whet.curriculum.base import RECORDS, Curriculum, Saved
-from whet.curriculum.build import Facts, build_curriculum
+from whet.curriculum.build import Facts, build_curriculum, resets_of
 from whet.errors import Starved, WhetError
 from whet.recipe import parse_config
 from whet.types import Batch, Clock, Finish, Group, Report, Request, Rollout, Sampling, Verdict
@@ -290,9 +291,7 @@ class Desk(Saved):
         errand, where = self._errand(outcome.uid), f'Rollout {outcome.index} of group "{outcome.uid}"'
         if outcome.index not in errand.left:
             raise WhetError(f"{where} was not ordered, or was reported before.")
-        if outcome.length < 0 or outcome.verdict not in get_args(Verdict) or outcome.finish not in get_args(Finish):
-            what = f"length = {outcome.length}, verdict = {outcome.verdict!r} and finish = {outcome.finish!r}"
-            raise WhetError(f"{where} cannot have {what}.")
+        check_outcome(where, outcome)
         unjudged = outcome.verdict == "unjudged" or outcome.finish == "cut"
         score = None if unjudged else float(outcome.verdict == "right")
         reward = score if unjudged or outcome.reward is None else float(outcome.reward)
@@ -352,6 +351,7 @@ class VerlDesk:
         if own:
             raise WhetError(f"sampler_kwargs has curriculum and slots, but {', '.join(own)} was given.")
         age = (sampler["max_off_policy_threshold"] or 10**6) - 1  # verl counts from 1
+        given = {"name": given} if isinstance(given, str) else given
         table = {"groups": groups, "rollouts": rollout["n"], "max_age": age, **given}
         sampling = Sampling(max_tokens=rollout["response_length"], temperature=rollout["temperature"])
         settings, seed = parse_config({"curriculum": table}).curriculum, data.get("seed") or 0
@@ -360,7 +360,8 @@ class VerlDesk:
         self.reference = config["actor_rollout_ref"]["actor"]["use_kl_loss"] or config["algorithm"]["use_kl_in_reward"]
         for stage in settings.stages:  # now, and not when the stage begins
             refuse(stage.kl_coef, stage.entropy_coef, stage.minibatches or None, stage.temperature or None)
-            self.refuse_resets(stage.reset_reference, stage.reset_optimizer)
+        for _, optimizer in resets_of(settings, sampling.max_tokens):
+            self.refuse_resets(True, optimizer)
         if curriculum.needs:
             raise WhetError(f'verl cannot compute the signal "{min(curriculum.needs)}" that this curriculum needs.')
         steps = trainer["total_training_steps"] or len(self.facts.ids) // groups * trainer["total_epochs"]

@@ -136,12 +136,13 @@ class Service:
             self.save()
         try:
             state = json.loads(self.state.read_bytes())
-            recipe, self.number, self.last = state["recipe"], state["number"], tuple(state["last"])
+            recipe, inner = state["recipe"], state["curriculum"]
+            self.number, self.last = state["number"], tuple(state["last"])
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise WhetError(f"{self.state} cannot be read ({type(error).__name__}); give another --state.") from None
         if recipe != self.recipe:
             raise WhetError(f"{self.state} was written with another recipe; serve that one, or give another --state.")
-        self.curriculum.load_state_dict(state["curriculum"])
+        self.curriculum.load_state_dict(inner)
         lines = self.calls.read_bytes() if self.calls.exists() else b""
         whole = lines[: lines.rfind(b"\n") + 1]
         if whole != lines:  # a kill tore the last line: it was never answered

@@ -21,7 +21,8 @@ import torch
 
 from whet import config
 from whet.adapters.course import ADVANTAGES, Course, Row, parts, row_factors, rows_of, with_reward
-from whet.curriculum.build import stages_of
+from whet.curriculum.build import resets_of
+from whet.curriculum.stages import named_in
 from whet.errors import Starved, WhetError
 from whet.fast.fused import share_storage
 from whet.fast.graphs import GraphRunners
@@ -82,10 +83,8 @@ def settings_of(curriculum: str | Mapping[str, Any], rollouts: int, groups: int)
         if name in table:
             raise WhetError(f"curriculum.{name} is {theirs} of TRL's config; leave it out.")
     settings = parse_config({"curriculum": {**table, "rollouts": rollouts, "groups": groups}}).curriculum
-    if settings.reset_every:
-        raise WhetError("curriculum.reset_every resets reference and optimiser, which TRL cannot do; leave it out.")
     alone = ("groups", "rollouts", "minibatches", "temperature", "kl_coef", "entropy_coef", "reset_optimizer")
-    if given := [name for stage in settings.stages for name in alone if getattr(stage, name)]:
+    if given := [name for stage in settings.stages for name in named_in(stage, alone)]:
         raise WhetError(f"A stage sets {given[0]}, which TRL takes from its config alone; leave it out.")
     return settings
 
@@ -191,8 +190,11 @@ class CurriculumTrainer(Trainer):  # type: ignore[misc, unused-ignore]
         """Refuse what TRL or the engine cannot follow, before the first step."""
         if getattr(self, "multi_objective_aggregation", "sum_then_normalize") != "sum_then_normalize":
             raise WhetError("multi_objective_aggregation = normalize_then_sum needs groups of one size; leave it out.")
-        if self.beta and any(stage.reset_reference for stage in stages_of(settings, self.max_completion_length)[1:]):
-            raise WhetError("TRL cannot reset its reference where a stage begins; set reset_reference = false.")
+        for name, optimizer in resets_of(settings, self.max_completion_length):
+            if optimizer:
+                raise WhetError(f"curriculum.{name} resets reference and optimiser, which TRL cannot do; leave it out.")
+            if self.beta:
+                raise WhetError("TRL cannot reset its reference where a stage begins; set reset_reference = false.")
         if engine == "trl":
             if settings.max_age and not self.use_vllm:
                 raise WhetError('curriculum.max_age needs log-probs, which generate does not give; set engine="whet".')

@@ -206,8 +206,7 @@ class Wrapper(Saved):
 def pictures_of(part: object) -> dict[str, Any]:
     """What a curriculum, a source or an engine shows of itself on a run's page (`whet.pictures`), if it does. Those of
     curricula are histograms of BINS equal bins, of the time since the last call."""
-    found: dict[str, Any] = getattr(part, "pictures", dict)()
-    return found
+    return dict(getattr(part, "pictures", dict)())
 
 
 BINS = 20

@@ -1,7 +1,7 @@
-"""Curricula by name: which gate, over which source, in which wrappers. `assembly.py` and `check.py` build them here.
+"""Curricula by name: which gate, over which source, in which wrappers. `assembly.py` builds them here.
 
 A built-in curriculum is one line in the table `CURRICULA`; a curriculum of your own is named "module:Class"
-(docs/curricula.md). `curriculum.source` puts another source under a gate, and `curriculum.stages` wraps the result.
+(docs/extend.md). `curriculum.source` puts another source under a gate, and `curriculum.stages` wraps the result.
 `all` is every method at once: stages around SPEED, whose prompts CurES draws from the set that ScalingRL keeps moving,
 and whose continuations are divided by CurES's rule.
 """
@@ -282,6 +282,16 @@ def stages_of(settings: config.CurriculumSettings, max_tokens: int) -> tuple[con
     if settings.stages or not find_plan(settings.name).staged:
         return settings.stages
     return default_stages(max_tokens)
+
+
+def resets_of(settings: config.CurriculumSettings, max_tokens: int) -> list[tuple[str, bool]]:
+    """The settings that reset the reference during a run, each with whether it resets the optimiser, too. A trainer
+    that can do neither refuses them before the first step."""
+    found = [("reset_every", True)] if settings.reset_every else []
+    if settings.cures.subsets > 1 and (settings.source or find_plan(settings.name).source) == "cures":
+        found.append(("cures.subsets", True))
+    later = stages_of(settings, max_tokens)[1:]  # nothing is reset where the first one begins
+    return found + [("stages", s.reset_optimizer) for s in later if s.reset_reference or s.reset_optimizer]
 
 
 def notes_of(settings: config.CurriculumSettings, facts: Facts) -> list[str]:

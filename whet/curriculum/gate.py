@@ -109,7 +109,7 @@ class Gate(Saved, ABC):
         if self.decidable is None:
             self.source.observe([r for r in rollouts if r.judged and r.finish != "cut"])
         else:
-            self.settle(self.decidable)
+            self._settle()
 
     def emit(self, clock: Clock) -> Batch | None:
         self._turn(clock)
@@ -151,22 +151,18 @@ class Gate(Saved, ABC):
         self.version = clock.version
         self.decidable = clock.groups if clock.cut else None
 
-    def settle(self, groups: int) -> bool:
-        """Decide the complete ones of the first groups; True if there were any. None of them can be cut, since the
-        batch needs each of them. `groups` is the size of the batch."""
-        if self.decidable is None:
-            return False
-        self.decidable, before, any_decided = groups, 0, False
-        for visit in list(self.book.in_line()) if groups else ():
+    def _settle(self) -> None:
+        """Decide the complete ones of the first `decidable` groups. No update can cut them: the batch needs each."""
+        before = 0
+        for visit in list(self.book.in_line()):
             if before == self.decidable:
                 break
             if visit.complete and visit.settled < visit.asked:
                 new = [rollout for index, rollout in sorted(visit.came.items()) if index >= visit.settled]
-                visit.settled, any_decided = visit.asked, True
+                visit.settled = visit.asked
                 self.source.observe([rollout for rollout in new if rollout.judged])
                 self._decide(visit)
             before += visit.group_id in self.book
-        return any_decided
 
     # Requesting
 

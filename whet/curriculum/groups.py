@@ -74,7 +74,7 @@ class Counts(Saved):
     def metrics(self) -> dict[str, float]:
         return named({**self.total, "acceptance": self.acceptance.value(), "signal_share": self.signal.value()})
 
-    def why_starved(self, dry: bool, knob: str = "raise curriculum.rollouts") -> str:
+    def why_starved(self, dry: bool, knob: str) -> str:
         """Say, as half a sentence, what was requested without result and what to do; `knob` makes a gate admit more."""
         easy, hard = self.since("rejected_easy"), self.since("rejected_hard")
         unjudged, judged = self.since("unjudged_groups"), self.since("judged")
@@ -105,7 +105,7 @@ class Visit:
     asked: int = 0
     came: dict[int, Rollout] = field(default_factory=dict)
     untrained: int = 0  # the number of first rollouts that only help to decide (a screening that does not train)
-    settled: int = 0  # the number of first rollouts that were already decided on (`Gate.settle`)
+    settled: int = 0  # the number of first rollouts that were already decided on (`Gate._settle`)
 
     @property
     def complete(self) -> bool:
@@ -157,13 +157,8 @@ class GroupBook(Saved):
         return len(self._visits) - len(self._ready)
 
     @property
-    def waits(self) -> int:
-        """The number of complete groups that will be asked for more."""
-        return len(self._waiting)
-
-    @property
     def certain(self) -> int:
-        """The number of groups that wait, were continued or are ready."""
+        """The number of groups that wait, were continued or are ready: those that will train if nothing goes wrong."""
         return len(self._waiting) + len(self.continued | self._ready.keys())
 
     def holds(self) -> set[int]:

@@ -3,7 +3,7 @@
 `build.py` makes a `Mixture` where entries of [[data]] have curriculum settings of their own. A portion is the entries
 that share settings; `whet train --dry-run` lists them. Each part gets the calls of a trainer that has only its prompts,
 with a clock that wants its share of the groups; a batch is the parts' batches of one step, joined. Group g of part i
-of k is group g k + i outside, so an id names one group. What an update has only once (groups, tokens, coefficients,
+of k is group g k + i outside, so an id names one group. What an update has only once (groups, coefficients,
 resets) is refused where a portion wants its own.
 """
 
@@ -19,7 +19,7 @@ from whet import config
 from whet.curriculum.base import Curriculum, Saved, expect, named, pictures_of, refuse_state
 from whet.curriculum.gate import age_metrics
 from whet.curriculum.source import furthest_behind
-from whet.curriculum.stages import COUNTED
+from whet.curriculum.stages import COUNTED, named_in
 from whet.errors import Starved, WhetError
 from whet.types import Batch, Clock, Report, Request, Rollout
 
@@ -89,9 +89,8 @@ def refuse_apart(settings: config.CurriculumSettings, entry: int) -> None:
     """Refuse settings of a whole update, which a portion cannot have for itself."""
     where = f"Where [[data]] entries have curricula of their own (here data.{entry})"
     for number, stage in enumerate(settings.stages):
-        for name, unset in (("groups", 0), ("minibatches", 0), ("kl_coef", None), ("entropy_coef", None)):
-            if getattr(stage, name) != unset:
-                raise WhetError(f"{where}, a stage cannot change the whole update; leave out stages.{number}.{name}.")
+        for name in named_in(stage, ("groups", "minibatches", "kl_coef", "entropy_coef")):
+            raise WhetError(f"{where}, a stage cannot change the whole update; leave out stages.{number}.{name}.")
 
 
 # ---- the curriculum

@@ -1,8 +1,7 @@
 """Ideas of neighbouring papers, each a few lines around a gate, a source or a whole curriculum; `build.py` adds them.
 
 `KimiSource` (Kimi k1.5) draws prompts by their failure rate, `Unsolved` (ScaleRL) leaves out solved prompts, and
-`Reset` (ProRL) renews reference and optimiser.
-docs/curricula-neighbours.md says what to expect of each.
+`Reset` (ProRL) renews reference and optimiser. docs/curricula-neighbours.md says what to expect of each.
 """
 
 from __future__ import annotations
@@ -23,8 +22,6 @@ from whet.types import Batch, Clock, Report, Request, Rollout
 
 class VerdictCounts(Returns):
     """Counts right and judged rollouts of each prompt."""
-
-    state_names: tuple[str, ...] = ("counts", "returned")
 
     def __init__(self) -> None:
         super().__init__()

@@ -71,9 +71,6 @@ class Ids(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (self._names[place] for place in self._places.tolist())
 
-    def __contains__(self, prompt_id: object) -> bool:
-        return isinstance(prompt_id, str) and self.row(prompt_id) is not None
-
     def row(self, prompt_id: str) -> int | None:
         """The row of an id; None for an id that is not among these."""
         place = self._place_of.get(prompt_id)
@@ -243,9 +240,6 @@ def build_source(ids: Sequence[str], seed: int, entries: Sequence[tuple[int, flo
 
 # ---- weighted draws
 
-SMALL = 4096  # leaves up to which summing the whole tree anew is faster than finding the sums that changed
-FEW = 8  # points up to which finding them one by one is faster than together
-
 
 class WeightedRows:
     """Draws from a million weighted rows in microseconds: a binary tree whose nodes hold the sums below them.
@@ -274,7 +268,7 @@ class WeightedRows:
 
     def put(self, rows: np.ndarray, weights: np.ndarray | float) -> None:
         self.weights[rows] = weights
-        if self._leaves <= SMALL or 16 * len(rows) > self.size:
+        if 16 * len(rows) > self.size:  # then summing the whole tree anew is faster than finding what changed
             self.add_up()
             return
         nodes = rows + self._leaves
@@ -285,8 +279,6 @@ class WeightedRows:
     def find(self, points: np.ndarray) -> np.ndarray:
         """The row at each point of [0, total), where rows lie side by side, each as wide as its weight. A row without
         weight is never found, whatever the rounding."""
-        if len(points) <= FEW:
-            return np.array([self._find_one(point) for point in points.tolist()], np.int64)
         nodes, points = np.ones(len(points), np.int64), points.copy()
         while nodes[0] < self._leaves:
             left, right = self._sums[2 * nodes], self._sums[2 * nodes + 1]
@@ -294,14 +286,6 @@ class WeightedRows:
             points -= np.where(goes_right, left, 0.0)
             nodes = 2 * nodes + goes_right
         return nodes - self._leaves
-
-    def _find_one(self, point: float) -> int:
-        sums, node = self._sums, 1
-        while node < self._leaves:
-            node *= 2
-            if point >= (left := sums.item(node)) and sums.item(node + 1) > 0:
-                node, point = node + 1, point - left
-        return node - self._leaves
 
     def draw(self, k: int, rng: np.random.Generator, least: float = 0.0) -> np.ndarray:
         """Draw up to k different rows in proportion to their weights, and set their weights to 0.

@@ -198,8 +198,8 @@ class Speed(Gate):
     def groups_to_ask(self, clock: Clock) -> int:
         if self.estimates is not None:
             return math.ceil(self._lacking(clock) / LEAST)  # at most; `_pick` knows better
-        lacking = clock.groups + self._ahead(clock) - self._certain
-        return math.ceil(lacking / self.acceptance) - (len(self.book) - self._certain)
+        lacking = clock.groups + self._ahead(clock) - self.book.certain
+        return math.ceil(lacking / self.acceptance) - (len(self.book) - self.book.certain)
 
     def sizes(self, prompt_ids: Sequence[str]) -> list[int]:
         whole = [i for i, (screens, _) in enumerate(self._expect(prompt_ids)) if not screens]
@@ -237,7 +237,7 @@ class Speed(Gate):
     # The protocol, where screening changes it
 
     def emit(self, clock: Clock) -> Batch | None:
-        for group in self.book.waiting() if self.book.waits else ():
+        for group in self.book.waiting():
             if self._age(group, clock) > self.max_age:
                 self._give_back(self.book.remove(group.group_id), "cut")
         return super().emit(clock)
@@ -267,8 +267,8 @@ class Speed(Gate):
 
     def _lacking(self, clock: Clock) -> float:
         """Groups that are wanted beyond those that are certain and those expected of requests that still run."""
-        running = len(self.book) - self._certain
-        return clock.groups + self._ahead(clock) - self._certain - running * self.acceptance
+        running = len(self.book) - self.book.certain
+        return clock.groups + self._ahead(clock) - self.book.certain - running * self.acceptance
 
     def _pick(self, count: int, clock: Clock) -> tuple[list[str], list[int | None]]:
         """With `estimates`, pick until as many groups are expected as are lacking. The source gives its best prompts
@@ -290,11 +290,6 @@ class Speed(Gate):
         gradient is 1 / E[a] times that of uniform sampling."""
         return max(LEAST, self.seen.share.value(PRIOR, WEIGHT))
 
-    @property
-    def _certain(self) -> int:
-        """Groups that will train unless something goes wrong: all but those whose first request runs."""
-        return self.book.certain
-
     def _ahead(self, clock: Clock) -> int:
         """Survivors wanted beyond the batch. Under barrier only if a continuation runs in the same engine call: else
         the call would hold screenings that this batch does not need.
@@ -304,7 +299,7 @@ class Speed(Gate):
         """
         barrier = clock.free is None
         # No group waits or is being continued; or whole groups are asked, which cost too much to grow old.
-        alone = barrier and (self._certain == self.book.ready or self.estimates is not None)
+        alone = barrier and (self.book.certain == self.book.ready or self.estimates is not None)
         if alone or clock.cut or (self.max_age == 0 and not barrier):
             return 0
         reach = min(self.look_ahead, self.max_age) if self.use_screening else self.look_ahead
@@ -322,8 +317,6 @@ class Speed(Gate):
     def _due(self, clock: Clock) -> list[Group]:
         """Waiting groups to continue now: those that a batch is expected to take while they are young enough. If a
         screening grows too old meanwhile, it is cut, and its prompt is screened again before all others."""
-        if not self.book.waits:
-            return []
         waiting = {group.group_id: group for group in self.book.waiting()}
         due: list[Group] = []
         # Walk the line and add up how many groups are expected to train before each one: that says how many updates

@@ -90,6 +90,11 @@ def default_stages(max_tokens: int) -> tuple[Stage, ...]:
     return (short, Stage(subset="all", max_tokens=max_tokens))
 
 
+def named_in(stage: Stage, names: Sequence[str]) -> list[str]:
+    """Those of these settings that a stage has for itself; the others are the recipe's."""
+    return [name for name in names if getattr(stage, name) != Stage.model_fields[name].default]
+
+
 def stage_sampling(stage: Stage, sampling: Sampling) -> Sampling:
     """The sampling of a stage: what it leaves open is as in `sampling`."""
     limit, temperature = stage.max_tokens or sampling.max_tokens, stage.temperature or sampling.temperature
