@@ -114,6 +114,9 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"prompt_id": "secret"}\n')
     os.symlink(tmp_path / "secret", run / "rollouts" / "step_00000009.jsonl")
     assert RolloutShelf(run).overview()["steps"] == [1, 2, 5] and len(whole(run)) == 48
+    (run / "rollouts").rename(tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", run / "rollouts")
+    assert RolloutShelf(run).overview()["steps"] == [] == whole(run)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.step", "1.step.-2", "1.STEP.3", "9" * 30 + ".step.1", "1.step.1\n"])

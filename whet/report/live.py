@@ -26,8 +26,7 @@ from rich.text import Text
 
 from whet.recipe import read_toml
 from whet.report import formats
-from whet.report.arms import Row, evaluation_names, number
-from whet.report.rollouts import parse_lines
+from whet.report.arms import Row, evaluation_names, number, parse_lines
 from whet.text import printable
 
 TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")  # parts of a step's time
