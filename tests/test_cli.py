@@ -86,7 +86,7 @@ def test_folders_that_cannot_be(
     assert "no run to resume" in refused(monkeypatch, capsys, "train", "--resume", f"--out={tmp_path / 'empty'}")
     assert "--resume" in refused(monkeypatch, capsys, "train", "--resume")
     assert "Give a recipe" in refused(monkeypatch, capsys, "train", f"--out={tmp_path / 'run'}")
-    assert "no run in" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
+    assert "is not a run folder" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
     assert "no run in" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
 
 

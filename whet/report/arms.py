@@ -180,10 +180,8 @@ def group_runs(logs: Sequence[RunLog]) -> list[Arm]:
 
 
 def read_run(name: str, folder: Path) -> RunLog:
-    """Also reads a run that is going on or was killed; before its first row it has only a recipe.
-
-    A damaged line costs that row alone. What follows the last line break was torn by a kill or is being written now.
-    """
+    """Also reads a run that is going on or was killed: before its first row it has only a recipe, and it may end in the
+    middle of a row. A damaged line costs that row alone."""
     if not (folder / CONFIG).is_file():
         raise WhetError(f"{folder} is not a run folder: it holds no {CONFIG}.")
     rows = [parse_line(line) for line in read_bytes(folder / METRICS).split(b"\n")]

@@ -183,9 +183,7 @@ class RolloutShelf:
                 return answer(before)
             lines = self.index(file)
             first = after.line + 1 if after is not None and before[:2] == after[:2] else 0
-            fitting = [
-                i for i in range(first, len(lines)) if all(getattr(lines[i], k) == v for k, v in filters.items())
-            ]
+            fitting = [i for i in range(first, len(lines)) if _fits(lines[i], filters)]
             searched += len(lines) - first
             if not fitting:
                 continue
@@ -255,6 +253,12 @@ def _groups(file: File) -> list[list[Shown]]:
     both = min(len(mixed), len(others))
     in_turn = [group for pair in zip(mixed, others, strict=False) for group in pair]
     return in_turn + mixed[both:] + others[both:]
+
+
+def _fits(line: Line, filters: Mapping[str, str]) -> bool:
+    """A part of the prompt's id is enough, as in a page that stands alone."""
+    found = ((key, getattr(line, key), wanted) for key, wanted in filters.items())
+    return all(wanted in value if key == "prompt_id" else wanted == value for key, value, wanted in found)
 
 
 def _holds(row: Mapping[str, Any], needle: bytes) -> bool:

@@ -137,17 +137,10 @@ class PageServer(QuietServer):
         filters = {field: query[name] for name, field in FILTERS.items() if query.get(name)}
         after = Bookmark.read(query["after"]) if query.get("after") else None
         step, limit = whole("step", None, 10**18), whole("limit", 50, MOST) or 1
-        if "group" in query and not query.get("kind"):  # evaluation numbers its groups from 0 each time
-            query["kind"] = "step"
+        # Evaluation numbers its groups from 0 each time, so a number alone is that of a training group.
+        kind = query.get("kind") or ("step" if "group" in query else "")
         with self.lock:
-            return shelf.find(
-                filters=filters,
-                step=step,
-                kind=query.get("kind", ""),
-                text=query.get("q", ""),
-                after=after,
-                limit=limit,
-            )
+            return shelf.find(filters=filters, step=step, kind=kind, text=query.get("q", ""), after=after, limit=limit)
 
     def _is_mine(self, host: str) -> bool:
         """Whether a Host header names this machine; its port may be that of a tunnel."""
