@@ -87,7 +87,7 @@ def test_folders_that_cannot_be(
     assert "--resume" in refused(monkeypatch, capsys, "train", "--resume")
     assert "Give a recipe" in refused(monkeypatch, capsys, "train", f"--out={tmp_path / 'run'}")
     assert "is not a run folder" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
-    assert "no run in" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
+    assert "holds no rollouts" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
