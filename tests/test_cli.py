@@ -86,8 +86,8 @@ def test_folders_that_cannot_be(
     assert "no run to resume" in refused(monkeypatch, capsys, "train", "--resume", f"--out={tmp_path / 'empty'}")
     assert "--resume" in refused(monkeypatch, capsys, "train", "--resume")
     assert "Give a recipe" in refused(monkeypatch, capsys, "train", f"--out={tmp_path / 'run'}")
-    assert "no run in" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
-    assert "no run in" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
+    assert "is not a run folder" in refused(monkeypatch, capsys, "compare", str(tmp_path / "empty"))
+    assert "holds no rollouts" in refused(monkeypatch, capsys, "view", str(tmp_path / "empty"))
 
 
 def test_a_full_disk_is_one_sentence_and_loses_nothing(
@@ -207,11 +207,13 @@ def test_any_run_has_a_page(
     assert (tmp_path / "both.html").read_text().count('"state":"stopped at') == 2
     assert "--serve writes no file" in refused(monkeypatch, capsys, "report", str(young), "--serve", "--out", "x")
     (torn / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 2}\n')
+    assert call(monkeypatch, "report", str(torn)) == 0
+    damage = "Line 2 of metrics.jsonl is damaged and left out."
+    assert capsys.readouterr().err.strip() == f"{torn}: {damage}" and damage in (torn / "report.html").read_text()
     (young / "report.html").unlink()
-    assert "Line 2 of" in refused(monkeypatch, capsys, "report", str(young), str(torn))
-    assert not (young / "report.html").exists(), "all are looked at before one is written"
     (tmp_path / "empty").mkdir()
-    assert "holds no config.toml" in refused(monkeypatch, capsys, "report", str(tmp_path / "empty"))
+    assert "holds no config.toml" in refused(monkeypatch, capsys, "report", str(young), str(tmp_path / "empty"))
+    assert not (young / "report.html").exists(), "all are looked at before one is written"
 
 
 def test_what_resume_cannot_heed_is_refused_and_an_end_is_told(

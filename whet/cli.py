@@ -156,7 +156,7 @@ def train(
         if recipe or model or data or reward or curriculum:
             rest = "leave the other recipe and its flags out; --set changes a setting."
             raise WhetError(f"--resume goes on with the recipe in {out / 'config.toml'}: {rest}")
-        settings = load_config(out / "config.toml", sets or [])
+        settings = load_config(out / "config.toml", [*folder_set(data_folder), *(sets or [])])
     else:
         if recipe is None and not (model or data or reward or curriculum or sets):
             raise WhetError("Give a recipe (whet train chain) or --model and --data; whet demo needs nothing.")
@@ -288,7 +288,6 @@ def compare(
     from whet.report.compare import compare_table
     from whet.report.page import write_page
 
-    need_runs(runs)
     out_console.print(compare_table(runs))
     if page is not None:
         write_page(page, runs, title="whet compare", note="")
@@ -306,7 +305,6 @@ def view(
     """Show in the terminal what the model wrote."""
     from whet.report.view import view_run
 
-    need_runs([run])
     view_run(run, step=step, verdict=verdict, phase=phase, limit=limit, console=out_console)
 
 
@@ -322,8 +320,9 @@ def report(
     from whet.report.arms import read_run
     from whet.report.page import write_page
 
-    for run in runs:
-        read_run(run.name, run)  # check all of them before one page is written
+    for run in runs:  # all of them, before one page is written
+        if damage := read_run(run.name, run).damage:
+            say(f"{run}: {damage}")
     title = ", ".join(run.absolute().name for run in runs[:3]) + ", ..." * (len(runs) > 3)
     if serve:
         from whet.report.data import PageData
@@ -338,12 +337,6 @@ def report(
     for page, of_page in {out: runs}.items() if out else {run / "report.html": [run] for run in runs}.items():
         write_page(page, of_page, title=title if out else of_page[0].absolute().name)
         show(f"Page: {page}")
-
-
-def need_runs(runs: list[Path]) -> None:
-    for run in runs:
-        if not (run / "metrics.jsonl").is_file():
-            raise WhetError(f"There is no run in {run}: it holds no metrics.jsonl.")
 
 
 @app.command()

@@ -241,6 +241,22 @@ def test_several_runs_lie_over_each_other(visit: Visit, files: dict[str, str]) -
     assert page.locator("#compare table").count() >= 1
 
 
+def test_menus_follow_the_run_and_a_prompt_is_found_by_its_name(
+    visit: Visit, serve: Callable[..., str], tmp_path: Path
+) -> None:
+    early, late = (write_run(tmp_path / name, steps=3) for name in ("early", "late"))
+    for path in (late / "rollouts").iterdir():  # as many steps as the other run has, but not the same ones
+        path.rename(path.with_name(path.name.replace("step_0000000", "step_0000001")))
+    page = visit(serve([early, late]))
+    page.locator("#rollouts").scroll_into_view_if_needed()
+    page.locator(".list button.row").first.wait_for()
+    page.locator("#run").select_option("1")
+    wait_for(page, "[...document.querySelectorAll('[name=step] option')].map(o => o.value).join() === ',11,12,13'")
+    for name in ("q", "prompt"):  # of prompts sum-0 to sum-5, each in three steps with four rollouts
+        page.locator(f"[name={name}]").fill("um-2")
+        wait_for(page, "document.querySelectorAll('.list button.row').length === 12")
+
+
 def test_values_of_a_live_run_arrive_and_filters_stay(visit: Visit, serve: Callable[..., str], tmp_path: Path) -> None:
     run, rng = write_run(tmp_path / "run", steps=40, until=6), random.Random(5)
     with (run / LOCK).open("w") as lock:  # as a process does that trains

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from whet.errors import WhetError
-from whet.report.arms import arm_name, common_evaluation, name_runs, read_arms
+from whet.report.arms import arm_name, common_evaluation, name_runs, number, read_arms, read_run
 from whet.report.compare import settings_that_differ
 
 
@@ -38,6 +39,24 @@ def test_settings_that_differ_leave_out_what_is_shared(save_run: Callable[..., P
         "learn.lr": ["0.0001, 0.0002", "0.0001"],  # an arm that is no pure repetition shows it
         "curriculum.groups": ["16", "48"],
     }
+
+
+def test_a_damaged_line_is_left_out_and_named(save_run: Callable[..., Path]) -> None:
+    folder = save_run("run", [])
+    for text, steps, says in (
+        ('{"step": 0}\n{"step": 1}', [0, 1], ""),
+        ('{"step": 0}\n{"step": 1, "rew', [0], ""),  # torn by a kill, or being written now
+        ('{"step": 0}\n\x00\x00\n{"step": 2}\n', [0, 2], "Line 2 of metrics.jsonl is damaged and left out."),
+        ('[1]\n\n{"step": 2}\n{', [2], "Line 1 and 1 more of metrics.jsonl are damaged and left out."),
+    ):
+        (folder / "metrics.jsonl").write_text(text)
+        log = read_run("run", folder)
+        assert ([row["step"] for row in log.rows], log.damage) == (steps, says)
+
+
+def test_a_number_is_finite() -> None:
+    row = {"a": 10**400, "b": -(10**400), "c": math.inf, "d": True, "e": "1", "f": 3}
+    assert [number(row, key) for key in "abcdefg"] == [None, None, None, None, None, 3.0, None]
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:

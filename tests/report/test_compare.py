@@ -75,6 +75,15 @@ def test_ends_by_hand(save_run: Callable[..., Path]) -> None:
     assert ends["signal"] == TableCell("50%")  # the mean of 0.2, 0.4, 0.6, 0.8
 
 
+def test_the_terminal_names_a_damaged_line(save_run: Callable[..., Path]) -> None:
+    folder = save_run("torn", rows((0, 0.2), (100, 0.5)))
+    (folder / "metrics.jsonl").write_text("noise\n" + (folder / "metrics.jsonl").read_text())
+    console = Console(file=io.StringIO(), width=80)
+    console.print(compare_table([folder]))
+    shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "torn: Line 1 of metrics.jsonl is damaged and left out." in shown and "0.350" in shown
+
+
 def test_the_terminal_shows_all_arms_at_80_columns(save_run: Callable[..., Path]) -> None:
     console = Console(file=io.StringIO(), width=80)
     console.print(compare_table(three_arms(save_run)))

@@ -29,7 +29,7 @@ def text(console: Console) -> str:
 
 def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     console = pipe()
-    progress = RunProgress("speed", console=console)
+    progress = RunProgress(console=console)
     progress.every_s = HUGE
     for step in range(11):
         row = {"step": step, "tokens_generated": 100 * step, "curriculum/signal_share": 0.25}
@@ -37,10 +37,10 @@ def test_a_pipe_gets_one_plain_line_at_each_evaluation() -> None:
     progress.close()
     lines = text(console).splitlines()
     assert [line.split(", ")[:2] for line in lines] == [
-        ["speed: step 0", "0%"],
-        ["speed: step 4", "40%"],
-        ["speed: step 8", "80%"],
-        ["speed: step 10", "100%"],
+        ["step 0", "0%"],
+        ["step 4", "40%"],
+        ["step 8", "80%"],
+        ["step 10", "100%"],
     ]
     assert "accuracy 0.400" in lines[2] and "\x1b" not in text(console)
 
@@ -57,11 +57,11 @@ def test_a_pipe_gets_lines_in_between_when_time_has_passed() -> None:
 
 def test_long_lines_are_not_broken_in_a_pipe() -> None:
     console = pipe()
-    progress = RunProgress("n" * 70, console=console)
+    progress = RunProgress(console=console)
     progress.every_s = HUGE
     progress.message("word " * 40)
     progress.update(
-        {"step": 1, "eval/held_out/accuracy": 0.5, "tokens_generated": 5, "curriculum/signal_share": 0.2}, 0.5
+        {"step": 1, "eval/held_out/accuracy": 0.5, "tokens_generated": 5, "curriculum/signal_share": 0.2, **SPLIT}, 0.5
     )
     progress.close()
     assert len(text(console).splitlines()) == 2
@@ -70,7 +70,7 @@ def test_long_lines_are_not_broken_in_a_pipe() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_a_terminal_gets_a_line_a_step_above_a_footer_that_fits(width: int) -> None:
     console = terminal(width)
-    progress = RunProgress("speed", console=console)
+    progress = RunProgress(console=console)
     progress.update({"step": 0, "eval/held_out/accuracy": 0.2}, 0.0)
     progress.message("A sentence that stays.")
     row = {"step": 5, "eval/held_out/accuracy": 0.612, "curriculum/signal_share": 0.42, "rollout/tokens_per_s": 21_400}
@@ -82,7 +82,7 @@ def test_a_terminal_gets_a_line_a_step_above_a_footer_that_fits(width: int) -> N
     for words in ("0 0.200", "5 0.612 0.500 42% 85k 21.4k", "6 0.550 2.5s", "A sentence that stays."):
         assert [" ".join(line.split()) for line in lines].count(words) == 1, "each stays, and none is drawn again"
     footer = [line for line in lines if "58%" in line][-1]
-    for part in ("speed", "━", "▁█", "accuracy 0.612"):
+    for part in ("step 6", "━", "▁█", "accuracy 0.612"):
         assert part in footer
     assert len(footer) <= width - 2, "the ^C that a terminal writes at the cursor has room"
     assert lines[0].split() == [
@@ -112,7 +112,7 @@ SPLIT = {"time/generate": 7.0, "time/train": 2.0, "time/log_probs": 0.5, "time/i
 @pytest.mark.parametrize("width", [64, 120])
 def test_where_the_time_went_is_a_line_of_its_own(width: int) -> None:
     console = terminal(width)
-    progress = RunProgress("speed", console=console)
+    progress = RunProgress(console=console)
     progress.update({"step": 5, "eval/held_out/accuracy": 0.612, **SPLIT, "time/total": 10.0}, 0.5)
     progress.close()
     assert "generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%" in text(console)
@@ -123,10 +123,12 @@ def test_where_the_time_went_is_a_line_of_its_own(width: int) -> None:
     assert text(piped) == "step 5, 100%; generate 70%, train 20%, log-probs 5%, idle 5%, GPU idle 8%\n"
 
 
-def test_hostile_names_and_messages_are_plain_text() -> None:
-    for console in (pipe(), terminal()):
-        progress = RunProgress("\x1b[2J[red]x[/red]", console=console)
-        progress.update({"step": 1, "eval/held_out/accuracy": 0.5}, 0.5)
+def test_hostile_names_and_messages_are_plain_text(save_run: Callable[..., Path]) -> None:
+    folder = save_run("run", [{"step": 1, "eval/held_out/accuracy": 0.5}], steps=2)
+    for console in (pipe(), terminal(160)):
+        follow({"\x1b[2J[red]x[/red]": folder}, lambda: False, console=console)
+        assert "[red]x[/red]" in text(console)
+        progress = RunProgress(console=console)
         progress.message("\x1b]0;title\x07 [bold]b[/bold]")
         progress.close()
         assert "\x1b[2J" not in text(console) and "\x07" not in text(console) and "[bold]b[/bold]" in text(console)

@@ -72,14 +72,10 @@ def test_filters_find_what_a_plain_reading_finds(run: Path) -> None:
     assert [row["step"] for row in rows] == [5] * 24 + [2] * 12 + [1] * 12
     assert [row["kind"] for row in rows[:24]] == ["step"] * 12 + ["eval"] * 12
     assert {"prompt", "response", "answer", "reward", "finish", "version", "note", "index", "level"} <= rows[0].keys()
-    for field, key in (
-        ("verdict", "verdict"),
-        ("prompt_id", "prompt_id"),
-        ("group_id", "group_id"),
-        ("level", "level"),
-    ):
-        for value in {row[key] for row in rows}:
-            assert whole(run, filters={field: value}) == [row for row in rows if row[key] == value]
+    for field in ("verdict", "group_id", "level"):
+        for value in {row[field] for row in rows}:
+            assert whole(run, filters={field: value}) == [row for row in rows if row[field] == value]
+    assert whole(run, filters={"prompt_id": "hain-1"}) == [row for row in rows if "chain-1" in row["prompt_id"]] != []
     assert whole(run, step=2) == rows[24:36] and whole(run, kind="eval") == rows[12:24]
     assert whole(run, filters={"verdict": "right", "phase": "eval"}, step=1) == []
 
@@ -114,6 +110,9 @@ def test_links_are_not_followed(run: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text('{"prompt_id": "secret"}\n')
     os.symlink(tmp_path / "secret", run / "rollouts" / "step_00000009.jsonl")
     assert RolloutShelf(run).overview()["steps"] == [1, 2, 5] and len(whole(run)) == 48
+    (run / "rollouts").rename(tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", run / "rollouts")
+    assert RolloutShelf(run).overview()["steps"] == [] == whole(run)
 
 
 @pytest.mark.parametrize("text", ["", "x", "1.step", "1.step.-2", "1.STEP.3", "9" * 30 + ".step.1", "1.step.1\n"])

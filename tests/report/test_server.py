@@ -113,7 +113,7 @@ def test_news_come_while_a_run_goes_on(serve: Serve, runs: list[Path]) -> None:
         ("/assets/page.html", 404), ("/assets/", 404), ("//etc/passwd", 404), ("/config.toml", 404), ("/data/", 404),
         ("/rollouts?run=2", 400), ("/rollouts?run=-1", 400), ("/rollouts?run=a/../b", 400), ("/rollouts?step=x", 400),
         ("/rollouts?step=%D9%A3", 400), ("/rollouts?limit=501", 400), ("/rollouts?after=..%2f..", 400),
-        ("/rollouts?run", 400), ("/data?" + "&".join("a=1" for _ in range(50)), 400),
+        ("/rollouts?run", 400), ("http://[x/data", 400), ("/data?" + "&".join("a=1" for _ in range(50)), 400),
     ],
 )  # fmt: skip
 def test_nothing_else_is_there(serve: Serve, path: str, status: int) -> None:
@@ -181,11 +181,20 @@ def test_hostile_rollouts_are_data(serve: Serve, runs: list[Path]) -> None:
     assert shown["response"] == text and shown["prompt"] == f"{text}: {text}" and shown["verdict"] == "unjudged"
 
 
-def test_a_run_that_breaks_while_it_is_served_is_one_sentence(serve: Serve, runs: list[Path]) -> None:
+def test_a_line_that_breaks_while_it_is_served_is_left_out_in_one_sentence(serve: Serve, runs: list[Path]) -> None:
     server = serve()
     (runs[0] / "metrics.jsonl").write_text('{"step": 0}\nnoise\n{"step": 1}\n')
+    broken, whole = data_of(server, "/data")["runs"]
+    assert broken["series"]["step"] == [0, 1] and len(whole["series"]["step"]) == 7
+    assert broken["note"] == "Line 2 of metrics.jsonl is damaged and left out." and not whole["note"]
+
+
+def test_a_recipe_that_is_lost_while_it_is_served_is_one_sentence(serve: Serve, runs: list[Path]) -> None:
+    server = serve()
+    (runs[0] / "config.toml").unlink()
+    (runs[0] / "metrics.jsonl").write_text('{"step": 0}\n')
     response, body = ask(server, "/data")
-    assert response.status == 400 and "is damaged" in json.loads(body)["error"]
+    assert response.status == 400 and "holds no config.toml" in json.loads(body)["error"]
 
 
 def test_a_port_in_use_and_a_folder_without_a_run_are_one_sentence(runs: list[Path], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from whet.config import merged as merge
 from whet.errors import WhetError
 from whet.recipe import parse_config
 from whet.report.arms import read_arms
+from whet.run import Run
 from whet.tools.experiment import last_words, name_arms, replace_run, start_run, train_arms
 
 
@@ -49,6 +50,16 @@ def test_only_an_earlier_run_is_replaced(tmp_path: Path) -> None:
     replace_run(run)
     assert not run.exists()
     replace_run(run)  # nothing there is no reason to complain
+
+
+def test_runs_that_another_process_is_writing_are_left_alone(tmp_path: Path) -> None:
+    finished, going = tmp_path / "finished", tmp_path / "going"
+    for folder in (finished, going):
+        Run.create(folder, "").close()
+    settings = parse_config({"model": {"name": str(tmp_path / "nowhere")}})  # an arm that is started fails at once
+    with Run.resume(going), pytest.raises(WhetError, match="going is in use by another process"):
+        train_arms({finished: settings, going: settings}, Console(file=io.StringIO()))
+    assert (finished / "config.toml").is_file() and (going / "config.toml").is_file()
 
 
 @pytest.mark.slow

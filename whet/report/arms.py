@@ -8,8 +8,10 @@ Nothing here decides how a number looks.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +20,7 @@ from typing import Any, Literal
 
 from whet.errors import WhetError
 from whet.recipe import read_toml
-from whet.run import is_in_use, read_metrics
+from whet.run import CONFIG, METRICS, is_in_use
 
 SEED = re.compile(r"(?:[ ._/-](?:seed|s)[ _=-]?|/)\d+$", re.IGNORECASE)
 BARE_SEED = re.compile(r"(?:seed|s)?[ _=-]?\d+", re.IGNORECASE)
@@ -27,6 +29,30 @@ Folders = Sequence[Path] | Mapping[str, Path]  # run folders, or names with thei
 Row = Mapping[str, Any]  # one line of metrics.jsonl
 Curve = list[tuple[float, float]]  # (x, y), x rising
 Axis = Literal["tokens", "seconds"]
+
+# ---- files
+
+
+def read_bytes(path: Path) -> bytes:
+    """Nothing where there is no file: a run may lack it, or was cut back in this moment."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def parse_lines(data: bytes) -> list[dict[str, Any]]:
+    """The objects in lines of JSON, without what is torn or damaged."""
+    return [row for line in data.splitlines() if (row := parse_line(line)) is not None]
+
 
 # ---- the rows of a run
 
@@ -45,7 +71,7 @@ class Point:
 def number(row: Row, key: str) -> float | None:
     """A finite number, or None: an absent key, a null and a NaN all mean "not measured"."""
     value = row.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 
@@ -101,6 +127,7 @@ class RunLog:
     folder: Path
     settings: Mapping[str, Any]  # the resolved recipe, flat: "learn.lr" -> 2e-4
     rows: Sequence[Row]
+    damage: str = ""  # a sentence that names the lines of the metrics that cannot be read
 
     def points(self, evaluation: str | None) -> list[Point]:
         return evaluations(self.rows, evaluation) if evaluation is not None else []
@@ -153,11 +180,17 @@ def group_runs(logs: Sequence[RunLog]) -> list[Arm]:
 
 
 def read_run(name: str, folder: Path) -> RunLog:
-    """Also reads a run that is going on or was killed; before its first row it has only a recipe."""
-    if not (folder / "config.toml").is_file():
-        raise WhetError(f"{folder} is not a run folder: it holds no config.toml.")
-    settings = flatten(read_toml(folder / "config.toml"))
-    return RunLog(name=name, folder=folder, settings=settings, rows=tuple(read_metrics(folder)))
+    """Also reads a run that is going on or was killed: before its first row it has only a recipe, and it may end in the
+    middle of a row. A damaged line costs that row alone."""
+    if not (folder / CONFIG).is_file():
+        raise WhetError(f"{folder} is not a run folder: it holds no {CONFIG}.")
+    rows = [parse_line(line) for line in read_bytes(folder / METRICS).split(b"\n")]
+    damaged = [place for place, row in enumerate(rows[:-1], 1) if row is None]
+    damage = f"Line {damaged[0]} of {METRICS} is damaged and left out." if damaged else ""
+    if len(damaged) > 1:
+        damage = f"Line {damaged[0]} and {len(damaged) - 1} more of {METRICS} are damaged and left out."
+    known, settings = tuple(row for row in rows if row is not None), flatten(read_toml(folder / CONFIG))
+    return RunLog(name=name, folder=folder, settings=settings, rows=known, damage=damage)
 
 
 def name_runs(folders: Folders) -> dict[str, Path]:

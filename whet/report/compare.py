@@ -224,7 +224,8 @@ def settings_that_differ(arms: Sequence[Arm]) -> list[tuple[str, list[str]]]:
 
 
 def compare_table(folders: Folders) -> Group:
-    result = compare(read_arms(folders))
+    arms = read_arms(folders)
+    result = compare(arms)
     parts: list[Table | Text] = []
     for title, heads, rows in result.tables():
         table = _plain_table(title=Text(title, style="bold"), title_justify="left", header_style="dim")
@@ -234,7 +235,8 @@ def compare_table(folders: Folders) -> Group:
         for name, row in zip(result.arms, rows, strict=True):
             table.add_row(Text(printable(name, one_line=True), style="bold"), *map(_rich_cell, row))
         parts += [table, Text("")]
-    notes = Text(" ".join(printable(note, one_line=True) for note in result.notes), style="dim")
+    damage = [f"{run.name}: {run.damage}" for arm in arms for run in arm.runs if run.damage]
+    notes = Text(" ".join(printable(note, one_line=True) for note in [*damage, *result.notes]), style="dim")
     verdicts = [Text(f"\n{printable(words, one_line=True)}", style="bold") for words in result.verdicts]
     return Group(*parts, notes, *verdicts)
 

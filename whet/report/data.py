@@ -2,7 +2,7 @@
 
 `page` writes this data into a file that stands alone, `server` sends it, and the script of the page draws it. A page is
 plain JSON: {format, title, note, live, cursor, runs, arms, compare}. Runs may be going on, killed, or of an older
-version: what they lack is null or left out, and a damaged line of pictures or rollouts is passed over.
+version: what they lack is null or left out. A damaged line is left out; one of the metrics is named in a note.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from whet.report.arms import (
     group_runs,
     name_runs,
     number,
+    parse_line,
+    parse_lines,
+    read_bytes,
     read_run,
 )  # fmt: skip
 from whet.report.compare import compare, settings_that_differ
 from whet.report.formats import LAST, middle
-from whet.report.rollouts import RolloutShelf, parse_line, parse_lines, read_bytes
+from whet.report.rollouts import RolloutShelf
 from whet.report.verdict import interval, is_greedy, judge
 from whet.run import MACHINE, METRICS, PICTURES, is_in_use
 
@@ -131,7 +134,7 @@ def read_run_data(
     pictures = sorted((p for p in drawn if _step(p) > since), key=_step)
     stride = math.ceil(len(pictures) * (runs if thinned else 1) / MOST_PICTURES) or 1
     last = rows[-1] if rows else {}
-    notes = [] if rows else ["Nothing was recorded yet."]
+    notes = [log.damage] if log.damage else [] if rows else ["Nothing was recorded yet."]
     if len(kept) < len(new):
         notes.append(f"The curves show {len(kept):,} of {len(rows):,} steps, evenly chosen.")
     points = log.points(mine)

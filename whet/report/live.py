@@ -26,8 +26,7 @@ from rich.text import Text
 
 from whet.recipe import read_toml
 from whet.report import formats
-from whet.report.arms import Row, evaluation_names, number
-from whet.report.rollouts import parse_lines
+from whet.report.arms import Row, evaluation_names, number, parse_lines
 from whet.text import printable
 
 TIMES = ("generate", "judge", "train", "idle", "eval", "save", "sync", "log_probs", "draft")  # parts of a step's time
@@ -191,11 +190,11 @@ class RunProgress:
 
     every_s = EVERY_S
 
-    def __init__(self, name: str = "", *, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
         self.quiet = quiet
         self._console = console or Console(stderr=True)
         self._redraws = redraws(self._console)
-        self._status = Status(printable(name, one_line=True))
+        self._status = Status("")
         self._warm: Status | None = None
         self._live: Live | None = None
         self._shown_at = -math.inf
@@ -370,9 +369,7 @@ def run_footer(status: Status, left: float | None, width: int) -> Table:
     course = Text(sparkline(status.accuracies, max(4, width // 5)), style="cyan")
     words = (f"{formats.percent(status.progress):>4}", ends if ends in ("done", formats.MISSING) else f"{ends} left")
     accuracy = Text(f"accuracy {_accuracy(status)}", style="bold") if status.accuracies else Text("")
-    table.add_row(
-        Text(status.name or f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy
-    )
+    table.add_row(Text(f"step {status.step}"), _bar(status.progress), *map(Text, words), course, accuracy)
     table.caption, table.caption_justify = Text(status.split, style="dim") if status.split else None, "left"
     return table
 
@@ -406,7 +403,7 @@ def _cells(status: Status, left: float | None, wide: bool) -> list[Text | Progre
     more = [formats.count(status.tokens), str(status.step)] if wide else []
     numbers = [formats.share(status.signal), formats.count(status.speed), *more]
     return [
-        Text(status.name or f"step {status.step}"),
+        Text(status.name),
         _bar(status.progress),
         Text(formats.percent(status.progress)),
         Text(_left(status.progress, left)),

@@ -17,9 +17,9 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from whet.errors import WhetError
-from whet.report.arms import number
+from whet.report.arms import number, parse_line, parse_lines, read_bytes
 from whet.report.view import read_excerpt, shorten
-from whet.run import rollout_files
+from whet.run import ROLLOUTS, rollout_files
 
 FIELDS = ("prompt_id", "group_id", "phase", "verdict", "level")
 VALUE = re.compile(rb'"(?:[^"\\]|\\.)*"|[^",}\s]+')
@@ -67,27 +67,6 @@ class Bookmark(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.step}.{self.kind}.{self.line}"
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line, parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def parse_lines(data: bytes) -> list[dict[str, Any]]:
-    """The objects in lines of JSON, without what is torn or damaged."""
-    return [row for line in data.splitlines() if (row := parse_line(line)) is not None]
-
-
-def read_bytes(path: Path) -> bytes:
-    """Nothing where there is no file: a run may lack it, or was cut back in this moment."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 def to_json(value: Any) -> str:
@@ -154,7 +133,7 @@ class RolloutShelf:
     def files(self) -> list[File]:
         """Newest first; links are left out, since they may lead out of the folder."""
         found = []
-        for step, path in rollout_files(self.folder):
+        for step, path in [] if (self.folder / ROLLOUTS).is_symlink() else rollout_files(self.folder):
             try:
                 about = path.lstat()
             except OSError:  # cut back in this moment
@@ -204,9 +183,7 @@ class RolloutShelf:
                 return answer(before)
             lines = self.index(file)
             first = after.line + 1 if after is not None and before[:2] == after[:2] else 0
-            fitting = [
-                i for i in range(first, len(lines)) if all(getattr(lines[i], k) == v for k, v in filters.items())
-            ]
+            fitting = [i for i in range(first, len(lines)) if _fits(lines[i], filters)]
             searched += len(lines) - first
             if not fitting:
                 continue
@@ -276,6 +253,12 @@ def _groups(file: File) -> list[list[Shown]]:
     both = min(len(mixed), len(others))
     in_turn = [group for pair in zip(mixed, others, strict=False) for group in pair]
     return in_turn + mixed[both:] + others[both:]
+
+
+def _fits(line: Line, filters: Mapping[str, str]) -> bool:
+    """A part of the prompt's id is enough, as in a page that stands alone."""
+    found = ((key, getattr(line, key), wanted) for key, wanted in filters.items())
+    return all(wanted in value if key == "prompt_id" else wanted == value for key, value, wanted in found)
 
 
 def _holds(row: Mapping[str, Any], needle: bytes) -> bool:

@@ -97,16 +97,14 @@ class PageServer(QuietServer):
         """The type and the text of an answer."""
         if len(hosts) != 1 or not self._is_mine(hosts[0]):
             raise Refused(403, "This page is served under its own address only.")
-        parts = urlsplit(path)
-        way = unquote(parts.path).split("/")[1:]
-        if self.token and not hmac.compare_digest((way.pop(0) if way else "").encode(), self.token.encode()):
-            raise Refused(403, "The token in the address is wrong or missing; take the address that whet printed.")
         try:
-            query = dict(
-                parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=20)
-            )
+            parts = urlsplit(path)
+            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), max_num_fields=20)
         except ValueError:
             raise Refused(400, "The question is not understood.") from None
+        way, query = unquote(parts.path).split("/")[1:], dict(pairs)
+        if self.token and not hmac.compare_digest((way.pop(0) if way else "").encode(), self.token.encode()):
+            raise Refused(403, "The token in the address is wrong or missing; take the address that whet printed.")
         match way:
             case [""]:
                 return HTML, served_document(self.page.title)
@@ -139,17 +137,10 @@ class PageServer(QuietServer):
         filters = {field: query[name] for name, field in FILTERS.items() if query.get(name)}
         after = Bookmark.read(query["after"]) if query.get("after") else None
         step, limit = whole("step", None, 10**18), whole("limit", 50, MOST) or 1
-        if "group" in query and not query.get("kind"):  # evaluation numbers its groups from 0 each time
-            query["kind"] = "step"
+        # Evaluation numbers its groups from 0 each time, so a number alone is that of a training group.
+        kind = query.get("kind") or ("step" if "group" in query else "")
         with self.lock:
-            return shelf.find(
-                filters=filters,
-                step=step,
-                kind=query.get("kind", ""),
-                text=query.get("q", ""),
-                after=after,
-                limit=limit,
-            )
+            return shelf.find(filters=filters, step=step, kind=kind, text=query.get("q", ""), after=after, limit=limit)
 
     def _is_mine(self, host: str) -> bool:
         """Whether a Host header names this machine; its port may be that of a tunnel."""

@@ -27,7 +27,7 @@ from whet.pictures import installed
 from whet.processes import available_cores
 from whet.recipe import dump_config
 from whet.report.live import follow
-from whet.run import CONFIG, has_collapsed
+from whet.run import CONFIG, has_collapsed, is_in_use
 
 OPTIONAL = ("triton", "vllm")  # packages whose versions are recorded where they are installed
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm that a signal stopped: the others go on
@@ -35,6 +35,8 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of an arm th
 
 def train_arms(arms: Mapping[Path, config.Config], console: Console) -> None:
     """Trains as many arms at a time as there are cores; a failed arm ends them all with its own words."""
+    if busy := next(filter(is_in_use, arms), None):  # before one of the others is removed
+        raise WhetError(f"{busy} is in use by another process: wait for it to end, or choose another --out.")
     for folder in arms:
         replace_run(folder)
     queue, running = list(arms), dict[Path, subprocess.Popen[bytes]]()

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -406,9 +407,10 @@ def test_predicted_against_measured(
     assert alone["error"] == pytest.approx(alone["predicted_s"] / alone["measured_s"] - 1)
     shown = capsys.readouterr().out
     assert "1.100" in shown and "0.800" in shown and f"{alone['error']:+.1%}" in shown
-    # The JSON may be the next inputs.
+    # The JSON, or its inputs alone, may be the next inputs.
     (tmp_path / "fitted.json").write_text(json.dumps(stored["inputs"]))
-    assert read_inputs(path=tmp_path / "fitted.json").update_ms == pytest.approx(100.0)
+    for name in ("fitted.json", "scale_measured.json"):
+        assert read_inputs(path=tmp_path / name).update_ms == pytest.approx(100.0)
 
 
 def test_a_step_of_a_stream_may_need_no_generation(tmp_path: Path) -> None:
@@ -430,6 +432,8 @@ def test_the_tables_and_the_json(
     words = ("--gpus", "1, 4", "--set", "groups=4", "--set=slots=16", "--out")
     assert call(monkeypatch, *words, str(tmp_path / "a")) == 0
     shown = capsys.readouterr().out
+    named = re.search(r"are listed in (\S+)\.$", " ".join(shown.split()))
+    assert named and Path(named[1]).read_text().startswith("# The inputs of `whet bench scale`")
     assert "1 GPUs" in shown and "4 GPUs" in shown and "speculation, spot" in shown
     stored = json.loads((tmp_path / "a" / "scale.json").read_text())
     assert stored["inputs"]["groups"] == 4 and [size["gpus"] for size in stored["sizes"]] == [1, 4]

@@ -1647,7 +1647,7 @@
     if (high !== undefined && high !== "" && !(row.reward <= Number(high))) return false;
     return (
       !q ||
-      [row.prompt, row.response, row.answer].some((text) =>
+      [row.prompt, row.response, row.answer, row.prompt_id].some((text) =>
         String(text ?? "")
           .toLowerCase()
           .includes(q.toLowerCase()),
@@ -1748,8 +1748,8 @@
 
   function refill(menu, values, word) {
     const kept = menu.value,
-      first = menu.options[0];
-    if (menu.options.length - 1 === values.length) return;
+      [first, ...others] = menu.options;
+    if (JSON.stringify(others.map((option) => option.value)) === JSON.stringify(values.map(String))) return;
     menu.replaceChildren(first, ...values.map((value) => el("option", { value }, word(value))));
     menu.value = values.map(String).includes(kept) ? kept : "";
   }
@@ -1761,8 +1761,6 @@
       if (row.phase) browser.phases.add(row.phase);
       if (row.level !== null && row.level !== undefined && row.level !== "") browser.levels.add(String(row.level));
     }
-    (rollouts.phases || []).forEach((each) => browser.phases.add(each));
-    (rollouts.levels || []).forEach((each) => browser.levels.add(String(each)));
     current().pictures.forEach((picture) =>
       Object.keys(picture.levels || {}).forEach((each) => browser.levels.add(each)),
     );
@@ -1834,9 +1832,14 @@
 
   async function more() {
     const turn = browser.turn,
+      at = browser.rows.length;
+    let answer;
+    try {
       answer = await findSome(wantedNow(), browser.next, turn);
+    } catch (error) {
+      if (turn === browser.turn) browser.count.textContent = String(error.message);
+    }
     if (!answer) return;
-    const at = browser.rows.length;
     browser.rows = browser.rows.concat(answer.rows);
     browser.next = answer.next;
     fillMenus();

@@ -115,12 +115,13 @@ def bench_scale(
     """Simulate a training step on 8 to 1,024 GPUs: its seconds, idle GPUs, the gain of each technique, the best split.
 
     No GPU is needed, and it takes half a minute. The inputs are time per token by batch, acceptance of drafts, training
-    throughput, bandwidth, failures and lengths of responses; whet/tools/bench/scale.toml lists them with their sources.
+    throughput, bandwidth, failures and lengths of responses. The last line names the file that lists them with their
+    sources; a copy of it with your own figures is what --inputs takes.
 
     With --measured nothing large is simulated: the inputs are fitted to the first run, and every run's measured seconds
     are shown beside the predicted ones. The JSON then holds the fitted inputs.
     """
-    from whet.tools.bench.scale import MeasuredRun, against, fit, read_inputs, study
+    from whet.tools.bench.scale import FIGURES, MeasuredRun, against, fit, read_inputs, study
 
     known = read_inputs(shape, inputs, sets or [])
     if measured:
@@ -142,7 +143,7 @@ def bench_scale(
         result = {"seed": seed, "sizes": found, "inputs": known.model_dump()}
     path = out / ("scale_measured.json" if measured else "scale.json")
     files.write_text(path, json.dumps(result, indent=1) + "\n")
-    tell(f"Written: {path}.")
+    tell(f"Written: {path}. The inputs that --inputs may change are listed in {FIGURES}.")
 
 
 def show_scale(found: Sequence[Mapping[str, Any]]) -> None:

@@ -26,17 +26,7 @@ from whet import files
 from whet.errors import WhetError
 from whet.estimate import MEASURED, PAPER, attainable_step, dims_of
 from whet.model.memory import measure
-from whet.tools.bench.peers import (
-    PEERS,
-    Apart,
-    Peer,
-    PeerFailed,
-    Prompts,
-    Whet,
-    missing,
-    shape_config,
-    shape_model,
-)
+from whet.tools.bench.peers import PEERS, Apart, Peer, PeerFailed, Prompts, Whet, missing, shape_config, shape_model
 from whet.tools.experiment import circumstances
 from whet.types import Rollout
 

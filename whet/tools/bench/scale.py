@@ -25,7 +25,6 @@ import tomllib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +35,7 @@ from whet.errors import WhetError
 from whet.recipe import load_config, override
 from whet.run import CONFIG, read_metrics
 
+FIGURES = Path(__file__).with_name("scale.toml")  # every input with its source
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -75,8 +75,9 @@ class ScaleInputs(BaseModel):
 
 
 def read_inputs(shape: str = "1.5b", path: Path | None = None, sets: Iterable[str] = ()) -> ScaleInputs:
-    """The figures of a shape, those of a TOML or JSON file over them, and `name=value` over both."""
-    tree = tomllib.loads(resources.files("whet.tools.bench").joinpath("scale.toml").read_text())
+    """The figures of a shape, those of a TOML or JSON file over them, and `name=value` over both. A result of the
+    command is such a file too: it holds its inputs."""
+    tree = tomllib.loads(FIGURES.read_text())
     shapes = tree.pop("shapes")
     if shape not in shapes:
         raise WhetError(f'There is no shape "{shape}"; there are {", ".join(shapes)}.')
@@ -84,8 +85,9 @@ def read_inputs(shape: str = "1.5b", path: Path | None = None, sets: Iterable[st
     if path is not None:
         try:
             text = path.read_text()
-            tree |= json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-        except (OSError, ValueError, TypeError) as error:
+            given = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+            tree |= given.get("inputs", given)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise WhetError(f"The inputs {path} cannot be read: {error}.") from None
     tree.pop("shapes", None)  # of a copy of scale.toml
     for item in sets:
