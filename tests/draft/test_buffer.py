@@ -68,9 +68,16 @@ def test_hidden_states_must_fit_their_tokens() -> None:
         buffer.add("a", 0, [1, 2, 3], torch.zeros(5, 2))
     with pytest.raises(ValueError, match="3 hidden states for 5 tokens"):
         buffer.add("a", 0, [1, 2, 3, 4, 5], torch.zeros(3, 2))
-    add(buffer, 3, 5)
-    with pytest.raises(ValueError, match="step 2"):
-        add(buffer, 2, 5)
+
+
+def test_a_run_that_goes_back_begins_another_step() -> None:
+    buffer = DataBuffer(1000)
+    add(buffer, 3, 10, 40, 20, 30)
+    assert buffer.wants(2, 9)
+    assert uids(buffer) == ["3.1"] and (buffer.step, buffer.ended) == (2, 9)
+    add(buffer, 2, 9)
+    add(buffer, 3, 8)
+    assert uids(buffer) == ["2.0", "3.0"]
 
 
 def test_it_keeps_copies() -> None:

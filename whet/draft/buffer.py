@@ -83,11 +83,9 @@ class DataBuffer:
         return wanted
 
     def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
-        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease. Rollouts with less
-        than two hidden states hold no pair and are left out; longer ones than the buffer are cut."""
+        """Copy a finished rollout, the token ids of prompt and response. Rollouts with less than two hidden states hold
+        no pair and are left out; longer ones than the buffer are cut."""
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
-        if step < self.step:
-            raise ValueError(f"step {step} comes after step {self.step}")
         if not len(ids) - 1 <= len(hidden[: self.capacity]) <= len(ids):
             raise ValueError(f"{len(hidden)} hidden states for {len(ids)} tokens")
         hidden = hidden.detach()[: self.capacity]
@@ -139,7 +137,8 @@ class DataBuffer:
             self._held[_class(entry)] += len(entry)
 
     def _turn(self, step: int) -> None:
-        if step <= self.step:
+        """Begin this step, unless it is the one under way; a run that goes back to a checkpoint repeats some."""
+        if step == self.step:
             return
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}
