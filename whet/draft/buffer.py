@@ -33,7 +33,6 @@ class BufferEntry:
     """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1]. The last token is
     never read by the target, so there is often one hidden state less than there are tokens."""
 
-    uid: str
     step: int
     ids: Tensor  # int64 [tokens]
     hidden: Tensor  # [tokens or less, width]
@@ -82,7 +81,7 @@ class DataBuffer:
         self._fair += tokens if mine else 0
         return wanted
 
-    def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
+    def add(self, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
         """Copy a finished rollout, the token ids of prompt and response. Rollouts with less than two hidden states hold
         no pair and are left out; longer ones than the buffer are cut."""
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
@@ -92,7 +91,7 @@ class DataBuffer:
         if len(hidden) < 2:
             return
         self._turn(step)
-        self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self.entries.append(BufferEntry(step, ids, hidden.to(self.device, copy=True), prompt))
         self._held[_class(self.entries[-1])] += len(hidden)
         while self.tokens > self.capacity:  # the newest stays: it fits by itself
             held = self._held.copy()

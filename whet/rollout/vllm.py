@@ -33,6 +33,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from whet.errors import WhetError
 from whet.model.twin import kv_shapes
+from whet.rollout.base import PARTS
 from whet.rollout.flights import FlightEngine
 from whet.rollout.rows import Flight
 from whet.rollout.scheduler import Queue
@@ -184,7 +185,7 @@ class VllmEngine(FlightEngine):
         while self.scheduler.waiting and len(self.running) < self.slots:
             flight = self.scheduler.waiting.popleft()
             trace, name = flight.trace, str(flight.arrival)
-            written = Written(flight, *(getattr(trace, part).tolist() for part in ("ids", "log_probs", "versions")))
+            written = Written(flight, *(getattr(trace, part).tolist() for part in PARTS))
             prompt: dict[str, Any] = {"prompt_token_ids": [*flight.prompt.tolist(), *written.ids]}
             # Cached prompts are those of the weights that read them: under other weights they have another name.
             prompt["cache_salt"] = str(self.version)
