@@ -157,7 +157,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.waiting: deque[Flight] = deque()
-        # Groups with a rollout started since the last update; never those of evaluations, which are numbered apart.
+        # Groups with a rollout started since the last update; never evaluation groups, whose numbers may be the same.
         self.begun: set[int] = set()
 
     def begin(self, flight: Flight) -> bool:
