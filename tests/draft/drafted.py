@@ -44,9 +44,9 @@ def hidden_of(model: Any, ids: Tensor) -> Tensor:
 def filled(model: Any, lengths: tuple[int, ...] = (9, 5, 17, 12), prompt: int = 3) -> DataBuffer:
     """Random tokens, read by the model; the last one is not."""
     buffer, random = DataBuffer(10_000), torch.Generator().manual_seed(5)
-    for i, length in enumerate(lengths):
+    for length in lengths:
         ids = torch.randint(VOCABULARY, (length,), generator=random)
-        buffer.add(f"r{i}", 0, ids, hidden_of(model, ids)[:-1], prompt)
+        buffer.add(0, ids, hidden_of(model, ids)[:-1], prompt)
     return buffer
 
 

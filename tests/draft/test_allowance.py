@@ -100,7 +100,7 @@ def test_a_drafter_in_debt_learns_nothing_until_it_is_paid() -> None:
     model = tiny_model(20, hidden=16, layers=1, heads=2)
     drafter = AdaptiveDrafter(model, share=1.0)
     generator = torch.Generator().manual_seed(0)
-    drafter.buffer.add("a", 0, torch.randint(0, 20, (40,)), torch.randn(40, 16, generator=generator), prompt=4)
+    drafter.buffer.add(0, torch.randint(0, 20, (40,)), torch.randn(40, 16, generator=generator), prompt=4)
     assert drafter.train(40, seconds=0.0) == {}, "nothing is granted"
     for _ in range(2):  # the first is not counted
         assert drafter.train(40, seconds=3600.0)["draft/tokens_trained"] > 0

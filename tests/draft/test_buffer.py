@@ -11,13 +11,14 @@ from whet.errors import WhetError
 
 def add(buffer: DataBuffer, step: int, *lengths: int) -> None:
     """Entries whose hidden states are their places."""
-    for i, length in enumerate(lengths):
+    for length in lengths:
         hidden = torch.arange(length, dtype=torch.float32)[:, None]
-        buffer.add(f"{step}.{i}", step, list(range(length + 1)), hidden)
+        buffer.add(step, list(range(length + 1)), hidden)
 
 
-def uids(buffer: DataBuffer) -> list[str]:
-    return [entry.uid for entry in buffer.entries]
+def held(buffer: DataBuffer) -> list[tuple[int, int]]:
+    """Step and length of each entry."""
+    return [(entry.step, len(entry)) for entry in buffer.entries]
 
 
 def test_of_the_last_step_only_the_longest_quarter_stays() -> None:
@@ -25,9 +26,9 @@ def test_of_the_last_step_only_the_longest_quarter_stays() -> None:
     add(buffer, 0, 10, 40, 20, 30, 35)
     assert len(buffer.entries) == 5
     add(buffer, 1, 5, 6)
-    assert uids(buffer) == ["0.1", "0.4", "1.0", "1.1"]  # ceil(5 / 4) = 2
+    assert held(buffer) == [(0, 40), (0, 35), (1, 5), (1, 6)]  # ceil(5 / 4) = 2
     add(buffer, 2, 7)
-    assert uids(buffer) == ["1.1", "2.0"], "nothing of the step before the last"
+    assert held(buffer) == [(1, 6), (2, 7)], "nothing of the step before the last"
     assert buffer.tokens == 13
 
 
@@ -65,17 +66,24 @@ def test_what_cannot_be_a_pair_is_left_out_and_what_is_too_long_is_cut() -> None
 def test_hidden_states_must_fit_their_tokens() -> None:
     buffer = DataBuffer(100)
     with pytest.raises(ValueError, match="5 hidden states for 3 tokens"):
-        buffer.add("a", 0, [1, 2, 3], torch.zeros(5, 2))
+        buffer.add(0, [1, 2, 3], torch.zeros(5, 2))
     with pytest.raises(ValueError, match="3 hidden states for 5 tokens"):
-        buffer.add("a", 0, [1, 2, 3, 4, 5], torch.zeros(3, 2))
-    add(buffer, 3, 5)
-    with pytest.raises(ValueError, match="step 2"):
-        add(buffer, 2, 5)
+        buffer.add(0, [1, 2, 3, 4, 5], torch.zeros(3, 2))
+
+
+def test_a_run_that_goes_back_begins_another_step() -> None:
+    buffer = DataBuffer(1000)
+    add(buffer, 3, 10, 40, 20, 30)
+    assert buffer.wants(2, 9)
+    assert held(buffer) == [(3, 40)] and (buffer.step, buffer.ended) == (2, 9)
+    add(buffer, 2, 9)
+    add(buffer, 3, 8)
+    assert held(buffer) == [(2, 9), (3, 8)]
 
 
 def test_it_keeps_copies() -> None:
     buffer, hidden, ids = DataBuffer(10), torch.ones(3, 2), torch.tensor([1, 2, 3])
-    buffer.add("a", 0, ids, hidden)
+    buffer.add(0, ids, hidden)
     hidden.zero_()
     ids.zero_()
     assert buffer.entries[0].hidden.min() == 1 and buffer.entries[0].ids.tolist() == [1, 2, 3]
@@ -95,11 +103,11 @@ def test_parts_of_one_tensor_take_no_memory_beyond_their_own(batches: list[tuple
         step += more
         whole = torch.full((sum(lengths), 3), float(batch)) + torch.arange(sum(lengths))[:, None] / 1000
         buffer.wants(step, lengths[0])
-        for i, part in enumerate(whole.split(lengths)):
-            buffer.add(f"{batch}.{i}", step, range(len(part) + 1), part)
+        for part in whole.split(lengths):
+            buffer.add(step, [batch, *range(len(part))], part)
         assert buffer.tokens == sum(map(len, buffer.entries)) <= 70
         assert sum(storages(buffer).values()) == buffer.tokens * 3 * 4
-        assert all((entry.hidden.floor() == float(entry.uid.split(".")[0])).all() for entry in buffer.entries)
+        assert all((entry.hidden.floor() == entry.ids[0]).all() for entry in buffer.entries)
 
 
 def wanted(buffer: DataBuffer, step: int, *lengths: int) -> list[int]:
@@ -142,24 +150,24 @@ def test_to_be_asked_is_to_begin_the_step() -> None:
     buffer = DataBuffer(1000, share=0.2)
     add(buffer, 0, 10, 40, 20, 30)
     assert buffer.wants(1, 9)
-    assert uids(buffer) == ["0.1"] and buffer.step == 1
+    assert held(buffer) == [(0, 40)] and buffer.step == 1
     add(buffer, 1, 9)
-    assert uids(buffer) == ["0.1", "1.0"]
+    assert held(buffer) == [(0, 40), (1, 9)]
 
 
 def test_samples_follow_from_their_key_and_fill_their_room() -> None:
     buffer = DataBuffer(1000)
     add(buffer, 0, 30, 12, 25, 50, 9)
-    one, same = ([(w.entry.uid, w.start, w.stop) for w in buffer.sample(40, (7, 1))] for _ in range(2))
+    one, same = ([(len(w.entry), w.start, w.stop) for w in buffer.sample(40, (7, 1))] for _ in range(2))
     assert one == same
-    drawn = {tuple((w.entry.uid, w.start) for w in buffer.sample(40, (7, i))) for i in range(20)}
+    drawn = {tuple((len(w.entry), w.start) for w in buffer.sample(40, (7, i))) for i in range(20)}
     assert len(drawn) > 5
     for i in range(20):
         windows = buffer.sample(40, (7, i))
         assert 40 - 8 < sum(map(len, windows)) <= 40
         assert [len(w) for w in windows] == sorted((len(w) for w in windows), reverse=True)
         assert all(0 <= w.start < w.stop <= len(w.entry) - 1 for w in windows)
-        assert len({w.entry.uid for w in windows}) == len(windows)
+        assert len({len(w.entry) for w in windows}) == len(windows)
     assert sum(map(len, buffer.sample(10_000, (0,)))) == buffer.tokens - 5, "an entry of n states has n - 1 pairs"
     assert DataBuffer(10).sample(5, (0,)) == []
 
@@ -174,5 +182,5 @@ def test_a_window_may_begin_anywhere_up_to_the_last_place_that_it_fits() -> None
 def test_token_counts() -> None:
     buffer = DataBuffer(100)
     assert buffer.counts(4).tolist() == [0, 0, 0, 0]
-    buffer.add("a", 0, [1, 1, 3], torch.zeros(3, 1))
+    buffer.add(0, [1, 1, 3], torch.zeros(3, 1))
     assert buffer.counts(5).tolist() == [0, 2, 0, 1, 0]

@@ -24,7 +24,7 @@ def marked() -> DataBuffer:
     buffer = DataBuffer(1000)
     for entry, tokens in enumerate((6, 11, 4)):
         hidden = torch.cat((torch.eye(20)[: tokens - 1], torch.full((tokens - 1, 1), float(entry))), 1)
-        buffer.add(str(entry), 0, [100 * entry + t for t in range(tokens)], hidden, prompt=entry + 2)
+        buffer.add(0, [100 * entry + t for t in range(tokens)], hidden, prompt=entry + 2)
     return buffer
 
 
@@ -266,8 +266,8 @@ def accepted(head: EagleHead, model: LlamaForCausalLM, ids: Tensor, steps: int) 
 def test_the_trained_drafter_is_accepted_far_above_chance() -> None:
     model, random = counting_target(), torch.Generator().manual_seed(1)
     live, buffer = eagle_head(model), DataBuffer(5000)
-    for i, ids in enumerate(counting(100, 20, random)):
-        buffer.add(str(i), 0, ids, hidden_of(model, ids)[:-1], prompt=2)
+    for ids in counting(100, 20, random):
+        buffer.add(0, ids, hidden_of(model, ids)[:-1], prompt=2)
     unseen = counting(40, 20, torch.Generator().manual_seed(2))
     untrained = accepted(live, model, unseen, steps=5)
     trainer = DrafterTrainer(live, buffer, lr=2e-3, pack=200)
@@ -282,9 +282,9 @@ def test_on_a_gpu_in_half_precision_losses_fall_too() -> None:
     model = target(torch.bfloat16).cuda()
     buffer = DataBuffer(10_000, device="cuda")
     random = torch.Generator().manual_seed(5)
-    for i, length in enumerate((9, 5, 17, 12)):
+    for length in (9, 5, 17, 12):
         ids = torch.randint(VOCABULARY, (length,), generator=random).cuda()
-        buffer.add(f"r{i}", 0, ids, hidden_of(model, ids)[:-1], prompt=3)
+        buffer.add(0, ids, hidden_of(model, ids)[:-1], prompt=3)
     assert buffer.entries[0].hidden.is_cuda and buffer.entries[0].hidden.dtype == torch.bfloat16
     live = eagle_head(model, draft_ids=torch.arange(20))
     trainer = DrafterTrainer(live, buffer, lr=3e-3, pack=64)

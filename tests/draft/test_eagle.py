@@ -22,7 +22,7 @@ def recomputed(head: EagleHead, hidden: Tensor, ids: Tensor) -> Tensor:
     """Guesses for all pairs of one document, without a cache; ids are the next tokens."""
     buffer = DataBuffer(10_000)
     states = torch.cat((hidden, hidden[-1:]))  # the last answer is not looked at
-    buffer.add("a", 0, torch.cat((ids[:1], ids)), states)
+    buffer.add(0, torch.cat((ids[:1], ids)), states)
     pairs = pair_up(buffer.sample(10_000, (0,)))
     assert pairs.ids.tolist() == ids.tolist()
     with torch.no_grad():

@@ -108,8 +108,20 @@ def test_the_window_slides_over_updates() -> None:
     play.drafter.updated(3)
     assert list(play.drafter.visits) == [("p", 1)]
     assert play.draft(play.row(8, 1, 2, group=2), 1) == []
-    play.drafter.updated(9)
+    for version in (4, 5, 6):
+        play.drafter.updated(version)
     assert not play.drafter.visits and not play.drafter._of and play.drafter.tokens == 0
+
+
+def test_the_window_of_a_resumed_run_begins_with_it() -> None:
+    """A drafter is made anew, and the first version that it hears of is a late one."""
+    play = Play(window=3)
+    play.ended(1, 2, 3, group=0)
+    for version in (101, 102):
+        play.drafter.updated(version)
+        assert play.draft(play.row(8, 1, 2, group=version), 1) == [3]
+    play.drafter.updated(103)
+    assert ("p", 0) not in play.drafter.visits
 
 
 def test_memory_is_bounded_and_running_rows_go_on() -> None:

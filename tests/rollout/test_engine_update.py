@@ -243,6 +243,23 @@ def test_a_resumed_engine_remembers_which_groups_began() -> None:
     assert [(r.key, r.length) for r in resumed.collect()] == [((101, 0), 2), ((101, 1), 0), ((100, 1), 0)]
 
 
+def test_cut_ends_what_was_taken_on_from_another_engine() -> None:
+    """What another has begun and this one has no slot for has old tokens: an update ends it, too."""
+    model = sharp_model()
+    leaving, staying = (make_engine(model, mode="stream", slots=2) for _ in range(2))
+    leaving.submit([ask(0, n=3)])
+    staying.submit([ask(1, n=2)])
+    for engine in (leaving, staying):
+        step(engine, 3)
+    staying.take_on(round_trip(leaving.state_dict()))
+    staying.submit([ask(2)])
+    step(staying, 1)
+    staying.update(1)
+    cut = [((101, 0), 4), ((101, 1), 4), ((100, 0), 3), ((100, 1), 3), ((100, 2), 0)]
+    assert [(r.key, r.length) for r in staying.collect()] == cut
+    assert [(r.key, r.first_version) for r in drain(staying)] == [((102, 0), 1)]
+
+
 def test_an_empty_state() -> None:
     engine, fresh = make_engine(sharp_model(), version=4), make_engine(sharp_model())
     fresh.load_state_dict(round_trip(engine.state_dict()))

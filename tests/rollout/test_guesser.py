@@ -130,6 +130,17 @@ def test_what_is_not_wanted_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None
     assert sum(gathered) == sum(asked[1::2]) and len(gathered) < 12, "rows that end together are read together"
 
 
+def test_a_run_that_goes_back_to_an_earlier_checkpoint_goes_on() -> None:
+    """The engine of a cluster outlives a learner, and then hears of an older version than its own."""
+    model, buffer = target(), DataBuffer(10_000)
+    engine = drafting(model, eagle_head(model), [OFF, DraftArm("eagle", 3)], buffer)
+    for version in (7, 5, 6):
+        engine.update(version)
+        engine.submit([ask(i, max_tokens=6 + i, stop_ids=()) for i in range(4)])
+        assert len(engine.collect()) == 4
+        assert buffer.step == version and [entry.step for entry in buffer.entries][-4:] == [version] * 4
+
+
 @pytest.mark.parametrize("capacity", [50, 100, 10_000])
 def test_rows_that_end_together_take_no_memory_beyond_the_buffers(capacity: int) -> None:
     model, buffer = target(), DataBuffer(capacity)

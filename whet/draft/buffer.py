@@ -33,7 +33,6 @@ class BufferEntry:
     """A rollout. hidden[t] is the target's last hidden state after ids[t], so it predicts ids[t + 1]. The last token is
     never read by the target, so there is often one hidden state less than there are tokens."""
 
-    uid: str
     step: int
     ids: Tensor  # int64 [tokens]
     hidden: Tensor  # [tokens or less, width]
@@ -82,19 +81,17 @@ class DataBuffer:
         self._fair += tokens if mine else 0
         return wanted
 
-    def add(self, uid: str, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
-        """Copy a finished rollout, the token ids of prompt and response. Steps must not decrease. Rollouts with less
-        than two hidden states hold no pair and are left out; longer ones than the buffer are cut."""
+    def add(self, step: int, ids: Any, hidden: Tensor, prompt: int = 0) -> None:
+        """Copy a finished rollout, the token ids of prompt and response. Rollouts with less than two hidden states hold
+        no pair and are left out; longer ones than the buffer are cut."""
         ids = torch.as_tensor(ids, dtype=torch.int64).cpu()[: self.capacity].clone()
-        if step < self.step:
-            raise ValueError(f"step {step} comes after step {self.step}")
         if not len(ids) - 1 <= len(hidden[: self.capacity]) <= len(ids):
             raise ValueError(f"{len(hidden)} hidden states for {len(ids)} tokens")
         hidden = hidden.detach()[: self.capacity]
         if len(hidden) < 2:
             return
         self._turn(step)
-        self.entries.append(BufferEntry(uid, step, ids, hidden.to(self.device, copy=True), prompt))
+        self.entries.append(BufferEntry(step, ids, hidden.to(self.device, copy=True), prompt))
         self._held[_class(self.entries[-1])] += len(hidden)
         while self.tokens > self.capacity:  # the newest stays: it fits by itself
             held = self._held.copy()
@@ -139,7 +136,8 @@ class DataBuffer:
             self._held[_class(entry)] += len(entry)
 
     def _turn(self, step: int) -> None:
-        if step <= self.step:
+        """Begin this step, unless it is the one under way; a run that goes back to a checkpoint repeats some."""
+        if step == self.step:
             return
         last = sorted((e for e in self.entries if e.step == self.step), key=len, reverse=True)
         longest = {id(e) for e in last[: math.ceil(KEPT * len(last))]}

@@ -200,8 +200,8 @@ class NGram(Drafter):
 class SuffixVisit:
     """One group of a prompt: the index of the prompt and of what the group wrote."""
 
-    def __init__(self, key: Key, version: int, prompt: np.ndarray) -> None:
-        self.key, self.version = key, version
+    def __init__(self, key: Key, begun: int, prompt: np.ndarray) -> None:
+        self.key, self.begun = key, begun  # begun: after so many updates
         self.index = Index()
         self.index.add(prompt.astype(np.int32).tobytes())
         self.tokens = 0  # tokens of the prompt and of rollouts that ended
@@ -216,7 +216,7 @@ class Suffix(NGram):
 
     capacity = 500_000  # tokens of ended rollouts that are remembered at most, up to half a kilobyte each
     earlier, window = 2, 16  # visits that a row looks at, and the updates after which one is too old
-    version = 0
+    updates = 0  # that the drafter has heard of: versions may begin late, in a resumed run, or go back
 
     def forget(self) -> None:
         super().forget()
@@ -233,9 +233,9 @@ class Suffix(NGram):
                 self._count(visit, row.ids.size)
 
     def updated(self, version: int) -> None:
-        self.version = version
+        self.updates += 1
         for visit in list(self.visits.values()):
-            if visit.version > version - self.window:
+            if visit.begun > self.updates - self.window:
                 break
             self._drop(visit)
 
@@ -243,7 +243,7 @@ class Suffix(NGram):
         key = row.prompt_id, row.group_id
         visit = self.visits.get(key)
         if visit is None:
-            visit = self.visits[key] = SuffixVisit(key, self.version, row.prompt)
+            visit = self.visits[key] = SuffixVisit(key, self.updates, row.prompt)
             self._of.setdefault(row.prompt_id, []).append(visit)
             self._count(visit, row.prompt.size)
         visits = self._of[row.prompt_id]

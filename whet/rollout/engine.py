@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class LocalEngine(FlightEngine):
         self.buffer = buffer
         parts = (self.twin, self.cache, self.rows, self.guesser)
         self.runner: Runner = EagerRunner(*parts) if runners is None else runners.make(*parts, speculation)
-        self.scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
+        self.scheduler: Scheduler = Scheduler(packed=self.runner.packed, batch=self.runner.wave)
         self.speculation = speculation
         if speculation is not None:
             if self.guesser is not None:
@@ -93,9 +93,6 @@ class LocalEngine(FlightEngine):
     def begin(self) -> None:
         """On a GPU, compile and capture what every run needs before the first request has to wait for it."""
         self.runner.begin(self.speculation.served if self.speculation is not None else ())
-
-    def queue(self, flights: Iterable[Flight]) -> None:
-        self.scheduler.waiting.extend(flights)
 
     @property
     def load(self) -> int:
@@ -111,13 +108,9 @@ class LocalEngine(FlightEngine):
         if self.on_update != "keep":
             self._evict_all()
         if self.on_update == "cut":
-            cut = self.scheduler.cut()
-            if self.speculation is not None:
-                for flight in cut:
-                    self.speculation.ended(flight)
-            self._cut(cut)
-        # A begun group is remembered as long as it still has a rollout to start.
-        self.scheduler.begun &= {f.request.group_id for f in self.scheduler.waiting}
+            for flight in self._cut():
+                self._tell_drafters(flight)
+        self.scheduler.updated()
         self.runner.forget()
         if self.speculation is not None:
             self.speculation.updated(version)
@@ -151,27 +144,18 @@ class LocalEngine(FlightEngine):
         return super().pictures() | (self.speculation.chooser.pictures() if self.speculation is not None else {})
 
     def state_dict(self) -> dict[str, Any]:
-        """What was asked for and not handed out. Running flights are saved as waiting ones: a resumed engine prefills
-        them again and goes on."""
-        rows = self.rows
-        running = sorted(range(rows.size), key=lambda row: rows.flights[row].arrival)
-        flights = [(rows.flights[row], rows.trace(row)) for row in running]
-        flights += [(f, f.trace) for f in self.scheduler.waiting]
         draft = self.speculation.chooser.state_dict() if self.speculation is not None else None
-        return self._state(flights, self.scheduler.begun, draft)
+        return self._state(((flight, self.rows.trace(row)) for row, flight in enumerate(self.rows.flights)), draft)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.scheduler.begun = self._load(state)
+        super().load_state_dict(state)
         if self.speculation is not None and state["draft"] is not None:
             self.speculation.chooser.load_state_dict(state["draft"])
 
     def drop(self) -> None:
         self._evict_all()
-        if self.speculation is not None:
-            for flight in self.scheduler.waiting:
-                self.speculation.ended(flight)
-        self.scheduler.waiting.clear()
-        self.scheduler.begun.clear()
+        for flight in self.scheduler.waiting:
+            self._tell_drafters(flight)
         super().drop()
 
     def close(self) -> None:
@@ -284,8 +268,12 @@ class LocalEngine(FlightEngine):
         retired = [(self._evict(row), finish) for row, finish in reversed(ended)]  # from the end: no ended row moves
         for flight, finish in sorted(retired, key=lambda pair: pair[0].arrival):
             self._land(flight, finish)
-            if self.speculation is not None:
-                self.speculation.ended(flight)
+            self._tell_drafters(flight)
+
+    def _tell_drafters(self, flight: Flight) -> None:
+        """The flight ended, was cut or is dropped."""
+        if self.speculation is not None:
+            self.speculation.ended(flight)
 
     def _go_ahead(self) -> float:
         """Give the device something to do while the caller judges rollouts and chooses prompts: after a wave nothing is

@@ -8,7 +8,7 @@ import dataclasses
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from whet.errors import WhetError
 from whet.model.noise import row_key
 from whet.rollout.base import empty_trace, join_traces, split_traces
 from whet.rollout.rows import Flight
-from whet.rollout.scheduler import Lengths
+from whet.rollout.scheduler import Lengths, Queue
 from whet.types import Finish, Request, Rollout, Trace, rollout_from_json, rollout_to_json, sampling_from_json
 
 MEMORY, PACED = 0.98, 10.0  # what a step leaves of those before it, and how many it takes to tell a pace
@@ -45,7 +45,9 @@ class Trail:
 
 
 class FlightEngine(ABC):
-    """Queues and hands out; `step`, `queue` and `load` are those of a kind of engine, as is what an update does."""
+    """Queues and hands out; `step`, `load` and `written` are those of a kind of engine, as is what an update does."""
+
+    scheduler: Queue
 
     def __init__(
         self,
@@ -83,10 +85,6 @@ class FlightEngine(ABC):
     def step(self) -> None:
         """Draw tokens for what is under way, and retire what has ended."""
 
-    @abstractmethod
-    def queue(self, flights: Iterable[Flight]) -> None:
-        """Put flights behind those that wait."""
-
     @property
     @abstractmethod
     def load(self) -> int:
@@ -97,18 +95,22 @@ class FlightEngine(ABC):
     def written(self) -> int:
         """Tokens that running flights have written so far."""
 
+    @abstractmethod
+    def _evict_all(self) -> None:
+        """Put all that runs back to the head of the queue, with its tokens."""
+
     # ---- requests in, rollouts out
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests, the ones expected to be longest first, so that no long rollout is left alone at the end."""
         running = self.written
         ordered = sorted(requests, key=lambda r: -self.lengths.expect(r.prompt_id, running))
-        self.queue(self._flights(ordered))
+        self.scheduler.waiting.extend(self._flights(ordered))
 
     def order(self, requests: Sequence[Request], ticket: int) -> list[Flight]:
         """Queue requests in their order; their rollouts are kept apart under a ticket that no other call has."""
         flights = self._flights(requests, ticket)
-        self.queue(flights)
+        self.scheduler.waiting.extend(flights)
         return flights
 
     def take(self) -> list[tuple[int | None, Rollout]]:
@@ -146,6 +148,8 @@ class FlightEngine(ABC):
 
     def drop(self) -> None:
         """Forget all that was asked for and not handed out."""
+        self._evict_all()
+        self.scheduler.clear()
         self.done, self._tickets, self._paced = [], {}, [0.0, 0.0, 0.0]
 
     @property
@@ -192,11 +196,13 @@ class FlightEngine(ABC):
         else:
             self._tickets.setdefault(flight.ticket, {})[flight.arrival] = rollout
 
-    def _cut(self, flights: Sequence[Flight]) -> None:
-        """An update ends these as they are."""
+    def _cut(self) -> list[Flight]:
+        """An update ends the waiting flights of begun groups as they are. Returns them."""
+        flights = self.scheduler.cut()
         self.lengths.tokens += sum(flight.trace.ids.size for flight in flights)
         self.done += [flight.rollout("cut", self.version) for flight in flights]
         self._stats["cut"] += len(flights)
+        return flights
 
     # ---- counters and checkpoints
 
@@ -227,18 +233,19 @@ class FlightEngine(ABC):
         self._seconds = self._tail = 0.0
         return out
 
-    def _state(self, flights: Sequence[tuple[Flight, Trace]], begun: Set[int], draft: Any) -> dict[str, Any]:
+    def _state(self, running: Iterable[tuple[Flight, Trace]], draft: Any) -> dict[str, Any]:
         """What was asked for and not handed out, in one form for all engines, so that each can go on from another's.
 
-        flights: running ones by arrival, then those that wait; all are saved as waiting. begun: groups of which a
-        rollout has started and another waits. draft: what the choice of drafts has learnt.
+        running: running flights with their tokens. They are saved as waiting ones, before those that wait: a resumed
+        engine prefills them again and goes on. draft: what the choice of drafts has learnt.
         """
+        flights = sorted(running, key=lambda pair: pair[0].arrival) + [(f, f.trace) for f in self.scheduler.waiting]
         flights = [(flight, trace) for flight, trace in flights if flight.ticket is None]  # `generate` asks again
         traces = [trace for _, trace in flights] + [r.trace for r in self.done if r.trace is not None]
         return {
             "version": self.version,
             "arrivals": self.arrivals,
-            "begun": np.array(sorted(begun), np.int64),
+            "begun": np.array(sorted(self.scheduler.begun), np.int64),
             "flights": [
                 {**dataclasses.asdict(f.request), "index": f.index, "arrival": f.arrival, "tokens": trace.ids.size}
                 for f, trace in flights
@@ -249,13 +256,13 @@ class FlightEngine(ABC):
             "draft": draft,
         }
 
-    def _load(self, state: Mapping[str, Any]) -> set[int]:
-        """Take over what `_state` returned, except for drafts. Returns the groups that have begun."""
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what `_state` returned, except for drafts."""
         assert self.idle, "state is loaded into an engine that has not begun"
         self.version, self.arrivals = int(state["version"]), 0
         self.lengths.load_state_dict(state)
+        self.scheduler.clear()
         self.take_on(state)
-        return set(state["begun"].tolist())
 
     def take_on(self, state: Mapping[str, Any]) -> None:
         """Go on with what is under way in another engine, behind what is under way here."""
@@ -267,7 +274,8 @@ class FlightEngine(ABC):
             prompt = np.asarray(self.encode(request.prompt_id), np.int64)
             flights.append(self.flight(request, data["index"], self.arrivals + data["arrival"], prompt))
             flights[-1].trace = next(traces)
-        self.queue(flights)
+        self.scheduler.waiting.extend(flights)
+        self.scheduler.begun |= set(state["begun"].tolist())
         self.arrivals += int(state["arrivals"])
         for data in state["done"]:
             fields = {k: v for k, v in data.items() if k != "tokens"}

@@ -110,7 +110,7 @@ class Guesser(Drafter):
         for row, hidden in zip(wanted, self.read(wanted, buffer.capacity), strict=True):
             prompt = rows.flights[row].prompt
             ids = np.concatenate((prompt, rows.ids[row, : rows.count[row]]))
-            buffer.add(str(rows.flights[row].arrival), version, ids, hidden, prompt.size)
+            buffer.add(version, ids, hidden, prompt.size)
 
     def read(self, rows: Sequence[int], most: int) -> Iterator[Tensor]:
         """The hidden states [cached tokens, width] of each row, the first `most`. Several rows share one new tensor,

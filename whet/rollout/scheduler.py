@@ -152,13 +152,48 @@ class Wave:
     opened: list[int] = field(default_factory=list)  # groups that begin with this wave
 
 
-class Scheduler:
+class Queue:
+    """The flights that wait and the groups that have begun: what every engine has, whoever decides what starts next."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Flight] = deque()
+        # Groups with a rollout started since the last update; never evaluation groups, whose numbers may be the same.
+        self.begun: set[int] = set()
+
+    def begin(self, flight: Flight) -> bool:
+        """The flight leaves the queue. Returns whether its group begins with it."""
+        group = flight.request.group_id
+        if flight.request.phase == "eval" or group in self.begun:
+            return False
+        self.begun.add(group)
+        return True
+
+    def give_back(self, flights: Iterable[Flight]) -> None:
+        """Flights that lost their row are first again, since they arrived before all that wait."""
+        self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
+
+    def cut(self) -> list[Flight]:
+        """Take out the waiting flights of groups that have begun, in order."""
+        out = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
+        gone = set(out)
+        self.waiting = deque(f for f in self.waiting if f not in gone)
+        return out
+
+    def updated(self) -> None:
+        """The weights have changed: a group is remembered as long as it still has a rollout to start."""
+        self.begun &= {f.request.group_id for f in self.waiting}
+
+    def clear(self) -> None:
+        self.waiting.clear()
+        self.begun.clear()
+
+
+class Scheduler(Queue):
     def __init__(self, packed: bool = False, batch: int = 1) -> None:
         """packed: prompts are fed end to end in one row of tokens, not padded to the longest. batch: flights that are
         admitted together while others run, or PATIENCE turns after the first could have been."""
+        super().__init__()
         self.packed, self.batch = packed, batch
-        self.waiting: deque[Flight] = deque()
-        self.begun: set[int] = set()  # groups with a rollout started since the last update; never evaluation groups
         # Pages ran short: no flight is admitted until a row has ended, since it would soon be preempted again.
         self.full = False
         # Limits per wave after a shortage of memory. They are not saved: another GPU may be larger.
@@ -166,10 +201,6 @@ class Scheduler:
         self.forks: int | None = None  # forks, each of which needs logits of its own
         self.ooms = 0  # shortages of memory so far
         self._held = 0  # turns since a flight could have been admitted
-
-    def give_back(self, flights: Iterable[Flight]) -> None:
-        """Flights that lost their row are first again, since they arrived before all that wait."""
-        self.waiting.extendleft(sorted(flights, key=lambda f: -f.arrival))
 
     def next_wave(self, slots: int, room: Room, half: tuple[Flight, int] | None = None, running: bool = False) -> Wave:
         """Choose what fits in so many free slots. half: a flight that has a row, and how many of its tokens are fed; it
@@ -199,8 +230,7 @@ class Scheduler:
                 self._feed(wave, leaders, flight)
             else:
                 wave.forks.append((flight, leader))
-            if flight.request.phase != "eval" and flight.request.group_id not in self.begun:
-                self.begun.add(flight.request.group_id)
+            if self.begin(flight):
                 wave.opened.append(flight.request.group_id)
         return wave
 
@@ -233,10 +263,3 @@ class Scheduler:
         """Whether the flight fits in the tokens of one step; a longer one begins alone."""
         padded = 2 * (len(wave.chunks) + 1) * max(wave.longest, flight.known)
         return not wave.chunks or (wave.tokens + flight.known if self.packed else padded) <= self.budget
-
-    def cut(self) -> list[Flight]:
-        """Take out the waiting flights of groups that have begun, in order."""
-        out = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
-        gone = set(out)
-        self.waiting = deque(f for f in self.waiting if f not in gone)
-        return out

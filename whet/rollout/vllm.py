@@ -19,12 +19,11 @@ import random
 import tempfile
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +33,10 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from whet.errors import WhetError
 from whet.model.twin import kv_shapes
+from whet.rollout.base import PARTS
 from whet.rollout.flights import FlightEngine
 from whet.rollout.rows import Flight
+from whet.rollout.scheduler import Queue
 from whet.rollout.vllm_fit import KNOWN, version_of_vllm
 from whet.types import Finish, Trace
 
@@ -63,44 +64,36 @@ class Written:
 class VllmEngine(FlightEngine):
     """Decodes rollouts of one model by vLLM, in this process and on this model's device.
 
-    `waiting` holds flights that have no place in vLLM, `running` those that have one: as many as there are slots. What
-    vLLM calls a request begins anew wherever a flight comes back with tokens, after a checkpoint or where memory was
-    lent: its prompt is then the flight's prompt and tokens so far, and its seed another.
+    `scheduler` has the flights that wait, `running` those that vLLM has, as many as there are slots. What vLLM calls a
+    request begins anew wherever a flight comes back with tokens, after a checkpoint or where memory was lent: its
+    prompt is then the flight's prompt and tokens so far, and its seed another.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
-        encode: Callable[[str], Sequence[int]],
-        decode: Callable[[Sequence[int]], str],
-        seed: int,
         slots: int,
         context: int,
         cached: int = 0,
-        mode: Literal["barrier", "stream"] = "barrier",
-        on_update: Literal["cut", "recompute", "keep"] = "cut",
-        version: int = 0,
         releasable: bool = False,
         drafts: Mapping[str, Any] | None = None,
         cards: int = 1,
+        **common: Any,
     ) -> None:
-        """encode: prompt id to token ids. cached: tokens whose keys and values vLLM may keep; 0: all slots at full
-        context. releasable: on a GPU, vLLM sleeps while the learner works. drafts: as in `speculation_of`.
-        cards: vLLM divides the weights among processes with one GPU each; the model itself is in main memory then."""
+        """cached: tokens whose keys and values vLLM may keep; 0: all slots at full context. releasable: on a GPU, vLLM
+        sleeps while the learner works. drafts: as in `speculation_of`. cards: vLLM divides the weights among processes
+        with one GPU each; the model itself is in main memory then. common: as for `FlightEngine`."""
         if hasattr(model, "peft_config"):
             raise WhetError(
                 f"{type(model).__name__} has adapters, which vLLM would decode without; use the native engine."
             )
         self.can = frozenset({"token_versions", "stream", "cut", "recompute", "keep", *(["draft"] if drafts else [])})
-        given: dict[str, Any] = {"encode": encode, "decode": decode, "seed": seed, "slots": slots, "context": context}
-        dtype = np.dtype(np.float32)
-        super().__init__(model, **given, mode=mode, on_update=on_update, version=version, dtype=dtype)
+        super().__init__(model, slots=slots, context=context, dtype=np.dtype(np.float32), **common)
         self.model = model
         self.sleeps, self.asleep = releasable and model.device.type == "cuda", False
-        self.waiting: deque[Flight] = deque()
+        self.scheduler = Queue()
         self.running: dict[str, Written] = {}  # by the name that vLLM knows
-        self.begun: set[int] = set()  # groups of which a rollout has started and another waits
         self.stale = True  # whether vLLM's weights may differ from the model's
         self.deep = 1 if "model" in (drafts or {}) else 2  # vLLM's level of sleep: below 2 it keeps weights on the host
         self.core = build_core(model, slots, context, cached, sleeps=self.sleeps, drafts=drafts, cards=cards)
@@ -110,12 +103,9 @@ class VllmEngine(FlightEngine):
 
     # ---- what callers use
 
-    def queue(self, flights: Iterable[Flight]) -> None:
-        self.waiting.extend(flights)
-
     @property
     def load(self) -> int:
-        return len(self.running) + len(self.waiting)
+        return len(self.running) + len(self.scheduler.waiting)
 
     @property
     def written(self) -> int:
@@ -126,11 +116,8 @@ class VllmEngine(FlightEngine):
         computed again (recompute), or continue with the old ones (keep)."""
         if self.on_update == "cut":
             self._evict_all()
-            over = [f for f in self.waiting if f.request.group_id in self.begun and f.request.phase != "eval"]
-            gone = {f.arrival for f in over}
-            self.waiting = deque(f for f in self.waiting if f.arrival not in gone)
-            self._cut(over)
-        self.begun &= {f.request.group_id for f in self.waiting}
+            self._cut()
+        self.scheduler.updated()
         self.version = version
         self._publish()
 
@@ -165,20 +152,11 @@ class VllmEngine(FlightEngine):
         return self._counted("tokens", "steps", "prefill_tokens", "finished", "cut") | drafts
 
     def state_dict(self) -> dict[str, Any]:
-        """What was asked for and not handed out, in the form of `LocalEngine.state_dict`: either engine goes on with
-        what the other has saved. Running flights are saved as waiting ones."""
-        flights = [(w.flight, w.trace(self.dtype)) for w in self.running.values()]
-        flights = sorted(flights, key=lambda pair: pair[0].arrival) + [(f, f.trace) for f in self.waiting]
-        return self._state(flights, self.begun, draft=None)
+        return self._state(((w.flight, w.trace(self.dtype)) for w in self.running.values()), draft=None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.begun, self.stale = self._load(state), True
-
-    def drop(self) -> None:
-        self._evict_all()
-        self.waiting.clear()
-        self.begun.clear()
-        super().drop()
+        super().load_state_dict(state)
+        self.stale = True
 
     # ---- one step
 
@@ -204,17 +182,17 @@ class VllmEngine(FlightEngine):
     def _admit(self) -> int:
         """Give vLLM as many flights as have a slot; returns their number."""
         entered = 0
-        while self.waiting and len(self.running) < self.slots:
-            flight = self.waiting.popleft()
+        while self.scheduler.waiting and len(self.running) < self.slots:
+            flight = self.scheduler.waiting.popleft()
             trace, name = flight.trace, str(flight.arrival)
-            written = Written(flight, *(getattr(trace, part).tolist() for part in ("ids", "log_probs", "versions")))
+            written = Written(flight, *(getattr(trace, part).tolist() for part in PARTS))
             prompt: dict[str, Any] = {"prompt_token_ids": [*flight.prompt.tolist(), *written.ids]}
             # Cached prompts are those of the weights that read them: under other weights they have another name.
             prompt["cache_salt"] = str(self.version)
             with quietly(self.model.device):
                 self.core.add_request(name, prompt, sampling_params(flight, len(written.ids)))
             self.running[name] = written
-            self.begun.add(flight.request.group_id)
+            self.scheduler.begin(flight)
             entered += 1
         return entered
 
@@ -258,11 +236,10 @@ class VllmEngine(FlightEngine):
             self._land(flight, finish)
 
     def _evict_all(self) -> None:
-        """Take all flights out of vLLM, with their tokens, to the head of the queue."""
         self.core.abort_request(list(self.running))
-        for written in sorted(self.running.values(), key=lambda w: -w.flight.arrival):
+        for written in self.running.values():
             written.flight.trace = written.trace(self.dtype)
-            self.waiting.appendleft(written.flight)
+        self.scheduler.give_back(written.flight for written in self.running.values())
         self.running.clear()
 
     def _publish(self) -> None:

@@ -12,7 +12,8 @@ from kernel_env import device, needs_triton
 from torch import Tensor
 
 from whet.draft import base
-from whet.fast.kernels.decode import LONGEST, SHORTEST, lookup, lookup_reference
+from whet.draft.base import LONGEST, SHORTEST
+from whet.fast.kernels.decode import lookup, lookup_reference
 
 paths = pytest.mark.parametrize("path", ["reference", pytest.param("triton", marks=needs_triton)])
 NONE = -1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from whet.draft.base import LONGEST, SHORTEST
 from whet.fast.kernels import runs_triton, takes_triton
 from whet.model.noise import noise_bits, uniform
 
@@ -138,8 +139,6 @@ def accept_reference(
 # newest back to the first that does not agree or is not there. The longest match wins if it has SHORTEST tokens; among
 # equals the earlier text, then the newest place. The draft is what stands at p and after it, m(p) tokens at most unless
 # all LONGEST agree. A sibling's draft stops at the end of its text; one from the row's own text repeats it.
-
-LONGEST, SHORTEST = 12, 2  # tokens of context that are matched, as in `whet.draft.base`
 
 
 def lookup(

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from whet.fast.kernels.decode import LONGEST, SHORTEST, State, Texts
+from whet.draft.base import LONGEST, SHORTEST
+from whet.fast.kernels.decode import State, Texts
 
 CHUNK, WARPS = 2048, 4  # tokens per program, 16 per thread: within 1% of the best of seven on an H200 from 64 rows on
 BLOCK = 1024  # places that a program of the lookup compares at once, 8 per thread
