@@ -149,7 +149,8 @@ def build_crews(
     name, run = plan.settings.model.name, str(company.folder)
     order = {**order, "run": run, "alike": kit(name, run)}
     company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
-    cuda, backend = exchange_of(plan)
+    backend = backend_of(plan)
+    cuda = backend == "nccl"
     patience = cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
     colocated = cluster.placement == "colocated"
     environment = shared_environment(cluster.workers + (0 if colocated else gpus))
@@ -232,20 +233,19 @@ def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
         raise WhetError(f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}.")
 
 
-def exchange_of(plan: RunPlan) -> tuple[bool, str]:
-    """Whether processes have GPUs, and how they exchange gradients."""
-    cuda = plan.footprint.device.type == "cuda"
-    return cuda, "nccl" if cuda else "gloo"
+def backend_of(plan: RunPlan) -> str:
+    """How processes exchange gradients."""
+    return "nccl" if plan.footprint.device.type == "cuda" else "gloo"
 
 
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
     """The environment of each process, with its own GPU or its share of the cores, and how they exchange gradients."""
     import torch
 
-    cuda, backend = exchange_of(plan)
+    backend = backend_of(plan)
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **shared_environment(gpus)}
-    cards = [{"CUDA_VISIBLE_DEVICES": card} for card in seen.split(",")] if cuda else [{}] * gpus
+    cards = [{"CUDA_VISIBLE_DEVICES": card} for card in seen.split(",")] if backend == "nccl" else [{}] * gpus
     return [own | cards[number] for number in range(gpus)], backend
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -43,19 +42,15 @@ class Bundle(NamedTuple):
         return found
 
 
-class BatchBundle(NamedTuple):
-    """A batch whose rollouts are in a bundle, group by group."""
+def emptied(batch: Batch) -> tuple[Batch, Bundle]:
+    """The batch without the rollouts of its groups, and these."""
+    bare = replace(batch, groups=tuple(replace(group, rollouts=()) for group in batch.groups))
+    return bare, Bundle.of([rollout for group in batch.groups for rollout in group.rollouts])
 
-    bare: Batch
-    counts: list[int]  # the rollouts of each group
-    bundle: Bundle
 
-    @classmethod
-    def of(cls, batch: Batch) -> BatchBundle:
-        bare = replace(batch, groups=tuple(replace(group, rollouts=()) for group in batch.groups))
-        bundle = Bundle.of([rollout for group in batch.groups for rollout in group.rollouts])
-        return cls(bare, [len(group.rollouts) for group in batch.groups], bundle)
-
-    def batch(self) -> Batch:
-        rest, pairs = iter(self.bundle.rollouts()), zip(self.bare.groups, self.counts, strict=True)
-        return replace(self.bare, groups=tuple(replace(g, rollouts=tuple(islice(rest, n))) for g, n in pairs))
+def filled(bare: Batch, bundle: Bundle) -> Batch:
+    """The batch that was `emptied`."""
+    found: dict[int, list[Rollout]] = {group.group_id: [] for group in bare.groups}
+    for rollout in bundle.rollouts():
+        found[rollout.group_id].append(rollout)
+    return replace(bare, groups=tuple(replace(g, rollouts=tuple(found[g.group_id])) for g in bare.groups))

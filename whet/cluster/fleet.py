@@ -60,7 +60,7 @@ class Fleet:
         shown = 0
         self.crew.listen(0.0, self._owing())
         while True:
-            over = not self._waited(None) or (self.mode == "stream" and bool(self.done))
+            over = not any(ticket is None for ticket, *_ in self._open) or (self.mode == "stream" and bool(self.done))
             if early is not None:
                 early(self.done[shown:])
                 shown = len(self.done)
@@ -185,9 +185,6 @@ class Fleet:
         for other, given in self._share_out(state).items():
             self.crew.tell(other, "take_on", *given)
         self._ask_again({number})
-
-    def _waited(self, ticket: int | None) -> bool:
-        return any(place[0] == ticket for place in self._open)
 
     def _owing(self) -> list[int]:
         return [number for number, load in enumerate(self._load) if load]

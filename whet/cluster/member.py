@@ -30,14 +30,14 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from whet.cluster.bundle import BatchBundle, Bundle
+from whet.cluster.bundle import Bundle, filled
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import load_checkpoint, write_weights
 from whet.learn.learner import Learner
 from whet.learn.team import T
-from whet.types import Report, Request
+from whet.types import Batch, Report, Request
 
 if TYPE_CHECKING:
     from whet.draft.training import AdaptiveDrafter, Copy
@@ -217,11 +217,11 @@ class FleetMember:
             self._local.order(requests, ticket)
 
     def step(
-        self, sent: BatchBundle, progress: float, needs: Set[str], prompts: Mapping[str, Sequence[int]]
+        self, sent: tuple[Batch, Bundle], progress: float, needs: Set[str], prompts: Mapping[str, Sequence[int]]
     ) -> tuple[Report, float]:
         """Take part in a step. If it fails, because another member died, all is as before it."""
         self._prompts.known = prompts
-        learner, batch = self._learner, sent.batch()
+        learner, batch = self._learner, filled(*sent)
         # A step with one update changes nothing before its last exchange with the others. One with several updates,
         # or with scores to exchange after its update, must be able to go back.
         several = learner.config.updates * (batch.minibatches or learner.config.minibatches) > 1 or bool(needs)

@@ -261,8 +261,9 @@ class Workers(Crew):
         """Whether a delivery has ended."""
         hand = self.hands[number]
         if not due.asked and not hand.lost and self.post.arrived(due.sending, due.source, hand):
-            if due.source.lost:
-                return self._pack_again()
+            if due.source.lost:  # and the weights with it: another learner packs them again
+                self._stale = True
+                return True
             self.tell(number, "publish", due.version, self.drafter)
             due.asked = self._serial
         answer = hand.replies.pop(due.asked, None)
@@ -277,7 +278,8 @@ class Workers(Crew):
             return False
         elif not answer[1]:  # it cannot reach them
             if due.source.lost:
-                return self._pack_again()
+                self._stale = True
+                return True
             self.post.apart.add(number)
             self._deliver(number)
             return False
@@ -286,11 +288,6 @@ class Workers(Crew):
         else:
             return True
         return bool(hand.lost)
-
-    def _pack_again(self) -> bool:
-        """A learner is lost, and what it has packed with it: a delivery ends, and another learner packs the weights."""
-        self._stale = True
-        return True
 
     def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
         if name == "release":
