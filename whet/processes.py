@@ -53,7 +53,6 @@ RAY = "2.60"  # the version of Ray that whet is written for
 DIVIDES = (2, 4, 8)  # GPUs of a worker among which vLLM divides a model
 SAMPLE = 2**16  # bytes of a file
 RESERVE_S = 60.0  # seconds for Ray to keep room that should be free
-SHARED = ("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME")  # of the environment, with the actors of a cluster
 
 
 class Company:
@@ -135,10 +134,9 @@ def build_crews(
     """The processes that train, those that decode, which may be the same, and what there is in words."""
     from whet.cluster.crew import Crew
 
-    environments, backend = member_environments(plan, gpus)
     cluster, divided = plan.settings.cluster, plan.settings.learn.shard != "none"
     if not cluster.workers:
-        crew = Crew(order, environments, backend, divided=divided)
+        crew = Crew(order, *member_environments(plan, gpus), divided=divided)
         stack.callback(crew.close)
         many, each = ("1 process", "") if gpus == 1 else (f"{gpus} processes", " each")
         return crew, crew, f"{many} with a model, an engine and a learner{each}"
@@ -151,10 +149,13 @@ def build_crews(
     name, run = plan.settings.model.name, str(company.folder)
     order = {**order, "run": run, "alike": kit(name, run)}
     company.stack.callback(join_cluster(max(available_cores(), cluster.workers + gpus)))
-    cuda, patience = backend == "nccl", cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
-    environment = {name: environments[0][name] for name in SHARED if name in environments[0]}
+    backend = backend_of(plan)
+    cuda = backend == "nccl"
+    patience = cluster.timeout_s if theirs else 0.0  # no node joins a cluster of our own
+    colocated = cluster.placement == "colocated"
+    environment = shared_environment(cluster.workers + (0 if colocated else gpus))
     decoding = {"CPU": 1.0} | ({"GPU": cluster.gpus_per_worker} if cuda else {})
-    if cluster.placement == "colocated":
+    if colocated:
         stations = Stations(build_member, environment, decoding)
         stations.await_room(cluster.workers, "workers", patience, company.say)
         crew = Crew(order, [{}] * cluster.workers, backend, divided=divided, start=stations.start)
@@ -232,21 +233,28 @@ def refuse_cluster(cluster: config.Cluster, gpus: int, engine: str) -> None:
         raise WhetError(f"cluster.gpus_per_worker = {cards:g} is more than a worker can use here: {can}.")
 
 
+def backend_of(plan: RunPlan) -> str:
+    """How processes exchange gradients."""
+    return "nccl" if plan.footprint.device.type == "cuda" else "gloo"
+
+
 def member_environments(plan: RunPlan, gpus: int) -> tuple[list[dict[str, str]], str]:
     """The environment of each process, with its own GPU or its share of the cores, and how they exchange gradients."""
     import torch
 
-    cores = available_cores()
-    cuda = plan.footprint.device.type == "cuda"
+    backend = backend_of(plan)
     seen = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    environments = []
-    for number in range(gpus):
-        own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        own.setdefault("OMP_NUM_THREADS", str(max(1, cores // gpus)))
-        if sys.platform == "linux":  # else gloo asks which address the host's name has, and not every host has one
-            own.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        environments.append(own | ({"CUDA_VISIBLE_DEVICES": seen.split(",")[number]} if cuda else {}))
-    return environments, "nccl" if cuda else "gloo"
+    own = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **shared_environment(gpus)}
+    cards = [{"CUDA_VISIBLE_DEVICES": card} for card in seen.split(",")] if backend == "nccl" else [{}] * gpus
+    return [own | cards[number] for number in range(gpus)], backend
+
+
+def shared_environment(count: int) -> dict[str, str]:
+    """What is the same for so many processes of a run, which divide the cores."""
+    own = {"OMP_NUM_THREADS": str(max(1, available_cores() // count))}
+    if sys.platform == "linux":  # else gloo asks which address the host's name has, and not every host has one
+        own["GLOO_SOCKET_IFNAME"] = "lo"
+    return {name: os.environ.get(name, value) for name, value in own.items()}
 
 
 def kit(model: str, run: str) -> dict[str, str]:

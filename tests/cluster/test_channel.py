@@ -57,3 +57,25 @@ def test_without_news_nothing_is_waited_for_longer_than_asked(pair: tuple[Channe
     attend([one, other], 0.0)
     assert one.take() is None and not one.closed
     attend([], None)  # no channel, nothing to wait for
+
+
+class Unplaced(Channel):
+    """Its other side cannot be reached yet."""
+
+    def ready(self) -> bool:
+        return False
+
+
+def test_what_cannot_be_reached_does_not_keep_others_waiting(
+    pair: tuple[Channel, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = pair
+    away = Unplaced(socket.socket())
+    one.send(pack("here"))
+    attend([away, other, away], 60)
+    assert other.take() == "here"
+    pauses: list[float] = []
+    monkeypatch.setattr("selectors.DefaultSelector.select", lambda selector, pause: pauses.append(pause) or [])
+    attend([away, away], 60)
+    assert 0 < pauses[0] < 1, "none is there: looks are made often, but not without a pause"
+    away.close()

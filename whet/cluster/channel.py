@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LUMP = 2**20  # bytes read at once
+LOOK_S = 0.02  # seconds between two looks whether another side can be reached, where none can
 _SIZE = struct.Struct("!Q")
 
 
@@ -94,7 +95,7 @@ def attend(channels: Sequence[Channel], timeout: float | None) -> None:
             if channel.ready() and not channel.closed:
                 waits = selectors.EVENT_WRITE if channel.pending else 0
                 selector.register(channel.end, selectors.EVENT_READ | waits, channel)
-        for key, events in selector.select(timeout) if selector.get_map() else ():
+        for key, events in selector.select(timeout if selector.get_map() else min(timeout or 0.0, LOOK_S)):
             if events & selectors.EVENT_WRITE:
                 key.data.write()
             if events & selectors.EVENT_READ:

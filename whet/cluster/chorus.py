@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from whet.cluster.bundle import emptied
 from whet.cluster.crew import Crew
 from whet.learn.base import Lesson
 from whet.learn.checkpoint import Checkpoint
@@ -47,8 +48,9 @@ class Chorus:
     def step(self, batch: Batch, progress: float = 0.0, needs: Set[str] = frozenset()) -> Report:
         self._lessons = []
         prompts = {group.prompt_id: self.encode(group.prompt_id) for group in batch.groups}
+        sent = emptied(batch)
         while True:
-            done = self.crew.together("step", batch, progress, needs, prompts)
+            done = self.crew.together("step", sent, progress, needs, prompts)
             # After a death all members are where the furthest one is: the step counts if that one has ended it.
             if done and self.crew.first("position") > self.version:
                 self.version += 1

@@ -108,7 +108,7 @@ class Child(Hand):
 
 
 class Crew:
-    """deliver: called with the number of a member, and rollouts with their tickets, as they come. mended: called with
+    """deliver: called with the number of a member, tickets and their rollouts, as they come. mended: called with
     the numbers of the members that were started again; what they were asked must be asked again."""
 
     kind = "Process"  # what a member is called
@@ -130,7 +130,7 @@ class Crew:
         self.present: Sequence[int] = range(self.size)  # the members that can be asked
         self.version = 0  # of the weights that all decode with
         self.drafter: Any = None  # that all draft with, where it learns; it travels with weights
-        self.deliver: Callable[[int, list[Any]], None] = lambda number, found: None
+        self.deliver: Callable[[int, Sequence[int | None], Any], None] = lambda number, tickets, bundle: None
         self.mended: Callable[[set[int]], None] = lambda numbers: None
         self.handed: Callable[[int, Any], None] = lambda number, state: None  # with what a member has given up
         self.taught: Callable[[int, int, float], None] = lambda number, step, loss: None
@@ -310,7 +310,7 @@ class Crew:
             if version != hand.version:  # it missed an update: what it wrote is not used
                 hand.lose(f"decoded with version {version} of the weights in place of {hand.version}")
             else:
-                self.deliver(hand.number, found)
+                self.deliver(hand.number, *found)
         elif kind == "taught":
             self.taught(hand.number, *rest)
         elif kind == "note":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from whet.cluster.bundle import Bundle
 from whet.cluster.crew import Crew
 from whet.learn.team import spread
 from whet.rollout.base import empty_trace, join_traces, split_traces
@@ -59,7 +60,7 @@ class Fleet:
         shown = 0
         self.crew.listen(0.0, self._owing())
         while True:
-            over = not self._waited(None) or (self.mode == "stream" and bool(self.done))
+            over = not any(ticket is None for ticket, *_ in self._open) or (self.mode == "stream" and bool(self.done))
             if early is not None:
                 early(self.done[shown:])
                 shown = len(self.done)
@@ -123,6 +124,7 @@ class Fleet:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         assert self.idle, "state is loaded into an engine that has not begun"
         self.crew.version = int(state["version"])
+        self.crew.prepare()  # before it is known who gets a share
         self.crew.call_each("load_state", self._share_out(state), again=False)
 
     def _share_out(self, state: State) -> dict[int, tuple[State, dict[str, Sequence[int]]]]:
@@ -148,7 +150,7 @@ class Fleet:
     def _send(self, ticket: int | None, requests: Iterable[Request]) -> None:
         self.crew.prepare()
         shares: dict[int, list[Request]] = {}
-        homes = {place[:2]: number for place, (number, _) in self._open.items()}
+        homes = {place[:2]: number for place, (number, _) in self._open.items() if number in self.crew.present}
         for request in requests:
             group = (ticket, request.group_id)
             number = homes.setdefault(group, min(self.crew.present, key=lambda n: (self._load[n], n)))
@@ -159,8 +161,8 @@ class Fleet:
         for number, share in shares.items():
             self.crew.tell(number, "ask", ticket, share, {r.prompt_id: self.encode(r.prompt_id) for r in share})
 
-    def _deliver(self, number: int, found: Sequence[tuple[int | None, Rollout]]) -> None:
-        for ticket, rollout in found:
+    def _deliver(self, number: int, tickets: Sequence[int | None], bundle: Bundle) -> None:
+        for ticket, rollout in zip(tickets, bundle.rollouts(), strict=True):
             if self._open.pop((ticket, *rollout.key), None) is None:
                 continue  # of a `generate` that an interrupt ended
             self._load[number] -= 1
@@ -183,9 +185,6 @@ class Fleet:
         for other, given in self._share_out(state).items():
             self.crew.tell(other, "take_on", *given)
         self._ask_again({number})
-
-    def _waited(self, ticket: int | None) -> bool:
-        return any(place[0] == ticket for place in self._open)
 
     def _owing(self) -> list[int]:
         return [number for number, load in enumerate(self._load) if load]

@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
+from whet.cluster.bundle import Bundle, filled
 from whet.cluster.channel import Channel, attend, pack
 from whet.cluster.ranks import Ranks, Unmet, exchange, is_unmet
 from whet.learn.base import Lesson
@@ -216,11 +217,11 @@ class FleetMember:
             self._local.order(requests, ticket)
 
     def step(
-        self, batch: Batch, progress: float, needs: Set[str], prompts: Mapping[str, Sequence[int]]
+        self, sent: tuple[Batch, Bundle], progress: float, needs: Set[str], prompts: Mapping[str, Sequence[int]]
     ) -> tuple[Report, float]:
         """Take part in a step. If it fails, because another member died, all is as before it."""
         self._prompts.known = prompts
-        learner = self._learner
+        learner, batch = self._learner, filled(*sent)
         # A step with one update changes nothing before its last exchange with the others. One with several updates,
         # or with scores to exchange after its update, must be able to go back.
         several = learner.config.updates * (batch.minibatches or learner.config.minibatches) > 1 or bool(needs)
@@ -256,7 +257,8 @@ class FleetMember:
         before = self._local.version
         self._local.update(version)
         self._hand_out(before)  # what was cut was written by the weights before
-        return self._learner.version, self._checksum(self._learner.trained())
+        alone = self._learner.team.size == 1  # there is nothing to compare with
+        return self._learner.version, "" if alone else self._checksum(self._learner.trained())
 
     def release(self) -> None:
         self._local.release()
@@ -388,7 +390,8 @@ class FleetMember:
             return
         if found := self._engine.take():
             version = self._engine.version if version is None else version
-            self._say("rollouts", self._engine.pace, version, found, wait=False)
+            tickets, rollouts = zip(*found, strict=True)
+            self._say("rollouts", self._engine.pace, version, (tickets, Bundle.of(rollouts)), wait=False)
         elif self._engine.busy and time.monotonic() - self._heard > ALIVE_S:
             self._say("alive", self._engine.pace, wait=False)
 

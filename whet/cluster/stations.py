@@ -137,7 +137,7 @@ class Dialled(Channel):
     def ready(self) -> bool:
         if self._asked is None or self.closed:
             return True
-        if not ray.wait([self._asked], timeout=0.02)[0]:
+        if not ray.wait([self._asked], timeout=0.0)[0]:
             return False
         try:
             self.host, port, self.pid, self.node = ray.get(self._asked)

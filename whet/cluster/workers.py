@@ -54,6 +54,7 @@ class Delivery:
 
     issue: int  # which weights: a number that rises with each publish
     version: int  # of these weights
+    source: Hand  # the learner that has packed them
     sending: Any
     since: float
     before: int | None  # the version that the worker has
@@ -77,7 +78,7 @@ class Workers(Crew):
         self._losses: Counter[int] = Counter()  # of each place, since the last update
         self._short = False
         self._sums = ""  # of the weights that were sent last
-        self._source: Hand | None = None  # the learner that has packed them
+        self._source = learners.hands[0]  # the learner that has packed them
         self._issue, self._parcel = 0, None  # the number of the newest weights, and what can be sent of them
         self._due: dict[int, Delivery] = {}  # by the number of the worker
         self._behind: set[int] = set()  # those that the others do not wait for
@@ -112,41 +113,55 @@ class Workers(Crew):
         self._begun[number] = self._serial
 
     def _admit(self, first: bool = False) -> None:
-        """Give weights to those that have built their engine, and count them among the present. first: one that cannot
-        build it ends the run, as all may."""
+        """Give weights to those that have come, and count those that have them among the present. first: one that
+        cannot build its engine ends the run, as all may."""
+        self._take_from()  # it may wait for others, so it comes before any of them is noted here alone
+        come = [*self._built(first), *self._rested()]
+        sent = not self._stale  # else `prepare` sends the weights to all
+        if come and sent:
+            self._publish(come, wait=False)
+        self._take_over()
+        caught = {number for number in self._behind if number not in self._due}
+        self._behind -= caught
+        gone = {number for number in caught.union(come) if self.hands[number].lost}
+        for number in gone:
+            self._again(number)
+        self.present = sorted({*self.present, *caught, *come} - gone - self._behind)
+        if gone & caught:
+            self._wait_for_enough()
+            self.mended(gone & caught)
+        if sent:
+            self._send_weights()  # where another learner has to pack them first
+
+    def _built(self, first: bool) -> list[int]:
+        """Those that have built their engine since the last look. One that was lost meanwhile is started again."""
         ready = []
         for number, serial in list(self._begun.items()):
             hand = self.hands[number]
-            if (answer := hand.replies.pop(serial, None)) is not None:
-                del self._begun[number]
+            answer = hand.replies.pop(serial, None)
+            if answer is not None and answer[0] == "failed":
                 if first:
                     self.raise_failure(answer)
-                if answer[0] == "failed":
-                    hand.lose(f"could not start: {answer[2]}")
-                else:
-                    ready.append(number)
-                if answer[0] == "failed" and answer[1] == WhetError.__name__:  # it would fail again
+                hand.lose(f"could not start: {answer[2]}")
+                if answer[1] == WhetError.__name__:  # it would fail again
+                    del self._begun[number]
                     hand.stop()
                     self.on_message(f"{hand.name} is left out. {answer[2]}")
                     continue
             if hand.lost:
                 self._again(number)
-        self._take_from()
-        late = not self._stale
-        if ready and late:
-            self._publish(ready, wait=False)
-        self._take_over()
-        caught = {number for number in self._behind if number not in self._due}
-        self._behind -= caught
-        gone = {number for number in caught.union(ready) if self.hands[number].lost}
-        for number in gone:
-            self._again(number)
-        self.present = sorted({*self.present, *caught, *ready} - gone - self._behind)
-        if gone & caught:
-            self._wait_for_enough()
-            self.mended(gone & caught)
-        if late:
-            self.prepare()  # where another learner has to pack the weights first
+            elif answer is not None:
+                del self._begun[number]
+                ready.append(number)
+        return ready
+
+    def _rested(self) -> list[int]:
+        """Slow ones that are asked again, since their time is over or too few others are left."""
+        few = len(self.present) < self.least
+        over = [n for n, until in self._resting.items() if (few or until <= self.version) and n not in self._handing]
+        for number in over:
+            del self._resting[number]
+        return over
 
     def _again(self, number: int) -> None:
         """Start a lost worker again, or wait with that for the next update where it is lost again and again."""
@@ -177,9 +192,6 @@ class Workers(Crew):
 
     def refresh(self, version: int) -> list[Any]:
         self._stale = True
-        for number in [n for n, until in self._resting.items() if until <= version and n not in self._handing]:
-            del self._resting[number]
-            self._behind.add(number)  # it gets these weights, and is present then
         self.prepare()
         for number in [number for number, times in self._losses.items() if times > MOST_RESTARTS]:
             self.hands[number] = self._start(number)
@@ -188,7 +200,13 @@ class Workers(Crew):
         return [(version, self._sums)]
 
     def prepare(self) -> None:
-        """Send the learner's weights where they may have changed."""
+        """Send the learner's weights where they may have changed, and see that there is a worker to be asked."""
+        self._send_weights()
+        if not self.present:
+            self._wait_for_enough()
+
+    def _send_weights(self) -> None:
+        """Send the learner's weights to all until none are lost on the way, if they may have changed."""
         while self._stale:
             self._issue += 1
             used = frozenset(due.issue for due in self._due.values())
@@ -198,8 +216,6 @@ class Workers(Crew):
             self._publish([number for number in (*self.present, *self._behind) if number not in self._due])
             if self.lacking:
                 self.mend()
-        if not self.present:
-            self._settle()
 
     def _publish(self, numbers: Sequence[int], wait: bool = True) -> None:
         """Send the newest weights, and wait until most workers have them. Those that take far longer than the others
@@ -233,45 +249,45 @@ class Workers(Crew):
     def _deliver(self, number: int) -> None:
         sending = self.post.send(self._parcel, self.hands[number])
         before = self.hands[number].version
-        self._due[number] = Delivery(self._issue, self.version, sending, time.monotonic(), before)
-
-    def _settle(self) -> None:
-        """Wait until all workers have the newest weights, or are lost."""
-        while self._due:
-            self._hear(0.02)
-            self._admit()
+        self._due[number] = Delivery(self._issue, self.version, self._source, sending, time.monotonic(), before)
 
     def _take_over(self) -> None:
         """Lead deliveries on. They end where a worker has the newest weights, or is lost."""
-        ended = []
         for number, due in list(self._due.items()):
-            hand, late = self.hands[number], time.monotonic() - due.since > self._timeout_s
-            source = self.learners.hands[0]
-            if not due.asked and not hand.lost and self.post.arrived(due.sending, source, hand):
-                if source.lost:  # and the weights with it: another learner packs them again
-                    self._stale = True
-                    ended.append(number)
-                    continue
-                self.tell(number, "publish", due.version, self.drafter)
-                due.asked = self._serial
-            if due.asked and (answer := hand.replies.pop(due.asked, None)) is not None:
-                if answer[0] == "failed":
-                    hand.lose(f"did not take version {due.version} of the weights: {answer[2]}")
-                elif not answer[1] or due.issue != self._issue:  # it cannot reach them, or there are newer ones
-                    self.post.apart.update({number} if not answer[1] else ())
-                    self._deliver(number)
-                    continue
-                elif answer[1] != self._sums:
-                    hand.lose(f"holds other weights than the learner after version {due.version}")
-                else:
-                    ended.append(number)
-            elif late:
+            if self._lead_on(number, due):
+                del self._due[number]
+
+    def _lead_on(self, number: int, due: Delivery) -> bool:
+        """Whether a delivery has ended."""
+        hand = self.hands[number]
+        if not due.asked and not hand.lost and self.post.arrived(due.sending, due.source, hand):
+            if due.source.lost:  # and the weights with it: another learner packs them again
+                self._stale = True
+                return True
+            self.tell(number, "publish", due.version, self.drafter)
+            due.asked = self._serial
+        answer = hand.replies.pop(due.asked, None)
+        if answer is None:
+            if time.monotonic() - due.since > self._timeout_s:
                 what = f"take version {due.version} of the weights" if due.asked else "get the weights"
                 hand.lose(f"did not {what} within {self._timeout_s:g} s")
-            if hand.lost:
-                ended.append(number)
-        for number in ended:
-            self._due.pop(number, None)
+        elif answer[0] == "failed":
+            hand.lose(f"did not take version {due.version} of the weights: {answer[2]}")
+        elif due.issue != self._issue:  # there are newer ones
+            self._deliver(number)
+            return False
+        elif not answer[1]:  # it cannot reach them
+            if due.source.lost:
+                self._stale = True
+                return True
+            self.post.apart.add(number)
+            self._deliver(number)
+            return False
+        elif answer[1] != self._sums:
+            hand.lose(f"holds other weights than the learner after version {due.version}")
+        else:
+            return True
+        return bool(hand.lost)
 
     def call_each(self, name: str, args: Mapping[int, tuple[Any, ...]], again: bool = True) -> list[Any]:
         if name == "release":
@@ -279,13 +295,13 @@ class Workers(Crew):
         if name == "take_back":
             self._stale = True
             return []
-        if name == "load_state":
-            self.prepare()
+        if not self.present:  # all are about to leave
+            self._wait_for_enough()
         return super().call_each(name, args, again)
 
     def follow(self, learners: Crew) -> None:
         """Work for other learners, which go on from an earlier checkpoint."""
-        self.deliver, self.mended = lambda number, found: None, lambda numbers: None
+        self.deliver, self.mended = lambda number, tickets, bundle: None, lambda numbers: None
         self.handed = lambda number, state: None
         self.learners, self.version, self._stale = learners, 0, True
         for number in (*self._due, *self._handing):
@@ -322,6 +338,8 @@ class Workers(Crew):
     def _take_from(self) -> None:
         """Give to others what workers have given up."""
         for number, serial in list(self._handing.items()):
+            if number not in self._handing:  # it was seen to while others were waited for
+                continue
             hand = self.hands[number]
             if time.monotonic() - hand.since > self._timeout_s:
                 hand.lose(f"did not hand over what it had within {self._timeout_s:g} s")
@@ -331,8 +349,9 @@ class Workers(Crew):
                 continue
             del self._handing[number]
             hand.pace = None
+            if hand.lost or hand.leaving:
+                self._resting.pop(number, None)  # another takes its place
             if hand.lost:
-                self._resting.pop(number, None)
                 self._again(number)
             elif hand.leaving:
                 hand.stop()
@@ -363,7 +382,7 @@ class Workers(Crew):
         while len(self.present) < (1 if self._short else self.least):
             self._hear(0.2)
             self._admit()
-            if time.monotonic() < until and (self._begun or self._behind):
+            if time.monotonic() < until and (self._begun or self._behind or self._handing):
                 continue
             if not self.present:
                 raise WhetError(f"{few}; --resume goes on from the last checkpoint.")

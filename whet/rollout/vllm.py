@@ -174,10 +174,12 @@ class VllmEngine(FlightEngine):
                 ended.append((self.running.pop(output.request_id), finish))
         self._stats["steps"] += 1
         self._retire(ended)
-        spent = time.perf_counter() - begin
+        spent, rows = time.perf_counter() - begin, len(self.running) + len(ended)
         self._seconds += spent
-        self.trail.add(len(self.running) + len(ended))
-        self._tail += spent if 4 * (len(self.running) + len(ended)) <= self.slots and not entered else 0.0
+        self.trail.add(rows)
+        if rows and not entered:
+            self._took(spent, rows)
+        self._tail += spent if 4 * rows <= self.slots and not entered else 0.0
 
     def _admit(self) -> int:
         """Give vLLM as many flights as have a slot; returns their number."""

@@ -1,0 +1,302 @@
+"""Rollout workers without Ray and without processes: what they are told is noted, and answered at once."""
+
+import pickle
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from small_run import small_config
+
+from whet import processes
+from whet.cluster import crew
+from whet.cluster.crew import Hand
+from whet.cluster.fleet import Fleet
+from whet.cluster.workers import Workers
+from whet.rollout.flights import FlightEngine
+from whet.rollout.vllm import VllmEngine
+from whet.types import Request, Sampling
+
+ORDER = {"later": False, "weights": ""}
+FLIGHTS: dict[str, Any] = {
+    "encode": list, "decode": str, "seed": 0, "slots": 4, "context": 8, "dtype": np.dtype(np.float32)
+}  # fmt: skip
+
+
+class Line:
+    """The channel of a worker that gives the answers it was made with. A value of None is not answered."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self.answers, self.closed = answers, False
+        self.asked: list[str] = []
+        self.came: deque[Any] = deque()
+
+    def send(self, packed: bytes) -> None:
+        serial, name, _ = pickle.loads(packed[8:])
+        self.asked.append(name)
+        if (value := self.answers.get(name)) is not None:
+            self.came.append(("done", serial, value))
+
+    def take(self) -> Any:
+        return self.came.popleft() if self.came else None
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Worker(Hand):
+    channel: Any
+
+    def ended(self) -> str:
+        return "was killed"
+
+    def stop(self) -> None:
+        self.channel.close()
+
+
+STATE = {
+    "version": 0, "arrivals": 0, "begun": np.zeros(0, np.int64), "flights": [], "done": [], "draft": None,
+    "ids": np.zeros(0, np.int32), "log_probs": np.zeros(0, np.float32), "versions": np.zeros(0, np.int32),
+    "length_sums": np.zeros(2), "length_prompts": [], "length_means": np.zeros(0),
+}  # fmt: skip
+ANSWERS = {
+    "begin": ("", ""), "publish": "sums", "can": frozenset({"stream"}), "state_dict": STATE, "hand_over": STATE,
+    "load_state": True, "drop": True,
+}  # fmt: skip
+
+
+class Carrier:
+    """Starts such workers. `delay`: by the number of a worker, how often it is looked for weights before they are
+    there."""
+
+    def __init__(self) -> None:
+        self.apart: set[int] = set()
+        self.delay: dict[int, int] = {}
+        self.answers: dict[str, Any] = dict(ANSWERS)
+
+    def start(self, number: int, name: str) -> Hand:
+        return Worker(number, name, Line(self.answers))  # type: ignore[arg-type]
+
+    def places(self, most: int) -> int:
+        return most
+
+    def fetch(self, source: Hand, seconds: float) -> Any:
+        return "parcel"
+
+    def send(self, parcel: Any, worker: Hand) -> Any:
+        return [self.delay.get(worker.number, 0)]
+
+    def look(self, workers: Sequence[Hand]) -> None:
+        pass
+
+    def arrived(self, sending: Any, source: Hand, worker: Hand) -> bool:
+        sending[0] -= 1
+        return sending[0] < 0
+
+
+class Learners:
+    """A crew of one learner, which is there."""
+
+    def __init__(self) -> None:
+        self.hands = [Hand(0, "Process 0 of 1", SimpleNamespace())]  # type: ignore[arg-type]
+        self.packed = 0
+
+    def first(self, name: str, *args: Any) -> str:
+        assert name == "pack_up"
+        self.packed += 1
+        return "sums"
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def carrier(monkeypatch: pytest.MonkeyPatch) -> Carrier:
+    monkeypatch.setattr(crew, "attend", lambda channels, timeout: None)
+    monkeypatch.setattr(crew, "LEAVE_S", 0.0)
+    return Carrier()
+
+
+def workers(carrier: Carrier, count: int, least: int = 1) -> Workers:
+    learners: Any = Learners()
+    return Workers(ORDER, carrier, learners, workers=count, least=least, timeout_s=60.0)
+
+
+def fleet(made: Workers) -> Fleet:
+    return Fleet(made, lambda prompt: [1, 2], slots=4, mode="stream")
+
+
+def requests(*groups: int) -> list[Request]:
+    sampling = Sampling(max_tokens=4)
+    return [Request(prompt_id=f"p{group}", group_id=group, n=2, sampling=sampling) for group in groups]
+
+
+def asked(made: Workers) -> list[list[str]]:
+    return [hand.channel.asked for hand in made.hands]  # type: ignore[attr-defined]
+
+
+def test_the_only_worker_comes_back_however_long_its_weights_take(carrier: Carrier) -> None:
+    made = workers(carrier, 1)
+    made.prepare()
+    carrier.delay[0] = 2_000
+    made.hands[0].channel.close()
+    made.listen(0.0)
+    assert made.present == [0] and asked(made) == [["begin", "publish"]]
+
+
+def test_requests_wait_where_all_workers_have_to_leave(carrier: Carrier) -> None:
+    made = workers(carrier, 1)
+    engine = fleet(made)
+    made.hands[0].leaving = True
+    made.listen(0.0)
+    assert made.present == []
+    engine.submit(requests(0))
+    assert made.present == [0] and asked(made)[0] == ["begin", "publish", "take_on", "ask"], "another has its place"
+    made.hands[0].leaving = True
+    made.listen(0.0)
+    assert engine.state_dict()["flights"][0]["prompt_id"] == "p0"
+
+
+def test_a_checkpoint_is_divided_among_those_that_have_the_weights(carrier: Carrier) -> None:
+    """One that is slow to get them is not present any more when the state is handed out."""
+    made = workers(carrier, 3)
+    engine = fleet(made)
+    row = {"prompt_id": "p", "phase": "train", "index": 0, "tokens": 0, "sampling": vars_of(Sampling(max_tokens=4))}
+    flights = [{**row, "group_id": group, "arrival": group} for group in range(3)]
+    carrier.delay[1] = 10**9
+    engine.load_state_dict({**STATE, "flights": flights})
+    assert made.present == [0, 2]
+    assert {number for number, _ in engine._open.values()} == {0, 2}
+    assert ["load_state" in told for told in asked(made)] == [True, False, True]
+
+
+def vars_of(sampling: Sampling) -> dict[str, Any]:
+    return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+
+
+def rest(made: Workers, number: int) -> None:
+    """A worker is found slow."""
+    for hand in made.hands:
+        hand.pace = (0.1, 0.1)
+    made.hands[number].pace = (1.0, 1.0)
+    made.listen(0.0)
+    assert number not in made.present
+
+
+def test_a_worker_that_rests_is_not_asked_for_more_of_its_group(carrier: Carrier) -> None:
+    carrier.answers["hand_over"] = None
+    made = workers(carrier, 2)
+    engine = fleet(made)
+    engine.submit(requests(0, 1))
+    assert engine._owing() == [0, 1]
+    rest(made, 0)
+    engine.submit([Request(prompt_id="p0", group_id=0, first_index=2, n=1, sampling=Sampling(max_tokens=4))])
+    assert asked(made)[0].count("ask") == 1 and asked(made)[1].count("ask") == 2
+
+
+def test_a_worker_that_rests_is_woken_where_no_other_is_left(carrier: Carrier) -> None:
+    made = workers(carrier, 2)
+    engine = fleet(made)
+    made.prepare()
+    rest(made, 0)
+    made.listen(0.0)
+    carrier.answers["begin"] = None  # no other can be started
+    made.hands[1].channel.close()
+    engine.submit(requests(0))
+    made.listen(0.0)
+    assert made.present == [0] and asked(made)[0][-1] == "ask"
+
+
+def test_weights_of_a_learner_that_was_replaced_are_sent_again(carrier: Carrier) -> None:
+    """They are lost with it, which says nothing of the learner that has its place."""
+
+    def arrived(issue: Any, source: Hand, worker: Hand) -> bool:
+        if (worker.number, issue) != (1, 1):
+            return True
+        if replaced := made.learners.hands[0] is not first:
+            source.lose("was lost while it handed out its weights")
+        return replaced
+
+    made = workers(carrier, 3)
+    first = made.learners.hands[0]
+    carrier.send = lambda parcel, worker: made._issue  # type: ignore[method-assign]
+    carrier.arrived = arrived  # type: ignore[method-assign]
+    made.prepare()
+    assert made.present == [0, 2]
+    fresh = made.learners.hands[0] = Hand(0, "Process 0 of 2", SimpleNamespace())  # type: ignore[arg-type]
+    made.listen(0.0)
+    assert not fresh.lost and first.lost and made.learners.packed == 2  # type: ignore[attr-defined]
+    assert made.present == [0, 1, 2]
+
+
+def test_one_that_is_ready_counts_while_another_is_waited_for(
+    carrier: Carrier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are seen at once: one has built its engine, the other has died while it handed over what it had."""
+    made = workers(carrier, 2)
+    made.prepare()
+    carrier.answers["begin"] = carrier.answers["hand_over"] = None
+    rest(made, 0)
+    made._again(1)
+    made.present = []
+    made.hands[1].channel.came.append(("done", made._begun[1], ("", "")))  # type: ignore[attr-defined]
+    made.hands[0].channel.close()
+    monkeypatch.setattr("whet.cluster.workers.START_S", 2.0)
+    made.listen(0.0)
+    assert made.present == [1]
+
+
+def test_vllm_tells_its_pace() -> None:
+    """Else a worker with a slow one would never be found."""
+    engine = object.__new__(VllmEngine)
+    FlightEngine.__init__(engine, SimpleNamespace(config=None), **FLIGHTS)  # type: ignore[arg-type]
+    engine.stale, engine.waiting, engine.running = False, deque(), {"a": None}  # type: ignore[dict-item]
+    engine.model = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
+    engine.core = SimpleNamespace(step=list)
+    assert engine.pace is None
+    for _ in range(20):
+        engine.step()
+    assert engine.pace is not None and min(engine.pace) > 0
+
+
+class Placed:
+    """Stands for the actors of a cluster: what each was given of the environment is noted."""
+
+    given: ClassVar[list[Mapping[str, str]]] = []
+
+    def __init__(self, build: Any, environment: Mapping[str, str], need: Any, beside: Any = ()) -> None:
+        self.given.append(environment)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: None
+
+
+def test_a_cluster_may_have_more_learners_than_the_driver_has_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stations = SimpleNamespace(Stations=Placed, join_cluster=lambda cores: lambda: None)
+    monkeypatch.setitem(sys.modules, "whet.cluster.stations", stations)
+    monkeypatch.setattr(processes, "kit", lambda *given: {})
+    monkeypatch.setattr(processes, "available_cores", lambda: 12)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
+    made: list[Any] = []
+    end = SimpleNamespace(close=lambda: None, end=lambda: None, present=[0])
+    for name in ("crew.Crew", "workers.Workers"):
+        monkeypatch.setattr(f"whet.cluster.{name}", lambda *given, **named: made.append((given, named)) or end)
+    device = SimpleNamespace(device=torch.device("cuda"))
+    plan: Any = SimpleNamespace(settings=small_config("cluster.workers=4"), footprint=device)
+    company = processes.Company(print, tmp_path)
+    with ExitStack() as stack:
+        *_, what = processes.build_crews(plan, 2, ORDER, stack, company)
+    assert what == "1 actors that decode and 2 that learn"
+    (_, environments, backend), _ = made[0]
+    assert len(environments) == 2 and backend == "nccl"
+    assert {given["OMP_NUM_THREADS"] for given in Placed.given} == {"2"}, "six processes divide the cores"
