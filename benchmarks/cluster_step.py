@@ -38,22 +38,14 @@ import torch
 import typer
 from command_line import RESULTS, Out, run_script, tell
 from engine_step import WARM, even, shaped, summary
+from scale_measured import MeasuredRun, against, fit
 from trl_step import own_settings
 
 from whet import files
 from whet.errors import WhetError
 from whet.run import read_metrics
 from whet.tools.bench.peers import SHAPES, shape_config
-from whet.tools.bench.scale import (
-    Layout,
-    LengthDraws,
-    MeasuredRun,
-    ScaleInputs,
-    against,
-    fit,
-    read_inputs,
-    simulate,
-)
+from whet.tools.bench.scale import Layout, LengthDraws, ScaleInputs, read_inputs, simulate
 from whet.tools.experiment import circumstances
 
 app = typer.Typer(add_completion=False)

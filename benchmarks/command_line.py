@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ def tell(line: str) -> None:
     say(printable(line, one_line=True), out_console)
 
 
-def run_script(app: typer.Typer) -> None:
+def run_script(app: Callable[[], object]) -> None:
     """Run the command. What a user can mend is printed as one sentence, and the exit code is 2."""
     try:
         app()

@@ -8,22 +8,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet import cli
-from whet.recipe import dump_config, load_config
 from whet.tools.bench.rollout import CELLS
 from whet.tools.bench.scale import (
     Layout,
     LengthDraws,
-    MeasuredRun,
     ScaleInputs,
     Simulation,
     best_split,
-    fit,
     read_inputs,
     simulate,
     study,
@@ -357,75 +353,6 @@ def call(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return 0
 
 
-def measured_run(folder: Path, *, workers: int = 1, steps: int = 3) -> Path:
-    """2 groups of 2 rollouts of 10 tokens: a decode step of b rows takes 30 + 5 b ms, an update 100 ms and 5 ms per
-    token, handing over to the judges 100 ms, the rest 200 ms. The first update takes longer, and an evaluation is not a
-    part of any."""
-    sets = ["curriculum.name=uniform", "curriculum.groups=2", "curriculum.rollouts=2", "rollout.slots=8"]
-    folder.mkdir()
-    (folder / "config.toml").write_text(dump_config(load_config(sets=sets)))
-    rows: list[dict[str, float]] = [{"step": 0, "time/total": 1.0}]
-    for step in range(1, steps + 1):
-        batch = 2 + 2 * (step % 2)  # the fit needs batches of two sizes
-        decoding, train = 10 * (0.030 + 0.005 * batch), 0.100 + 0.005 * 10 * batch / workers
-        rows.append(
-            {
-                "step": step,
-                "rollout/steps": 10.0,
-                "rollout/tokens": 10.0 * batch,
-                "rollout/seconds": decoding,
-                "rollout/finished": 4.0,
-                "batch/groups": 2.0,
-                "batch/tokens": 10.0 * batch,
-                "time/generate": decoding + 0.1,
-                "time/train": train,
-                "time/eval": 5.0,
-                "time/total": decoding + train + 0.3 + 5.0 + 9.0 * (step == 1),
-                **{f"length/{name}": 10.0 for name in ("mean", "p50", "p90", "p99", "max")},
-            }
-        )
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_predicted_against_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, two = measured_run(tmp_path / "one"), measured_run(tmp_path / "two", workers=2)
-    assert call(monkeypatch, "--measured", str(one), f"--measured={two}@2", "--out", str(tmp_path)) == 0
-    stored = json.loads((tmp_path / "scale_measured.json").read_text())
-    alone, together = stored["runs"]
-    assert alone["updates"] == 2 and together["workers"] == 2
-    # 10 steps of 4 rows at 50 ms, 40 tokens at 5 ms. Two workers: 2 rows at 40 ms, and 20 tokens each; judges are
-    # handed their rollouts while they decode.
-    assert alone["predicted_s"] == pytest.approx(0.5 + 0.1 + 0.2 + 0.3)
-    assert together["predicted_s"] == pytest.approx(0.4 + 0.1 + 0.1 + 0.2)
-    assert alone["measured_s"] == pytest.approx(np.mean([0.4 + 0.2, 0.5 + 0.3]) + 0.3)
-    # one worker decodes all at once, two of them 10 steps each
-    assert (alone["predicted_steps"], together["predicted_steps"]) == pytest.approx((10.0, 20.0))
-    assert alone["measured_steps"] == together["measured_steps"] == 10.0
-    assert alone["error"] == pytest.approx(alone["predicted_s"] / alone["measured_s"] - 1)
-    shown = capsys.readouterr().out
-    assert "1.100" in shown and "0.800" in shown and f"{alone['error']:+.1%}" in shown
-    # The JSON, or its inputs alone, may be the next inputs.
-    (tmp_path / "fitted.json").write_text(json.dumps(stored["inputs"]))
-    for name in ("fitted.json", "scale_measured.json"):
-        assert read_inputs(path=tmp_path / name).update_ms == pytest.approx(100.0)
-
-
-def test_a_step_of_a_stream_may_need_no_generation(tmp_path: Path) -> None:
-    folder = measured_run(tmp_path / "run")
-    whole = fit(MeasuredRun(str(folder)), read_inputs())
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    idle = {"rollout/steps": 0.0, "rollout/tokens": 0.0, "rollout/seconds": 0.0, "rollout/finished": 0.0}
-    idle |= {name: rows[-1][name] for name in ("batch/groups", "batch/tokens", "time/train")}
-    idle |= {"step": 4, "time/total": rows[-1]["time/train"] + 0.2}
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, idle]))
-    found = fit(MeasuredRun(str(folder)), read_inputs())
-    assert found.lengths == whole.lengths and found.host_ms == pytest.approx(200.0)
-    assert found.decode_ms == pytest.approx(whole.decode_ms) and found.update_ms == pytest.approx(100.0)
-
-
 def test_the_tables_and_the_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -461,11 +388,6 @@ def test_inputs_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--measured", "nowhere"], "There is no run in nowhere"),
-        (["--measured", "run@two"], 'got "run@two"'),
-        (["--measured", "empty"], "has no step to measure"),
-        (["--measured", "mute"], "says nothing of lengths"),
-        (["--measured", "torn"], "has a step without rollout/seconds"),
         (["--set", "prompt_ms=-1"], '"prompt_ms" is wrong: input should be greater than or equal to 0'),
         (["--set", "decode_ms={1=-2.0}"], '"decode_ms.1" is wrong: input should be greater than 0'),
         (["--set", "decode_ms={}"], '"decode_ms" is wrong'),
@@ -492,11 +414,6 @@ def test_bad_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    measured_run(tmp_path / "empty", steps=0)
-    torn = measured_run(tmp_path / "torn") / "metrics.jsonl"
-    torn.write_text(torn.read_text().replace("rollout/seconds", "elsewhere"))
-    mute = measured_run(tmp_path / "mute") / "metrics.jsonl"
-    mute.write_text(mute.read_text().replace("length/", "elsewhere/"))
     (tmp_path / "torn.json").write_text('{"slots": ')
     (tmp_path / "list.json").write_text("[1, 2]")
     assert call(monkeypatch, *words) == 2

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from whet import files
 from whet.errors import WhetError
@@ -107,9 +106,6 @@ def bench_scale(
     ] = "1.5b",
     inputs: Annotated[Path | None, typer.Option(help="TOML or JSON of your own latencies and lengths.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="One input: --set slots=128. Repeatable.")] = None,
-    measured: Annotated[
-        list[str] | None, typer.Option(help="Compare with runs: RUN, or RUN@2 for one with --gpus 2. Repeatable.")
-    ] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Simulate a training step on 8 to 1,024 GPUs: its seconds, idle GPUs, the gain of each technique, the best split.
@@ -117,31 +113,22 @@ def bench_scale(
     No GPU is needed, and it takes half a minute. The inputs are time per token by batch, acceptance of drafts, training
     throughput, bandwidth, failures and lengths of responses. The last line names the file that lists them with their
     sources; a copy of it with your own figures is what --inputs takes.
-
-    With --measured nothing large is simulated: the inputs are fitted to the first run, and every run's measured seconds
-    are shown beside the predicted ones. The JSON then holds the fitted inputs.
     """
-    from whet.tools.bench.scale import FIGURES, MeasuredRun, against, fit, read_inputs, study
+    from whet.tools.bench.scale import FIGURES, read_inputs, study
 
     known = read_inputs(shape, inputs, sets or [])
-    if measured:
-        runs = [MeasuredRun(name) for name in measured]
-        rows = against(runs, known, seed)
-        show_measured(rows)
-        result: dict[str, Any] = {"runs": rows, "inputs": fit(runs[0], known).model_dump()}
-    else:
-        sizes = names(gpus)
-        if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
-            raise WhetError(f'--gpus takes whole numbers above 0 with commas between, got "{gpus}".')
-        if learners and (few := min(map(int, sizes))) <= learners:
-            raise WhetError(f"--learners {learners} leaves no GPU of {few} to generate.")
-        found = []
-        for size in sizes:
-            tell(f"{size} GPUs ...")
-            found.append(study(known, int(size), learners, seed))
-        show_scale(found)
-        result = {"seed": seed, "sizes": found, "inputs": known.model_dump()}
-    path = out / ("scale_measured.json" if measured else "scale.json")
+    sizes = names(gpus)
+    if not sizes or not all(size.isdecimal() and int(size) for size in sizes):
+        raise WhetError(f'--gpus takes whole numbers above 0 with commas between, got "{gpus}".')
+    if learners and (few := min(map(int, sizes))) <= learners:
+        raise WhetError(f"--learners {learners} leaves no GPU of {few} to generate.")
+    found = []
+    for size in sizes:
+        tell(f"{size} GPUs ...")
+        found.append(study(known, int(size), learners, seed))
+    show_scale(found)
+    result = {"seed": seed, "sizes": found, "inputs": known.model_dump()}
+    path = out / "scale.json"
     files.write_text(path, json.dumps(result, indent=1) + "\n")
     tell(f"Written: {path}. The inputs that --inputs may change are listed in {FIGURES}.")
 
@@ -164,14 +151,3 @@ def show_scale(found: Sequence[Mapping[str, Any]]) -> None:
         gains.add_row(name, *(f"{size['arms'][name]['gain']:.2f}" for size in found))
     out_console.print(seconds)
     out_console.print(gains)
-
-
-def show_measured(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Seconds, which another program on the machine changes, and decode steps of all workers, which it does not."""
-    columns = ("run", "workers", "updates", "predicted s", "measured s", "error", "predicted steps", "measured steps")
-    table = Table(*columns, title="an update")
-    for row in rows:
-        figures = (f"{row['predicted_s']:.3f}", f"{row['measured_s']:.3f}", f"{row['error']:+.1%}")
-        steps = (f"{row['predicted_steps']:.1f}", f"{row['measured_steps']:.1f}")
-        table.add_row(Text(printable(row["run"])), str(row["workers"]), str(row["updates"]), *figures, *steps)
-    out_console.print(table)

@@ -13,6 +13,7 @@ it is published. Under stream they are asked as slots become free, at most max_a
 waits for a group that would be too old for the next one. So stream with max_age = 0 and enough slots is barrier.
 
 The inputs, with their sources, are in scale.toml; docs/scale.md says what is left out, and how far off it was.
+benchmarks/scale_measured.py fits the inputs to a run and compares predicted seconds with measured ones.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from whet.errors import WhetError
-from whet.recipe import load_config, override
-from whet.run import CONFIG, read_metrics
+from whet.recipe import override
 
 FIGURES = Path(__file__).with_name("scale.toml")  # every input with its source
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -493,99 +493,3 @@ def study(inputs: ScaleInputs, gpus: int, learners: int | None, seed: int) -> di
     for arm in found.values():
         arm["gain"] = found["barrier"]["step_s"] / arm["step_s"]
     return {"gpus": gpus, "arms": found}
-
-
-# ---- measured runs
-
-
-class MeasuredRun:
-    """The updates of a run folder, named as RUN, or RUN@WORKERS, since the folder does not say how many there were."""
-
-    def __init__(self, named: str, warm: int = 1) -> None:
-        """warm: updates in which things are compiled; they do not count."""
-        folder, at, count = named.rpartition("@")
-        if at and not (count.isdecimal() and int(count)):
-            raise WhetError(f'A run is named as RUN or RUN@WORKERS, as in "runs/two@2"; got "{named}".')
-        self.folder, self.workers = Path(folder if at else named), int(count) if at else 1
-        rows = [row for row in read_metrics(self.folder) if row.get("step")]
-        if not rows:
-            raise WhetError(f"The run {self.folder} has no step to measure.")
-        self.rows = rows[warm:] or rows
-        self.settings = load_config(self.folder / CONFIG)
-        self.train_s = self.of("time/train") + self.of("time/log_probs", 0.0)
-        apart = ("time/save", "time/eval", "time/warm_start")
-        self.step_s = self.of("time/total") - sum(self.of(name, 0.0) for name in apart)
-
-    def of(self, name: str, absent: float | None = None) -> np.ndarray:
-        """A metric by update."""
-        found = [row.get(name, absent) for row in self.rows]
-        if None in found:
-            raise WhetError(f"The run {self.folder} has a step without {name}.")
-        return np.array(found, np.float64)
-
-
-def fitted_line(seconds: np.ndarray, counts: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:
-    """Least squares of seconds = a counts + b tokens, with neither below 0: tokens are never free.
-
-    >>> [round(x, 9) for x in fitted_line(np.array([3.0, 4.0]), np.array([1, 1]), np.array([10, 20]))]
-    [2.0, 0.1]
-    """
-    (a, b), *_ = np.linalg.lstsq(np.stack([counts, tokens], axis=1), seconds, rcond=None)
-    return (float(a), float(b)) if min(a, b) >= 0 else (0.0, float(seconds.sum() / tokens.sum()))
-
-
-def length_ranks(mean: float, p50: float, p90: float, p99: float, most: float) -> list[tuple[float, float]]:
-    """Lengths by rank, with a shortest one that makes their mean right: the mean of each stretch is that of its ends.
-
-    >>> length_ranks(10, 10, 10, 10, 10)[0], length_ranks(100, 90, 180, 200, 200)[0]
-    ((0.0, 10.0), (0.0, 17.6))
-    """
-    above = 0.4 * (p50 + p90) / 2 + 0.09 * (p90 + p99) / 2 + 0.01 * (p99 + most) / 2
-    low = min(max(1.0, 4 * (mean - above) - p50), p50)
-    return [(0.0, round(low, 6)), (0.5, p50), (0.9, p90), (0.99, p99), (1.0, most)]
-
-
-def fit(run: MeasuredRun, base: ScaleInputs) -> ScaleInputs:
-    """The inputs of a run in which GPUs generate and train in turn: latencies, lengths and signal, by its metrics."""
-    decoding = run.of("rollout/seconds")  # of all workers
-    once, each = fitted_line(decoding, run.of("rollout/steps"), run.of("rollout/tokens"))
-    update, token = fitted_line(run.train_s, np.ones_like(run.train_s), run.of("batch/tokens") / run.workers)
-    host = run.step_s - run.train_s - run.of("time/generate", 0.0)  # a step of a stream may need none
-    seen = [run.of(f"length/{name}", math.nan) for name in ("mean", "p50", "p90", "p99", "max")]
-    if np.isnan(seen).all():
-        raise WhetError(f"The run {run.folder} says nothing of lengths (length/mean).")
-    trained = run.of("batch/groups").sum() * run.settings.curriculum.rollouts
-    found = {
-        "decode_ms": {1: 1e3 * (once + each), 1001: 1e3 * (once + 1001 * each)},
-        "prompt_ms": 0.0,  # it is a part of decode_ms
-        "train_tokens_per_s": 1.0 / token,
-        "update_ms": 1e3 * update,
-        "host_ms": max(0.0, 1e3 * float(host.mean())),
-        "weights_gb": 0.0,  # nothing is sent, and what is added up is a part of update_ms
-        "failures": 0.0,
-        "signal": min(1.0, trained / run.of("rollout/finished").sum()),
-        "lengths": length_ranks(*(float(np.nanmean(lengths)) for lengths in seen)),
-    }
-    return base.model_copy(update=found)
-
-
-def against(runs: Sequence[MeasuredRun], base: ScaleInputs, seed: int) -> list[dict[str, Any]]:
-    """Predicted and measured seconds of an update: figures of the first run, workers and sizes of each.
-
-    In one process rollouts are handed to the judges between two decode steps; members decode on meanwhile.
-    """
-    fitted, rows, first = fit(runs[0], base), list[dict[str, Any]](), runs[0]
-    between_s = (
-        float((first.of("time/generate", 0.0) - first.of("rollout/seconds")).mean()) if first.workers == 1 else 0.0
-    )
-    for run in runs:
-        c, r = run.settings.curriculum, run.settings.rollout
-        host = fitted.host_ms + (1e3 * max(0.0, between_s) if run.workers == 1 else 0.0)
-        sizes = {"groups": c.groups, "rollouts": c.rollouts, "slots": r.slots, "host_ms": host}
-        inputs = fitted.model_copy(update=sizes)
-        layout = Layout(gpus=run.workers, max_age=c.max_age if r.mode == "stream" else None)
-        found, measured = simulate(inputs, layout, LengthDraws(inputs, seed)), float(run.step_s.mean())
-        seconds = {"predicted_s": found.step_s, "measured_s": measured, "error": found.step_s / measured - 1.0}
-        steps = {"predicted_steps": found.decode_steps, "measured_steps": float(run.of("rollout/steps").mean())}
-        rows.append({"run": str(run.folder), "workers": run.workers, "updates": len(run.rows), **seconds, **steps})
-    return rows
