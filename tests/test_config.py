@@ -29,7 +29,9 @@ def test_one_table_is_a_list_of_one() -> None:
     assert len(parse_config({"warm_start": {"steps": 3}}).warm_start) == 1
 
 
-@given(lr=st.floats(1e-9, 1.0), seed=st.integers(0, 2**31 - 1), words=st.lists(st.text(max_size=5), max_size=3))
+@given(
+    lr=st.floats(1e-9, 1.0), seed=st.integers(0, 2**31 - 1), words=st.lists(st.text(min_size=1, max_size=5), max_size=3)
+)
 def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None:
     config = parse_config({"seed": seed, "learn": {"lr": lr}, "rollout": {"stop_strings": words}})
     assert parse_config(tomllib.loads(dump_config(config))) == config
@@ -45,6 +47,7 @@ def test_any_value_survives_toml(lr: float, seed: int, words: list[str]) -> None
         ("steps=1.5", "steps = 1.5 is wrong: input should be a valid integer, got a number with a fractional part."),
         ("rollout.context=256", "rollout.max_tokens = 1024 leaves no room for a prompt in rollout.context = 256."),
         ("learn.estimator=ppo", "'rloo'"),
+        ('rollout.stop_strings=[".",""]', "rollout.stop_strings.1 = '' is wrong: string should have"),
         ("learn.lr", '--set takes key=value, got "learn.lr"'),
         ("learn.lr.x=1", "learn.lr"),
         ("data.5.path=x", "names no entry"),

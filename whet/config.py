@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -180,7 +180,7 @@ class RolloutSettings(Section):
     """A training response has at most this many tokens."""
     temperature: float = Field(1.0, gt=0)
     """Training responses are drawn at this temperature."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A response ends after any of these strings."""
     on_update: Literal["", "cut", "recompute", "keep"] = ""
     """A weight update cuts, recomputes or keeps running rollouts (stream); empty keeps them if max_age allows it."""

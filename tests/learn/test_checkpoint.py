@@ -201,9 +201,9 @@ def test_a_folder_that_is_none_is_refused(tmp_path):
 
 
 def test_unverified_damage_is_found_when_read(tmp_path):
-    for name in ("a.npz", "s.json"):
+    for name, damage in (("a.npz", b"PK rubbish"), ("a.npz", b""), ("s.json", b"PK rubbish")):
         save(tmp_path / "c", arrays={"a": {"x": np.zeros(9)}}, states={"s": {"x": 1}})
-        (tmp_path / "c" / "state" / name).write_bytes(b"PK rubbish")
+        (tmp_path / "c" / "state" / name).write_bytes(damage)
         with pytest.raises(WhetError, match="cannot be read"):
             load_checkpoint(tmp_path / "c")
 

@@ -162,7 +162,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             elif path.suffix == ".json":
                 states[path.stem] = json.loads(path.read_text())
         return Checkpoint(folder=folder, tensors=tensors, arrays=arrays, states=states)
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:  # EOFError: an empty .npz
         raise WhetError(f"The checkpoint {folder} cannot be read: {error}.") from error
 
 
