@@ -333,8 +333,8 @@ def estimate_lines(works: Sequence[Workload], dims: Dims, machine: Machine, know
 
 def _time(seconds: float) -> str:
     """
-    >>> [_time(s) for s in (0.0123, 4.2, 300, 36_000)]
-    ['0.012 s', '4.2 s', '5 min', '10 h']
+    >>> [_time(s) for s in (0.0123, 4.2, 300, 36_000, 750_000)]
+    ['0.012 s', '4.2 s', '5 min', '10 h', '208 h']
     """
     unit, size = ("s", 1) if seconds < 100 else ("min", 60) if seconds < 5400 else ("h", 3600)
-    return f"{seconds / size:.2g} {unit}"
+    return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
