@@ -20,6 +20,7 @@ from whet.cluster.crew import Hand
 from whet.cluster.fleet import Fleet
 from whet.cluster.workers import Workers
 from whet.rollout.flights import FlightEngine
+from whet.rollout.scheduler import Queue
 from whet.rollout.vllm import VllmEngine
 from whet.types import Request, Sampling
 
@@ -256,7 +257,7 @@ def test_vllm_tells_its_pace() -> None:
     """Else a worker with a slow one would never be found."""
     engine = object.__new__(VllmEngine)
     FlightEngine.__init__(engine, SimpleNamespace(config=None), **FLIGHTS)  # type: ignore[arg-type]
-    engine.stale, engine.waiting, engine.running = False, deque(), {"a": None}  # type: ignore[dict-item]
+    engine.stale, engine.scheduler, engine.running = False, Queue(), {"a": None}  # type: ignore[dict-item]
     engine.model = SimpleNamespace(device=torch.device("cpu"))  # type: ignore[assignment]
     engine.core = SimpleNamespace(step=list)
     assert engine.pace is None
