@@ -258,7 +258,7 @@ class Workers(Crew):
                 del self._due[number]
 
     def _lead_on(self, number: int, due: Delivery) -> bool:
-        """Whether a delivery has ended."""
+        """Lead one delivery on. Returns whether it has ended."""
         hand = self.hands[number]
         if not due.asked and not hand.lost and self.post.arrived(due.sending, due.source, hand):
             if due.source.lost:  # and the weights with it: another learner packs them again

@@ -27,7 +27,7 @@ class Trainer(Protocol):
         """Train on a batch with traces. The engine must be told of the new weights by `Engine.update`."""
 
     def entropies(self, keys: Iterable[Key]) -> dict[Key, np.ndarray]:
-        """Of the tokens of these rollouts, as far as the last step has found them here."""
+        """The entropy at each token of these rollouts; only of those on which the last step trained in this process."""
 
     def warm_start(
         self, batches: Iterable[Lesson], *, steps: int, lr: float, on_step: Callable[[int, float], None]

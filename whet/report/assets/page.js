@@ -1127,21 +1127,25 @@
         );
       },
     });
-    for (const [metric, title, says, format] of [
-      ["time/gpu_idle", "Idle GPU", "share of the step in which nothing was queued", share],
-      ["rollout/tokens_per_s", "Tokens a second", "of the engine, while it generates", count],
-    ]) {
+    metricCharts(section, [
+      ["time/gpu_idle", "Idle GPU", "share of the step in which nothing was queued", share, { top: 1 }],
+      ["rollout/tokens_per_s", "Tokens per second", "of the engine, while it generates", count],
+    ]);
+    stepSlider(section, (picture) => !drafts() && picture.running);
+    runningCharts(section, "-time", () => !drafts());
+  }
+
+  // A chart over the steps for each metric that a run has: its name, title, sentence, format and options.
+  function metricCharts(section, rows) {
+    for (const [metric, title, says, format, options] of rows) {
       addPart(section, {
         id: metric,
         title,
         says,
         has: () => state.page.runs.some((run) => has(run, metric)),
-        model: () =>
-          byStep(linesOf(metric, { smooth: true }), format, { zero: true, ...(format === share ? { top: 1 } : {}) }),
+        model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true, ...options }),
       });
     }
-    stepSlider(section, (picture) => !drafts() && picture.running);
-    runningCharts(section, "-time", () => !drafts());
   }
 
   // ---- speculation
@@ -1152,18 +1156,10 @@
   const armsOf = (run) => [...new Set(run.pictures.map((picture) => picture.arm).filter(Boolean))];
 
   function speculationSection(section) {
-    for (const [metric, title, says, format] of [
+    metricCharts(section, [
       ["draft/saved_share", "Tokens from drafts", "share that came without a forward pass of its own", share],
-      ["draft/accept_length", "Accepted length", "tokens a verification, with the model's own", number],
-    ]) {
-      addPart(section, {
-        id: metric,
-        title,
-        says,
-        has: () => state.page.runs.some((run) => has(run, metric)),
-        model: () => byStep(linesOf(metric, { smooth: true }), format, { zero: true }),
-      });
-    }
+      ["draft/accept_length", "Accepted length", "tokens per verification, with the model's own", number],
+    ]);
     addPart(section, {
       id: "arm",
       title: () => `Shape in use${forRun()}`,
