@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 ALIVE_S = 1.0  # seconds after which a member that decodes says so, and an idle one sees whether it must leave
 ALIGN = 512  # bytes: each tensor of a parcel begins at a multiple of it
+PIECE = 64 * 2**20  # bytes of a parcel that have one sum in its checksum
 AHEAD = 64 * 2**20  # bytes that may wait for the driver to read them while a member decodes
 _PR_SET_PDEATHSIG = 1
 
@@ -103,8 +104,10 @@ class FleetMember:
         self._rank, self._later = order["rank"], order["later"]
         self._model, self._engine, self._make, self._drafter = self._build(order, self._prompts)
         self._place = place_of(self._model.device)
-        self._buffers: dict[int, tuple[Tensor, Any]] = {}  # for workers, by the number of the weights in them
-        self._opened: tuple[Any, Any] = (None, None)  # the handle of a learner's buffer, and the buffer
+        # Buffers for workers, by the number of the weights in them, and the one of a learner that is open here: handle,
+        # bytes, and the tensors in these, since cutting them out of the bytes takes as long as all the rest.
+        self._buffers: dict[int, tuple[Any, Tensor, list[Tensor]]] = {}
+        self._opened: tuple[Any, Any, Any] = (None, None, None)
         return ("", "") if self._later else self.complete()
 
     def complete(self) -> tuple[str, str]:
@@ -122,47 +125,55 @@ class FleetMember:
             return f"tcp://{host}:{server.getsockname()[1]}"
 
     def pack_up(self, issue: int, used: Set[int]) -> str:
-        """Copy the weights that are trained to where workers can read them while others are trained. Returns their
+        """Copy the weights that are trained to where workers can read them while others are trained. Returns the copy's
         checksum. issue: their number; used: the numbers of those that workers may be reading."""
         weights = dict(self._model.named_parameters())  # whole, though a learner may hold parts
         live = {name: weights[name].detach() for name in self._learner.optimizer.live}
         free = next((number for number in self._buffers if number not in used), None)
-        size = sum(map(_room, live.values()))
-        self._buffers[issue] = make_buffer(size, self._model.device) if free is None else self._buffers.pop(free)
-        buffer, handle = self._buffers[issue]
-        torch._foreach_copy_(_cut(buffer, live.values()), list(live.values()))
+        if free is None:
+            buffer, handle = make_buffer(sum(map(_room, live.values())), self._model.device)
+            self._buffers[issue] = handle, buffer, _cut(buffer, live.values())
+        else:
+            self._buffers[issue] = self._buffers.pop(free)
+        handle, buffer, theirs = self._buffers[issue]
+        torch._foreach_copy_(theirs, list(live.values()))
         self.parcel = Parcel(tuple(live), self._place, handle, buffer)
-        return self._checksum(live.values())  # by then the copy is whole
+        return self._checksum(buffer.split(PIECE))  # by then the copy is whole
 
     def publish(self, version: int, drafter: Copy | None) -> str:
-        """Take over the weights that were brought here; the checksum of what this member then holds. It is empty, and
+        """Take over the weights that were brought here; the checksum of what was taken, once all is. It is empty, and
         nothing has changed, where they lie in memory that this process cannot open."""
         parcel, self.brought = self.brought, None
         assert parcel is not None
-        if parcel.data is None and not self._open(parcel):
+        weights = dict(self._model.named_parameters())
+        mine = [weights[name].detach() for name in parcel.names]
+        if parcel.data is not None:
+            buffer = _from_bytes(parcel.data)
+            theirs = _cut(buffer, mine)
+        elif self._open(parcel, mine):
+            _, buffer, theirs = self._opened
+        else:
             return ""
         self.draft_with(drafter)
         self._hand_out()
-        weights = dict(self._model.named_parameters())
-        mine = [weights[name].detach() for name in parcel.names]
-        buffer = self._opened[1] if parcel.data is None else _from_bytes(parcel.data)
-        torch._foreach_copy_(mine, _cut(buffer, mine))
+        torch._foreach_copy_(mine, theirs)
         before = self._local.version
         if version != before:
             self._local.update(version)
             self._hand_out(before)  # what was cut was written by the weights before
         else:
             self._local.take_back()  # an engine with a copy of the weights takes them again before it decodes
-        return self._checksum(mine)  # by then nothing is read any more
+        return self._checksum(buffer.split(PIECE))  # by then nothing is read any more
 
-    def _open(self, parcel: Parcel) -> bool:
+    def _open(self, parcel: Parcel, like: Sequence[Tensor]) -> bool:
         """Map the buffer of a learner, once: its handle stays the same."""
         if parcel.handle is None or not parcel.place or parcel.place != self._place:
             return False
         if parcel.handle != self._opened[0]:
-            self._opened = (None, None)
+            self._opened = (None, None, None)
             try:
-                self._opened = (parcel.handle, open_buffer(parcel.handle, self._model.device))
+                buffer = open_buffer(parcel.handle, self._model.device)
+                self._opened = (parcel.handle, buffer, _cut(buffer, like))
             except (OSError, RuntimeError) as error:
                 self._say("note", f"Weights go through Ray's store, since memory cannot be shared: {error}")
                 return False
