@@ -71,6 +71,7 @@ class MatrixArm(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
     set: dict[str, Any] = Field(default_factory=dict)
     seeds: tuple[int, ...] = ()  # empty: those of the matrix
+    counted: tuple[int, ...] = ()  # seeds whose ratios count; empty: all
     seconds: float = Field(0, ge=0)  # 0: the cap of the matrix
     note: str = ""
 
@@ -80,6 +81,7 @@ class Matrix(Section):
     seeds: tuple[int, ...] = Field((0,), min_length=1)
     seconds: float = Field(150, gt=0)  # after these a cell's process is asked to stop; it finishes its step
     baseline: str = ""  # the arm that the others are compared with; empty is the first
+    target: float = Field(0, ge=0, le=1)  # the accuracy whose cost is the result (proof.py)
     start: StartSettings = StartSettings()
     pool: PoolSettings | None = None
     set: dict[str, Any] = Field(default_factory=dict)

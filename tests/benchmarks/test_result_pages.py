@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import dose
+import proof
 import pytest
 from matrix import MatrixPlan, read_plan
 from matrix_document import document, marks, read_arms, short_table, write_report
@@ -44,6 +45,17 @@ def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Pa
     for path in written:
         name = path.relative_to(tmp_path)
         assert path.read_text() == (ROOT / name).read_text(), f"{name} is not what the stored cells say"
+
+
+def test_the_proof_is_what_the_stored_cells_say(tmp_path: Path) -> None:
+    body = proof.document(*stored("maze_matrix"))
+    for figure in proof.draw(*stored("maze_matrix"), tmp_path):
+        assert figure.read_text() == (EVIDENCE / "figures" / figure.name).read_text()
+    assert body in (EVIDENCE / "proof.md").read_text(), "run benchmarks/proof.py benchmarks/maze_matrix.toml"
+    row = cells_of(body, "five")
+    for page in (ROOT / "README.md", EVIDENCE / "index.md"):  # "0.21 (0.15 to 0.34), 4 seeds"
+        share, low, high = re.findall(r"[\d.]+", row[1])[:3]
+        assert re.search(rf"{share}\s\({low}–{high}\) of uniform's", page.read_text()), page
 
 
 def test_every_table_between_marks_is_of_a_matrix_that_is_checked() -> None:

@@ -1,0 +1,176 @@
+"""The table of a matrix that has a target, by the rules that stand in its file.
+
+    python benchmarks/proof.py benchmarks/maze_matrix.toml
+
+It replaces the text between the marks `<!-- results: MATRIX -->` and `<!-- end: MATRIX -->` in docs/evidence/proof.md.
+
+A run reaches the target at the first evaluation at which the nearest rising curve through its evaluations does; a seed
+that never does counts as never. Of two arms the medians over those seeds are compared that both have, without seeds
+that do not count (`counted`); the interval is the middle 95% of a bootstrap over these seeds. A ratio of zero means
+that the other arm never reaches the target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Annotated
+
+import numpy as np
+import typer
+from command_line import RESULTS, Out, run_script, tell
+from matrix import MatrixPlan, read_plan
+from matrix_document import fill, read_arms, table
+from matrix_figures import write_figures
+from matrix_results import Log, crossing, curve, drift
+
+from whet import files
+from whet.errors import WhetError
+from whet.report import formats
+from whet.report.arms import Curve
+from whet.report.draws import middle_95, rising
+
+DRAWS = 4000
+LAST = 3  # evaluations at the end of a run that are averaged
+FIVE = "five"
+SHOWN = (FIVE, "cures", "scalingrl", "speed", "stages")  # in the figure, beside the baseline
+BySeed = Mapping[int, float]
+
+
+def cost_of(curve: Curve, target: float) -> float:
+    """Tokens at the first evaluation at which the rising curve is at the target or above; infinite where none is.
+
+    >>> cost_of([(0, 0.1), (10, 0.4), (20, 0.2), (30, 0.5)], 0.3), cost_of([(0, 0.1), (10, 0.2)], 0.3)
+    (10.0, inf)
+    """
+    costs, heights = np.array(curve).T
+    return crossing(costs, rising(heights), target)
+
+
+def mean_height(curve: Curve, budget: float) -> float:
+    """Mean accuracy over the budget, linear between evaluations; a run that ended before keeps its last.
+
+    >>> mean_height([(0, 0.0), (10, 1.0)], 20)
+    0.75
+    """
+    costs, heights = np.array([*curve, (max(budget, curve[-1][0]), curve[-1][1])]).T
+    xs = np.unique([*costs[costs < budget], budget])
+    return float(np.trapezoid(np.interp(xs, costs, heights), xs) / budget)
+
+
+def compare(
+    mine: BySeed, theirs: BySeed, of: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> tuple[float, float, float, int] | None:
+    """`of` the two medians, the ends of its middle 95% when the seeds that both have are drawn again, and their number.
+
+    >>> compare({0: 1.0, 1: 2.0}, {0: 4.0, 1: 4.0, 2: 9.0}, np.divide)
+    (0.375, 0.25, 0.5, 2)
+    """
+    seeds = sorted(mine.keys() & theirs.keys())
+    if not seeds:
+        return None
+    values = np.array([[side[seed] for seed in seeds] for side in (mine, theirs)])
+    drawn = np.random.default_rng(0).integers(len(seeds), size=(DRAWS, len(seeds)))
+    with np.errstate(invalid="ignore"):
+        draws = of(*np.median(values[:, drawn], axis=-1))
+        found = float(of(*np.median(values, axis=-1)))
+    low, high = middle_95(np.nan_to_num(draws, nan=math.inf, posinf=math.inf))  # where both never do, nothing is won
+    return (math.inf if math.isnan(found) else found), low, high, len(seeds)
+
+
+def compared_text(found: tuple[float, float, float, int] | None, form: str = "{:.2f}") -> str:
+    """
+    >>> compared_text((0.21, 0.15, math.inf, 4))
+    '0.21 (0.15 to never), 4 seeds'
+    """
+    if found is None or found[3] < 2:  # one seed says nothing about a ratio
+        return formats.MISSING
+    value, low, high = (form.format(x) if math.isfinite(x) else "never" for x in found[:3])
+    return f"{value} ({low} to {high}), {found[3]} seeds"
+
+
+class Arm:
+    """The cells of an arm by their seeds; of those that count, the costs."""
+
+    def __init__(self, cells: Sequence[Log], counted: Sequence[int], target: float, budget: float) -> None:
+        self.cells = cells
+        used = [cell for cell in cells if not counted or cell["seed"] in counted]
+        curves = {cell["seed"]: curve(cell, "tokens") for cell in cells}
+        self.costs = {seed: cost_of(points, target) for seed, points in curves.items()}
+        self.counted = {cell["seed"]: self.costs[cell["seed"]] for cell in used}
+        self.means = [mean_height(points, budget) for points in curves.values()]
+        self.greedy = {cell["seed"]: fmean(value for _, value in cell["also"]["greedy"][-LAST:]) for cell in used}
+
+    def row(self, baseline: Arm, five: Arm) -> list[str]:
+        ends = [
+            (points[0][1], fmean(height for _, height in points[-LAST:]))
+            for points in (curve(cell, "tokens") for cell in self.cells)
+        ]
+        greedy = [
+            (rows[0][1], fmean(value for _, value in rows[-LAST:]))
+            for rows in (cell["also"]["greedy"] for cell in self.cells)
+        ]
+        entropy = [pair for cell in self.cells if (pair := drift(cell, "entropy")) is not None]
+        return [
+            ", ".join(f"{seed}: {formats.count(c) if math.isfinite(c) else 'never'}" for seed, c in self.costs.items()),
+            formats.MISSING if self is baseline else compared_text(compare(self.counted, baseline.counted, np.divide)),
+            formats.MISSING if self is five else compared_text(compare(five.counted, self.counted, np.divide)),
+            f"{median(self.means):.3f}",
+            *(" → ".join(f"{median(side):.2f}" for side in zip(*pairs, strict=True)) for pairs in (ends, greedy)),
+            " → ".join(f"{median(side):.2f}" for side in zip(*entropy, strict=True)),
+        ]
+
+
+def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
+    """The table and the line about the end of the budget."""
+    target, budget = plan.matrix.target, plan.cells[0].settings.token_budget
+    if not target or not budget:
+        raise WhetError(f"{plan.name}.toml has no target, or its recipe no token_budget.")
+    counted = {arm.name: arm.counted for arm in plan.matrix.arm}
+    arms = {name: Arm(some, counted.get(name, ()), target, budget) for name, some in cells.items()}
+    baseline, five = arms[plan.baseline], arms.get(FIVE, arms[plan.baseline])
+    heads = ["arm", f"tokens to {target:g}, by seed", f"relative to {plan.baseline}", f"{FIVE} relative to it"]
+    heads += ["mean accuracy", "drawn", "greedy", "entropy"]
+    rows = [[f"{name}", *arm.row(baseline, five)] for name, arm in arms.items()]
+    ends = compared_text(compare(five.greedy, baseline.greedy, np.subtract), "{:+.3f}")
+    every = [cell for some in cells.values() for cell in some]
+    commits = ", ".join(dict.fromkeys(cell["commit"][:7] for cell in every))
+    fallen = ", ".join(f"{cell['arm']} seed {cell['seed']}" for cell in every if cell["ended_by"] == "collapse")
+    lines = [
+        f"{len(every)} cells of {budget / 1e6:g}M tokens, {every[0]['hardware'].get('gpu', 'CPU')}, torch "
+        f"{every[0]['versions']['torch']}, commits {commits}, start weights {every[0]['start']['weights'][:12]}.",
+        table(heads, rows),
+        f"Greedy accuracy at the end of the budget, {FIVE} minus {plan.baseline}: {ends}.",
+        f"Stopped by the guard against collapse: {fallen}." if fallen else "",
+        "\n".join(f"- **{arm.name}**: {arm.note}" for arm in plan.matrix.arm if arm.note and arm.name in arms),
+    ]
+    return "\n\n".join(line for line in lines if line)
+
+
+def draw(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], folder: Path) -> list[Path]:
+    """Accuracy against tokens of the arms that are the main text: more lines than these cannot be told apart."""
+    shown = {name: some for name, some in cells.items() if name in (plan.baseline, *SHOWN)}
+    return write_figures(shown, plan.baseline, plan.name, folder)
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    matrix: Annotated[Path, typer.Argument(help="A TOML matrix with a target whose cells are stored.")],
+    out: Out = RESULTS,
+    page: Annotated[Path, typer.Option(help="The page with the marks.")] = Path("docs/evidence/proof.md"),
+) -> None:
+    """Write the table of a matrix from its stored cells."""
+    plan = read_plan(matrix)
+    cells = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
+    files.write_text(page, fill(page.read_text(), plan.name, document(plan, cells)))
+    for path in [page, *draw(plan, cells, page.parent / "figures")]:
+        tell(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    run_script(app)
