@@ -20,17 +20,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import queue
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +34,7 @@ from command_line import RESULTS, Out, run_script, tell
 from engine_step import WARM, even, shaped, summary
 from scale_measured import MeasuredRun, against, fit
 from trl_step import own_settings
+from turns import END, Runner, go_step_by_step, take_turns
 
 from whet import files
 from whet.errors import WhetError
@@ -56,10 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 LARGE = {"1.5b"}  # of these only two runs fit on a card at the same time
 AIMS = {"ratio": 1.05, "publish_ms": 50.0, "error": 0.15}
-GATE, END = "#gate", "#end"
 LETTERS = 64  # of a prompt, each a token
-FEW = 5  # steps that count even where time is short
-LEAVE_S = 30.0  # for a run to end in order
 Number = Annotated[int, typer.Option(min=1)]
 
 
@@ -93,25 +85,9 @@ def run_arm(arm: str, shape: str, weights: Path, folder: Path, pack: int, sizes:
     print(END, flush=True)
 
 
-def go_step_by_step() -> None:
-    """Before each step, say so and wait for a line. The wait counts as an evaluation, which no figure includes."""
-    from whet.loop import Log
-
-    step = Log.step
-
-    @contextmanager
-    def gated(self: Log) -> Iterator[Any]:
-        with self.watch.timing("eval"):
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # what this run still computes must not disturb the next one
-            print(GATE, flush=True)
-            if not sys.stdin.readline():
-                raise WhetError("The time was up.")
-        with step(self) as watch:
-            yield watch
-
-    Log.step = gated  # type: ignore[method-assign]
-    Log.save = lambda self, metrics: None  # type: ignore[method-assign]  # 20 GB at the start and at the end
+def start(arm: str, folder: Path, given: Mapping[str, Any]) -> Runner:
+    options = {**given, "arm": arm, "folder": folder}
+    return Runner(arm, folder, [__file__, *(f"--{key}={value}" for key, value in options.items())])
 
 
 def watch_publishes(path: Path) -> None:
@@ -142,90 +118,6 @@ def watch_publishes(path: Path) -> None:
         return found
 
     Crew.first, Workers.tell, Workers.refresh = timed_first, timed_tell, timed_refresh  # type: ignore[method-assign]
-
-
-# ---- runs that take turns
-
-
-class Runner:
-    """A run in a process of its own, which waits before each of its steps."""
-
-    def __init__(self, arm: str, folder: Path, given: Mapping[str, Any]) -> None:
-        self.arm, self.folder, self.over, self.why = arm, folder, False, ""
-        folder.mkdir(parents=True)
-        own = {name: value for name, value in os.environ.items() if not name.startswith("PYTORCH_")}
-        own |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # actors find whet by it
-        options = [f"--{key}={value}" for key, value in {**given, "arm": arm, "folder": folder}.items()]
-        with (folder / "stderr").open("w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, __file__, *options],
-                env=own,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
-        self.said: queue.Queue[str] = queue.Queue()
-        self.reader = threading.Thread(target=self._read, daemon=True)
-        self.reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                if line.strip() in (GATE, END):
-                    self.said.put(line.strip())
-
-    def wait(self, until: float) -> None:
-        """Until it stands before a step again, or has ended."""
-        while not self.over:
-            with suppress(queue.Empty):
-                self.over = self.said.get(timeout=0.05) == END
-                return
-            if self.process.poll() is not None and self.said.empty():
-                self.over, self.why = True, self.last_words() or f"exit code {self.process.returncode}"
-            elif time.monotonic() > until:
-                self.over, self.why = (
-                    True,
-                    f"it was not ready when its time was up; its last words: {self.last_words()}",
-                )
-
-    def last_words(self) -> str:
-        lines = (self.folder / "stderr").read_text(errors="replace").strip().splitlines()
-        return lines[-1].strip()[:500] if lines else ""
-
-    def go(self) -> None:
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-
-    def close(self) -> None:
-        """An end of its input ends the run in order, with the cluster that it started."""
-        assert self.process.stdin is not None
-        with suppress(OSError):
-            self.process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVE_S)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what it may have left, or all of it
-        self.process.wait()
-        self.reader.join(LEAVE_S)
-
-
-def take_turns(runners: Sequence[Runner], steps: int, until: float, last: float) -> None:
-    """Steps in turn; in each round another run is the first. until: after it only as many as a median needs. last: for
-    runs that are not ready by then it is too late."""
-    for runner in runners:
-        runner.wait(last)
-    for number in range(steps):
-        left = [runner for runner in runners if not runner.over]
-        if not left or (number >= WARM + FEW and time.monotonic() > until):
-            break
-        for runner in (*left[number % len(left) :], *left[: number % len(left)]):
-            runner.go()
-            runner.wait(last + LEAVE_S)
 
 
 # ---- figures
@@ -357,7 +249,7 @@ def main(
                 made[own] = shaped(own, words, Path(name) / own)
                 torch.cuda.empty_cache()
             given = {"shape": own, "weights": made[own], "pack": pack, **sizes}
-            runners = [Runner(arm, Path(name) / f"{number}-{arm}", given) for arm in arms]
+            runners = [start(arm, Path(name) / f"{number}-{arm}", given) for arm in arms]
             try:
                 # A run that hangs leaves time to the parts after it.
                 take_turns(runners, steps, until, (until + begun + limit) / 2)

@@ -123,8 +123,8 @@ class Arm:
         ]
 
 
-def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
-    """The table and the line about the end of the budget."""
+def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mapping[str, Sequence[Log]]) -> str:
+    """The tables and the line about the end of the budget."""
     target, budget = plan.matrix.target, plan.cells[0].settings.token_budget
     if not target or not budget:
         raise WhetError(f"{plan.name}.toml has no target, or its recipe no token_budget.")
@@ -142,11 +142,44 @@ def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
         f"{len(every)} cells of {budget / 1e6:g}M tokens, {every[0]['hardware'].get('gpu', 'CPU')}, torch "
         f"{every[0]['versions']['torch']}, commits {commits}, start weights {every[0]['start']['weights'][:12]}.",
         table(heads, rows),
+        alone_table(plan, alone),
         f"Greedy accuracy at the end of the budget, {FIVE} minus {plan.baseline}: {ends}.",
         f"Stopped by the guard against collapse: {fallen}." if fallen else "",
         "\n".join(f"- **{arm.name}**: {arm.note}" for arm in plan.matrix.arm if arm.note and arm.name in arms),
     ]
     return "\n\n".join(line for line in lines if line)
+
+
+def read_alone(plan: MatrixPlan, out: Path) -> dict[str, list[Log]]:
+    """The cells of `seconds.py`, if there are any."""
+    folder = out / "train" / f"{plan.name}_seconds"
+    return read_arms(folder, [arm.name for arm in plan.matrix.arm]) if folder.is_dir() else {}
+
+
+def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
+    """Seconds of training to the target, of cells that had the machine to themselves; empty where there are none."""
+    costs = {
+        name: {cell["seed"]: cost_of(curve(cell, "seconds"), plan.matrix.target) for cell in some}
+        for name, some in cells.items()
+    }
+    if plan.baseline not in costs:
+        return ""
+    rows = [
+        [
+            name,
+            ", ".join(f"{seed}: {formats.duration(cost)}" for seed, cost in mine.items()),
+            formats.MISSING if name == plan.baseline else compared_text(compare(mine, costs[plan.baseline], np.divide)),
+            f"{median(cell['startup_s'] for cell in cells[name]):.0f} s",
+        ]
+        for name, mine in costs.items()
+    ]
+    heads = [
+        "alone, in turn",
+        f"seconds to {plan.matrix.target:g}, by seed",
+        f"relative to {plan.baseline}",
+        "start-up",
+    ]
+    return table(heads, rows)
 
 
 def draw(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], folder: Path) -> list[Path]:
@@ -167,7 +200,7 @@ def main(
     """Write the table of a matrix from its stored cells."""
     plan = read_plan(matrix)
     cells = read_arms(out / "train" / plan.name, [arm.name for arm in plan.matrix.arm])
-    files.write_text(page, fill(page.read_text(), plan.name, document(plan, cells)))
+    files.write_text(page, fill(page.read_text(), plan.name, document(plan, cells, read_alone(plan, out))))
     for path in [page, *draw(plan, cells, page.parent / "figures")]:
         tell(f"Written: {path}")
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from cluster_step import Runner, figures, publishes, ratio, take_turns, write_words
+from cluster_step import figures, publishes, ratio, start, take_turns, write_words
 
 from whet.tools.bench.peers import shape_config
 
@@ -32,7 +32,7 @@ def test_words_are_tokens(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
-    runner = Runner("one", tmp_path / "one", {"shape": "tiny", "weights": tmp_path / "nowhere", "steps": 3})
+    runner = start("one", tmp_path / "one", {"shape": "tiny", "weights": tmp_path / "nowhere", "steps": 3})
     take_turns([runner], 3, float("inf"), float("inf"))
     runner.close()
     found = figures([runner], "tiny")

@@ -48,8 +48,9 @@ def test_pages_and_figures_are_what_the_command_writes(matrix: str, tmp_path: Pa
 
 
 def test_the_proof_is_what_the_stored_cells_say(tmp_path: Path) -> None:
-    body = proof.document(*stored("maze_matrix"))
-    for figure in proof.draw(*stored("maze_matrix"), tmp_path):
+    plan, arms = stored("maze_matrix")
+    body = proof.document(plan, arms, proof.read_alone(plan, RESULTS))
+    for figure in proof.draw(plan, arms, tmp_path):
         assert figure.read_text() == (EVIDENCE / "figures" / figure.name).read_text()
     assert body in (EVIDENCE / "proof.md").read_text(), "run benchmarks/proof.py benchmarks/maze_matrix.toml"
     row = cells_of(body, "five")

@@ -1,0 +1,38 @@
+"""Seconds to a target: two cells of a matrix, step by step in turn, by real processes."""
+
+import json
+from pathlib import Path
+
+import proof
+import pytest
+import seconds
+from matrix import read_plan
+from test_train_bench import model, write_matrix
+
+MATRIX = """
+recipe = "recipe.toml"
+seeds = [0]
+start = "model"
+target = 0.001
+set = { steps = 6, token_budget = 100_000, "eval.0.every" = 1 }
+
+[[arm]]
+name = "uniform"
+
+[[arm]]
+name = "dapo"
+set = { "curriculum.name" = "dapo", steps = 2 }
+"""
+
+
+@pytest.mark.slow
+def test_cells_take_turns_until_the_target(tmp_path: Path) -> None:
+    matrix = write_matrix(tmp_path, MATRIX)
+    model(tmp_path / "model")
+    seconds.main(matrix, "uniform,dapo", "0", tmp_path / "runs", 300.0, tmp_path / "out")
+    for arm, ended_by, steps in (("uniform", "target", 1 + seconds.AFTER), ("dapo", "recipe", 2)):
+        found = json.loads((tmp_path / "out/train/small_seconds" / f"{arm}-seed0.json").read_text())
+        assert (found["ended_by"], found["rows"][-1][0]) == (ended_by, steps), "every answer of this model is right"
+        assert found["solo"] and found["startup_s"] > 0
+    body = proof.alone_table(read_plan(matrix), proof.read_alone(read_plan(matrix), tmp_path / "out"))
+    assert body.splitlines()[-2].startswith("| uniform | 0: ")
