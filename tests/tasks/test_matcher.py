@@ -337,6 +337,8 @@ def test_json_is_read_and_compared() -> None:
         assert not same_whole("<think>" + written % ZEBRA, ZEBRA, where), "still thinking"
     assert same_whole(f"Here it is:\n```json\n{other_way}\n```\nDone.", ZEBRA, "auto")
     assert not same_whole(f"\\boxed{{{ZEBRA}, or another}}", ZEBRA, "auto"), "the box holds more"
+    two = f"```json\n{changed}\n```\nThe answer is {ZEBRA}"
+    assert same_whole(two, ZEBRA, "auto") and same_whole(two, changed, "auto") is False, "one guess: the last"
     assert not same_whole(f"{ZEBRA} \\boxed{{1}}", ZEBRA, "auto"), "where there is a box, it is the answer"
     assert not same_whole(ZEBRA, ZEBRA, "last_number")
 
@@ -355,8 +357,8 @@ def test_json_is_read_and_compared() -> None:
     ],
 )
 def test_what_json_is_equal(given: str, wanted: str, same: bool) -> None:
-    assert same_whole(given, wanted, "whole") == same
-    assert same_whole(f"\\boxed{{{given}}}", wanted, "auto") == same
+    assert bool(same_whole(given, wanted, "whole")) == same
+    assert bool(same_whole(f"\\boxed{{{given}}}", wanted, "auto")) == same
 
 
 def test_long_texts_differ_in_white_space_alone() -> None:

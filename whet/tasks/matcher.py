@@ -226,15 +226,17 @@ _FENCED = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 _DECODER = json.JSONDecoder(parse_float=lambda text: int(x) if (x := float(text)).is_integer() else x)  # 2.0 is 2
 
 
-def same_whole(response: str, answer: str, where: str) -> bool:
+def same_whole(response: str, answer: str, where: str) -> bool | None:
     r"""Whether the response gives a long or structured answer of the data where the option `answer` looks for it.
 
-    Two texts are the same if they differ only in white space, two JSON values if they are equal once read. False for
-    a short answer, which is up to the matcher.
+    Two texts are the same if they differ only in white space, two JSON values if they are equal once read; of several
+    JSON values the last is the answer. None where the matcher decides: for a short answer of the data, and for a
+    response without a JSON value, or with another text, where the answer is looked for.
     """
     golds = whole_answers(answer)
     text = after_thinking(response) if golds else ""
-    return any(_gives(text, gold, where) for gold in golds)
+    found = {_gives(text, gold, where) for gold in golds}
+    return True in found or (False if False in found else None)
 
 
 @lru_cache(maxsize=4096)
@@ -260,20 +262,22 @@ def read_json(text: str) -> str | None:
     return found[0] if found is not None and not found[1] else None
 
 
-def _gives(text: str, gold: str, where: str) -> bool:
+def _gives(text: str, gold: str, where: str) -> bool | None:
     wanted = read_json(gold)
     if where in ("auto", "boxed") and _BOX in text:
         inside = text.rpartition(_BOX)[2]
         if wanted is None:
             inside = _squeeze(inside)
-            return inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")
+            return (inside.startswith(gold) and inside.removeprefix(gold).lstrip().startswith("}")) or None
         found = _decode(inside)
-        return found is not None and found[0] == wanted and found[1].startswith("}")
+        return None if found is None else found[0] == wanted and found[1].startswith("}")
     may_be = {"tagged": [in_tags(text)], "whole": [text], "auto": [text, *_FENCED.findall(text)[-1:]]}.get(where, [])
     if where in ("auto", "marked") and (marker := _MARKER.match(text)):
         may_be.append(text[marker.end() :])
-    read, same = (_squeeze, gold) if wanted is None else (read_json, wanted)
-    return any(read(found) == same for found in may_be)
+    if wanted is None:
+        return any(_squeeze(found) == gold for found in may_be) or None
+    read = [*filter(None, map(read_json, may_be))]
+    return read[-1] == wanted if read else None
 
 
 def _squeeze(text: str) -> str:

@@ -95,9 +95,8 @@ class TextTask:
         return self._table
 
     def judge(self, prompt: Prompt, response: str) -> float:
-        if same_whole(response, prompt.answer, self._matcher.answer):
-            return 1.0
-        return self._matcher.judge(prompt, response)
+        whole = same_whole(response, prompt.answer, self._matcher.answer)
+        return self._matcher.judge(prompt, response) if whole is None else float(whole)
 
     def written(self, answer: str) -> str:
         """The shortest response that gives an answer."""
