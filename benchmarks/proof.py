@@ -184,8 +184,19 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
 
 def draw(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], folder: Path) -> list[Path]:
     """Accuracy against tokens of the arms that are the main text: more lines than these cannot be told apart."""
+    budget = plan.cells[0].settings.token_budget
     shown = {name: some for name, some in cells.items() if name in (plan.baseline, *SHOWN)}
-    return write_figures(shown, plan.baseline, plan.name, folder)
+    whole = {name: [to_the_end(cell, budget) for cell in some] for name, some in shown.items()}
+    return write_figures(whole, plan.baseline, plan.name, folder)
+
+
+def to_the_end(cell: Log, budget: float) -> Log:
+    """A run that was stopped keeps its last accuracy up to the end of the budget, as in `mean_height`."""
+    row = dict(zip(cell["columns"], cell["rows"][-1], strict=True))
+    if row["tokens"] >= budget:
+        return cell
+    last = {**row, "tokens": budget, "accuracy": curve(cell, "tokens")[-1][1]}
+    return {**cell, "rows": [*cell["rows"], list(last.values())]}
 
 
 app = typer.Typer(add_completion=False)
