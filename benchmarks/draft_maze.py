@@ -14,7 +14,8 @@ rounding (docs/lossless.md, tests/test_draft_run.py), so the policy is that of a
 rollouts (time/generate) per token that they generate; their ratio has a 95% bootstrap interval over updates. The first
 updates of either kind warm it up and do not count. `copied` is the share of tokens that were drafted: apart for
 responses that ended and for those that the limit cut, since a walk that never ends may go in circles, which are easy to
-guess. It writes draft_maze.json after every update.
+guess. `by_batch` divides the updates with drafts by the rows that were under way. It writes draft_maze.json after every
+update.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ import torch
 import typer
 from command_line import RESULTS, Out, run_script, tell
 from draft_steps import OnLine, train_followed
+from draft_watch import Step, Watch, by_batch, chances
 from rich.table import Table
 
 from whet import config, files
 from whet.assembly import Parts, build_engine
+from whet.draft.base import Chooser
 from whet.recipe import dump_config, load_config, read_toml
 from whet.rollout.engine import LocalEngine
 from whet.terminal import Sets, out_console
@@ -107,10 +110,16 @@ class Follower:
 
     def __init__(self, found: dict[str, Any], out: Path, on_progress: OnLine) -> None:
         self.found, self.out, self.on_progress = found, out, on_progress
+        self.steps: list[Step] = []
+        """Steps of the updates with drafts that count; those that fed prompts are not among them."""
 
     def attach(self, parts: Parts) -> None:
         """Adds the engine without drafts to that of the run."""
         assert parts.model is not None and isinstance(parts.engine, LocalEngine)
+        self.watch = Watch(Chooser())
+        if parts.engine.speculation is not None:
+            self.watch.chooser = parts.engine.speculation.chooser
+            parts.engine.speculation.chooser = self.watch
         without = parts.plan.settings.model_copy(update={"draft": config.Draft()})
         plain = build_engine(dataclasses.replace(parts.plan, settings=without), parts.model, parts.plan.room)
         plain.update(parts.learner.version)
@@ -125,7 +134,11 @@ class Follower:
         kept |= {name: metrics[name] for name in MEANS.values() if name in metrics}
         row = {"step": metrics["step"], "kind": turns.kind, **kept, "written": dict(turns.written)}
         rows.append(row)
-        self.found["summary"] = summary(rows, self.found["warm"])
+        steps = self.watch.take()
+        if len(rows) > 2 * self.found["warm"]:
+            self.steps += steps
+        self.found |= {"summary": summary(rows, self.found["warm"]), "chances": chances(self.steps)}
+        self.found["by_batch"] = by_batch(self.steps)
         files.write_text(self.out / FILE, json.dumps(self.found, indent=1) + "\n")
         spent = f"{row['time/generate']:.3f} s, {row['rollout/tokens']:,.0f} tokens in {row['rollout/steps']:.0f} steps"
         self.on_progress(f"update {row['step']:.0f}, {turns.kind}: {spent}")
@@ -222,8 +235,8 @@ def faster(plain: np.ndarray, drafted: np.ndarray) -> np.ndarray:
 def interval(plain: np.ndarray, drafted: np.ndarray) -> tuple[float, float]:
     """95% of the ratio when updates of each kind are drawn again.
 
-    >>> interval(np.array([[3.0, 10]] * 4), np.array([[1.0, 10]] * 4))
-    (3.0, 3.0)
+    >>> interval(np.array([[4.0, 8]] * 4), np.array([[2.0, 8]] * 4))
+    (2.0, 2.0)
     """
     rng = np.random.default_rng(0)
     again = (of[rng.integers(len(of), size=(DRAWS, len(of)))] for of in (plain, drafted))
@@ -241,7 +254,7 @@ def main(
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts of a grid.")] = 8,
     limit: Annotated[int, typer.Option(min=2, help="Tokens of a response at most.")] = 384,
     warm: Annotated[int, typer.Option(min=1, help="Updates of each kind that warm up.")] = 3,
-    updates: Annotated[int, typer.Option(min=2, help="Updates of each kind that count.")] = 15,
+    updates: Annotated[int, typer.Option(min=2, help="Updates of each kind that count.")] = 30,
     drafter: Annotated[list[str] | None, typer.Option(help="suffix, ngram or eagle; each --drafter adds one.")] = None,
     sets: Sets = None,
     out: Out = RESULTS,
@@ -250,7 +263,9 @@ def main(
     where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     sizes = {"groups": groups, "rollouts": rollouts, "limit": limit, "steps": 2 * (warm + updates)}
     settings = settings_of(sizes, device=where, drafters=drafter or ["suffix"], sets=sets or [])
-    show(take_turns(settings, warm=warm, out=out, on_progress=tell)["summary"])
+    result = take_turns(settings, warm=warm, out=out, on_progress=tell)
+    show(result["summary"])
+    show_batches(result)
 
 
 def show(found: Mapping[str, Any]) -> None:
@@ -268,6 +283,17 @@ def show(found: Mapping[str, Any]) -> None:
     for name, what in (("faster", "the rollouts"), ("update_faster", "whole updates")):
         low, high = found[f"{name}_interval"]
         tell(f"Per token, drafts make {what} {found[name]:.2f} times as fast (95%: {low:.2f} to {high:.2f}; {counts}).")
+
+
+def show_batches(result: Mapping[str, Any]) -> None:
+    """Where it speculates, by the rows that are still under way, and how often each token of a draft is right."""
+    table = Table("rows, at most", "steps", "with drafts", "accept length")
+    for rows, own in reversed(result["by_batch"].items()):
+        length = "-" if own["accept_length"] is None else f"{own['accept_length']:.2f}"
+        table.add_row(rows, f"{own['steps']}", f"{own['speculating']:.0%}", length)
+    out_console.print(table)
+    for name, places in result["chances"].items():
+        tell(f"{name}: of drafted tokens, right where those before were: {', '.join(f'{c:.2f}' for c in places[:8])}")
 
 
 if __name__ == "__main__":

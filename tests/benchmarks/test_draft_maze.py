@@ -61,6 +61,7 @@ def test_updates_take_turns_and_no_token_changes(tmp_path: Path) -> None:
     assert [one["kind"] for one in found["rows"]] == [*KINDS] * 3 and found["commit"]
     assert ["draft/saved" in one for one in found["rows"]] == [False, True] * 3, "one engine knows nothing of drafts"
     assert sum(one.get("draft/saved", 0) for one in found["rows"]) > 0
+    assert list(found["by_batch"]) and len(found["chances"]["suffix"]) > 0
     assert found["summary"]["drafted"]["copied"] and not any(found["summary"]["plain"]["copied"].values())
 
     plain = take_turns(settings_of(SIZES, device="cpu", drafters=(), sets=SETS), warm=1, out=tmp_path / "plain")
