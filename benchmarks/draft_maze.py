@@ -1,27 +1,31 @@
-"""Does speculation pay on mazes? One training run whose updates take turns: rollouts without drafts, then with them.
+"""Does speculation pay on mazes? One training run that decodes each update's rollouts without drafts and with them.
 
     python benchmarks/draft_maze.py
-    python benchmarks/draft_maze.py --device cpu --groups 4 --rollouts 4 --limit 128 --warm 1 --updates 3
+    python benchmarks/draft_maze.py --device cpu --groups 4 --rollouts 4 --limit 128 --warm 1 --updates 4
 
 It trains by maze.toml, grids and weights included, but under a limit that lets most searches end (384 tokens instead of
 16), with the curriculum uniform and without evaluation. The base writes depth-first searches, back-tracks too, so the
 responses differ much in length, and a search that turns back names cells that stand in its text already. Nothing is
 made to be guessed: the text is what the policy writes by itself.
 
-Two engines decode the same weights, update by update in turn. One is built as for `draft.drafters = []`, so that it
-carries no cost of speculation; the other with the drafters and the chooser of a run. Drafts change no token but for
-rounding (docs/lossless.md, tests/test_draft_run.py), so the policy is that of a plain run. Seconds are those of the
-rollouts (time/generate) per token that they generate; their ratio has a 95% bootstrap interval over updates. The first
-updates of either kind warm it up and do not count. `copied` is the share of tokens that were drafted: apart for
-responses that ended and for those that the limit cut, since a walk that never ends may go in circles, which are easy to
-guess. `by_batch` divides the updates with drafts by the rows that were under way. It writes draft_maze.json after every
-update.
+Two engines hold the same weights. One is built as for `draft.drafters = []`, so that it carries no cost of speculation;
+the other with the drafters and the chooser of a run. Each update asks one of them, whose rollouts are trained on, and
+then the other for the same rollouts; the next update asks them in the other order. So both decode the same tokens,
+which drafts do not change but for rounding: `same` is the share of rollouts that are equal. Updates of one kind alone
+could not be compared as well: nearly every one lasts until a response reaches the limit, however many tokens it has.
+
+`faster` is the seconds of the rollouts without drafts over those with them, and `update_faster` the same for updates as
+they would be with one engine alone; 95% intervals are a bootstrap over updates. The first updates warm up and do not
+count. `copied` is the share of tokens that were drafted, for responses that ended and for those that the limit cut: a
+walk that never ends may go in circles, which are easy to guess. `by_batch` divides the steps of the engine with drafts
+by the rows that were under way. It writes draft_maze.json after every update.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,53 +41,61 @@ from rich.table import Table
 
 from whet import config, files
 from whet.assembly import Parts, build_engine
-from whet.draft.base import Chooser
 from whet.recipe import dump_config, load_config, read_toml
 from whet.rollout.engine import LocalEngine
 from whet.terminal import Sets, out_console
 from whet.tools.experiment import circumstances
-from whet.types import Rollout
+from whet.types import Request, Rollout
 
 app = typer.Typer(add_completion=False)
 HERE = Path(__file__).resolve().parent
 FILE = "draft_maze.json"
 KINDS = ("plain", "drafted")
+ENDS = {"stop": "that ended", "length": "that the limit cut"}
 DRAWS = 2000
 """Resamples of the bootstrap."""
-MEANS = {
-    "seconds": "time/generate",
+ENGINE = {
     "tokens": "rollout/tokens",
     "steps": "rollout/steps",
     "tail_share": "rollout/tail_share",
     "accept_length": "draft/accept_length",
-    "reward": "reward/mean",
-    "length": "length/mean",
-    "p50": "length/p50",
-    "p90": "length/p90",
-    "p99": "length/p99",
-    "max": "length/max",
-    "truncated": "length/truncated",
 }
-"""Metrics of an update whose means over the updates of a kind are told. tail_share: of the time, with a quarter of the
-slots in use or less."""
+"""What each engine counts. tail_share: of the time, with a quarter of the slots in use or less."""
+LENGTHS = ("length/mean", "length/p50", "length/p90", "length/p99", "length/max", "length/truncated", "reward/mean")
 
 Row = Mapping[str, Any]
 
 
 class Turns:
-    """Two engines that hold the same weights. The loop takes them for one: the engine whose turn it is."""
+    """Two engines that hold the same weights and both decode what is asked. The loop takes them for one engine: that
+    whose turn it is, and whose rollouts it gets."""
 
     def __init__(self, engines: Mapping[str, LocalEngine]) -> None:
-        self.engines, self.kind = engines, KINDS[0]
-        self.written: Counter[str] = Counter()
-        """Tokens, and those that were drafted, by how a response ended; since it was last cleared."""
+        self.engines, self.kind, self.other = engines, *KINDS
+        self.asked: Sequence[Request] = ()
+        self.begun = 0.0
+        # Of an update:
+        self.seconds: Counter[str] = Counter()
+        self.equal: list[bool] = []
+        self.written: Counter[str] = Counter()  # tokens, and those that were drafted, by how a response ended
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engines[self.kind], name)
 
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.asked, self.begun = requests, time.perf_counter()
+        self.engines[self.kind].submit(requests)
+
     def collect(self, early: Callable[[list[Rollout]], None] | None = None) -> list[Rollout]:
+        """Under barrier: all that was asked is finished."""
         done = self.engines[self.kind].collect(early)
-        for rollout in done:
+        ended = time.perf_counter()
+        self.engines[self.other].submit(self.asked)
+        again = self.engines[self.other].collect()
+        self.seconds += Counter({self.kind: ended - self.begun, self.other: time.perf_counter() - ended})
+        ids = {rollout.key: rollout.trace.ids for rollout in again if rollout.trace is not None}
+        self.equal += [r.trace is not None and np.array_equal(r.trace.ids, ids[r.key]) for r in done]
+        for rollout in done if self.kind == "drafted" else again:
             self.written[rollout.finish] += rollout.length
             self.written[f"{rollout.finish}_drafted"] += rollout.accepted
         return done
@@ -104,22 +116,26 @@ class Turns:
         for engine in self.engines.values():
             engine.close()
 
+    def swap(self) -> None:
+        """The next update begins, with the other engine first."""
+        self.kind, self.other = self.other, self.kind
+        for own in (self.seconds, self.equal, self.written):
+            own.clear()
+
 
 class Follower:
-    """Watches the run: writes down each update, and gives the next one to the other engine."""
+    """Watches the run and writes down each update."""
 
     def __init__(self, found: dict[str, Any], out: Path, on_progress: OnLine) -> None:
         self.found, self.out, self.on_progress = found, out, on_progress
-        self.steps: list[Step] = []
-        """Steps of the updates with drafts that count; those that fed prompts are not among them."""
+        self.steps: list[Step] = []  # with drafts, in the updates that count; without those that fed prompts
 
     def attach(self, parts: Parts) -> None:
         """Adds the engine without drafts to that of the run."""
         assert parts.model is not None and isinstance(parts.engine, LocalEngine)
-        self.watch = Watch(Chooser())
-        if parts.engine.speculation is not None:
-            self.watch.chooser = parts.engine.speculation.chooser
-            parts.engine.speculation.chooser = self.watch
+        assert parts.engine.speculation is not None, "the recipe names a drafter"
+        self.watch = Watch(parts.engine.speculation.chooser)
+        parts.engine.speculation.chooser = self.watch
         without = parts.plan.settings.model_copy(update={"draft": config.Draft()})
         plain = build_engine(dataclasses.replace(parts.plan, settings=without), parts.model, parts.plan.room)
         plain.update(parts.learner.version)
@@ -129,21 +145,23 @@ class Follower:
     def update(self, metrics: dict[str, float], progress: float) -> None:
         if metrics["step"] == 0:
             return
-        turns, rows = self.turns, self.found["rows"]
-        kept = {key: value for key, value in metrics.items() if key.startswith(("time/", "draft/"))}
-        kept |= {name: metrics[name] for name in MEANS.values() if name in metrics}
-        row = {"step": metrics["step"], "kind": turns.kind, **kept, "written": dict(turns.written)}
-        rows.append(row)
+        turns, found = self.turns, self.found
+        counted = {turns.kind: metrics, turns.other: turns.engines[turns.other].stats()}
+        row: dict[str, Any] = {"step": metrics["step"], "first": turns.kind, "same": float(np.mean(turns.equal))}
+        for kind, own in counted.items():
+            row[kind] = {name: own[metric] for name, metric in ENGINE.items() if metric in own}
+            row[kind]["seconds"] = turns.seconds[kind]
+        row |= {name: metrics[name] for name in LENGTHS if name in metrics}
+        row["rest"] = metrics["time/total"] - metrics.get("time/save", 0.0) - sum(turns.seconds.values())
+        found["rows"].append({**row, "written": dict(turns.written)})
         steps = self.watch.take()
-        if len(rows) > 2 * self.found["warm"]:
-            self.steps += steps
-        self.found |= {"summary": summary(rows, self.found["warm"]), "chances": chances(self.steps)}
-        self.found["by_batch"] = by_batch(self.steps)
-        files.write_text(self.out / FILE, json.dumps(self.found, indent=1) + "\n")
-        spent = f"{row['time/generate']:.3f} s, {row['rollout/tokens']:,.0f} tokens in {row['rollout/steps']:.0f} steps"
-        self.on_progress(f"update {row['step']:.0f}, {turns.kind}: {spent}")
-        turns.written.clear()
-        turns.kind = KINDS[len(rows) % 2]
+        self.steps += steps if len(found["rows"]) > found["warm"] else []
+        found["by_batch"], found["chances"] = by_batch(self.steps), chances(self.steps)
+        found["summary"] = summary(found["rows"][found["warm"] :])
+        files.write_text(self.out / FILE, json.dumps(found, indent=1) + "\n")
+        told = ", ".join(f"{k} {row[k]['seconds']:.3f} s in {row[k]['steps']:.0f} steps" for k in KINDS)
+        self.on_progress(f"update {row['step']:.0f}, {row['plain']['tokens']:,.0f} tokens: {told}")
+        turns.swap()
 
     def message(self, text: str) -> None:
         self.on_progress(text)
@@ -178,7 +196,7 @@ def settings_of(
 def take_turns(
     settings: config.Config, *, warm: int, out: Path, on_progress: OnLine = lambda line: None
 ) -> dict[str, Any]:
-    """Train by the recipe, whose updates take turns; what was found. warm: updates of each kind that do not count."""
+    """Train by the recipe with both engines; what was found. warm: updates that do not count."""
     found: dict[str, Any] = {**circumstances(), "warm": warm, "recipe": dump_config(settings), "rows": []}
     files.make_folder(out)
     follower = Follower(found, out, on_progress)
@@ -189,58 +207,48 @@ def take_turns(
 # ---- figures
 
 
-def summary(rows: Sequence[Row], warm: int) -> dict[str, Any]:
-    """Means of each kind, and how many times as fast drafts are; {} before both kinds have an update that counts."""
-    counted = {kind: [row for row in rows if row["kind"] == kind][warm:] for kind in KINDS}
-    if not all(counted.values()):
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Means of each kind and of both, and how many times as fast drafts are; {} where there are no updates."""
+    if not rows:
         return {}
-    found: dict[str, Any] = {kind: means(own) for kind, own in counted.items()}
-    for name, seconds in (("faster", generating), ("update_faster", updating)):
-        plain, drafted = (np.array([(seconds(row), row["rollout/tokens"]) for row in counted[kind]]) for kind in KINDS)
-        found[name] = float(faster(plain, drafted))
-        found[f"{name}_interval"] = interval(plain, drafted)
-    return found
-
-
-def generating(row: Row) -> float:
-    return float(row["time/generate"])
-
-
-def updating(row: Row) -> float:
-    """Seconds of the whole update but for what is written to files."""
-    return float(row["time/total"] - row.get("time/save", 0.0))
-
-
-def means(rows: Sequence[Row]) -> dict[str, Any]:
-    found: dict[str, Any] = {"updates": len(rows)}
-    for name, metric in MEANS.items():
-        if values := [row[metric] for row in rows if metric in row]:
-            found[name] = float(np.mean(values))
+    found: dict[str, Any] = {"updates": len(rows), "same": mean(rows, "same")}
+    found |= {name: mean(rows, name) for name in LENGTHS}
+    for kind in KINDS:
+        found[kind] = {name: mean([row[kind] for row in rows], name) for name in ("seconds", *ENGINE)}
     written = sum((Counter(row["written"]) for row in rows), Counter[str]())
     found["copied"] = {end: written[f"{end}_drafted"] / written[end] for end in ("stop", "length") if written[end]}
+    pairs = np.array([[row[kind]["seconds"] for kind in KINDS] for row in rows])
+    whole = pairs + np.array([[row["rest"]] for row in rows])
+    for name, of in (("faster", pairs), ("update_faster", whole)):
+        found[name], found[f"{name}_interval"] = float(faster(of)), interval(of)
     return found
 
 
-def faster(plain: np.ndarray, drafted: np.ndarray) -> np.ndarray:
-    """Seconds per token without drafts, of those with them. Both are [..., updates, 2]: seconds, tokens.
+def mean(rows: Sequence[Row], name: str) -> float | None:
+    """Of those that have it; None where none has."""
+    values = [row[name] for row in rows if name in row]
+    return float(np.mean(values)) if values else None
 
-    >>> float(faster(np.array([[3.0, 10], [5.0, 30]]), np.array([[1.0, 20], [3.0, 20]])))
+
+def faster(pairs: np.ndarray) -> np.ndarray:
+    """All seconds without drafts over all with them, of [..., updates, 2].
+
+    >>> float(faster(np.array([[3.0, 1.0], [5.0, 3.0]])))
     2.0
     """
-    (spent, made), (ours, written) = (np.moveaxis(of.sum(-2), -1, 0) for of in (plain, drafted))
-    ratio: np.ndarray = (spent / made) / (ours / written)
+    plain, drafted = np.moveaxis(pairs.sum(-2), -1, 0)
+    ratio: np.ndarray = plain / drafted
     return ratio
 
 
-def interval(plain: np.ndarray, drafted: np.ndarray) -> tuple[float, float]:
-    """95% of the ratio when updates of each kind are drawn again.
+def interval(pairs: np.ndarray) -> tuple[float, float]:
+    """95% of the ratio when updates are drawn again.
 
-    >>> interval(np.array([[4.0, 8]] * 4), np.array([[2.0, 8]] * 4))
+    >>> interval(np.array([[4.0, 2.0]] * 4))
     (2.0, 2.0)
     """
-    rng = np.random.default_rng(0)
-    again = (of[rng.integers(len(of), size=(DRAWS, len(of)))] for of in (plain, drafted))
-    low, high = np.quantile(faster(*again), (0.025, 0.975)).tolist()
+    drawn = np.random.default_rng(0).integers(len(pairs), size=(DRAWS, len(pairs)))
+    low, high = np.quantile(faster(pairs[drawn]), (0.025, 0.975)).tolist()
     return low, high
 
 
@@ -253,15 +261,15 @@ def main(
     groups: Annotated[int, typer.Option(min=1, help="Grids of an update.")] = 64,
     rollouts: Annotated[int, typer.Option(min=2, help="Rollouts of a grid.")] = 8,
     limit: Annotated[int, typer.Option(min=2, help="Tokens of a response at most.")] = 384,
-    warm: Annotated[int, typer.Option(min=1, help="Updates of each kind that warm up.")] = 3,
-    updates: Annotated[int, typer.Option(min=2, help="Updates of each kind that count.")] = 30,
+    warm: Annotated[int, typer.Option(min=1, help="Updates that warm up.")] = 4,
+    updates: Annotated[int, typer.Option(min=2, help="Updates that count.")] = 30,
     drafter: Annotated[list[str] | None, typer.Option(help="suffix, ngram or eagle; each --drafter adds one.")] = None,
     sets: Sets = None,
     out: Out = RESULTS,
 ) -> None:
-    """Compare updates without drafts and with them, in one run on mazes."""
+    """Decode the rollouts of a run on mazes without drafts and with them."""
     where = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {"groups": groups, "rollouts": rollouts, "limit": limit, "steps": 2 * (warm + updates)}
+    sizes = {"groups": groups, "rollouts": rollouts, "limit": limit, "steps": warm + updates}
     settings = settings_of(sizes, device=where, drafters=drafter or ["suffix"], sets=sets or [])
     result = take_turns(settings, warm=warm, out=out, on_progress=tell)
     show(result["summary"])
@@ -270,19 +278,20 @@ def main(
 
 def show(found: Mapping[str, Any]) -> None:
     """Both kinds side by side, then the verdict."""
-    names = ("seconds", "tokens", "steps", "tail", "accept", "copied, ended", "cut", "p50", "p90", "p99", "longest")
-    table = Table("", *names, "truncated")
+    table = Table("means of an update", "seconds", "steps", "tail share", "accept length")
     for kind in KINDS:
         own = found[kind]
-        copied = [f"{own['copied'][end]:.0%}" if end in own["copied"] else "-" for end in ("stop", "length")]
-        cells = [f"{own['seconds']:.3f}", f"{own['tokens']:,.0f}", f"{own['steps']:.0f}", f"{own['tail_share']:.0%}"]
-        cells += [f"{own.get('accept_length', 1.0):.2f}", *copied, *(f"{own[p]:.0f}" for p in ("p50", "p90", "p99"))]
-        table.add_row(kind, *cells, f"{own['max']:.0f}", f"{own['truncated']:.1%}")
+        length = "-" if own["accept_length"] is None else f"{own['accept_length']:.2f}"
+        table.add_row(kind, f"{own['seconds']:.3f}", f"{own['steps']:.0f}", f"{own['tail_share']:.0%}", length)
     out_console.print(table)
-    counts = " and ".join(f"{found[kind]['updates']} {kind}" for kind in KINDS)
-    for name, what in (("faster", "the rollouts"), ("update_faster", "whole updates")):
+    p50, p90, p99, longest = (found[f"length/{name}"] for name in ("p50", "p90", "p99", "max"))
+    lengths = f"median {p50:.0f}, 90% {p90:.0f}, 99% {p99:.0f}, longest {longest:.0f}"
+    copied = " and ".join(f"{share:.0%} of those {ENDS[end]}" for end, share in found["copied"].items())
+    tell(f"{found['plain']['tokens']:,.0f} tokens; {lengths}; {found['length/truncated']:.1%} are cut.")
+    tell(f"Drafted tokens: {copied}. {found['same']:.1%} of the rollouts are the same.")
+    for name, what in (("faster", "The rollouts"), ("update_faster", "Whole updates")):
         low, high = found[f"{name}_interval"]
-        tell(f"Per token, drafts make {what} {found[name]:.2f} times as fast (95%: {low:.2f} to {high:.2f}; {counts}).")
+        tell(f"{what} are {found[name]:.2f} times as fast with drafts (95%: {low:.2f} to {high:.2f}).")
 
 
 def show_batches(result: Mapping[str, Any]) -> None:
