@@ -15,10 +15,10 @@ which drafts do not change but for rounding: `same` is the share of rollouts tha
 could not be compared as well: nearly every one lasts until a response reaches the limit, however many tokens it has.
 
 `faster` is the seconds of the rollouts without drafts over those with them, and `update_faster` the same for updates as
-they would be with one engine alone; 95% intervals are a bootstrap over updates. The first updates warm up and do not
-count. `copied` is the share of tokens that were drafted, for responses that ended and for those that the limit cut: a
-walk that never ends may go in circles, which are easy to guess. `by_batch` divides the steps of the engine with drafts
-by the rows that were under way. It writes draft_maze.json after every update.
+they would be with one engine alone, an EAGLE drafter's lessons included; 95% intervals are a bootstrap over updates.
+The first updates warm up and do not count. `copied` is the share of tokens that were drafted, for responses that ended
+and for those that the limit cut: a walk that never ends may go in circles, which are easy to guess. `by_batch` divides
+the steps of the engine with drafts by the rows that were under way. It writes draft_maze.json after every update.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ app = typer.Typer(add_completion=False)
 HERE = Path(__file__).resolve().parent
 FILE = "draft_maze.json"
 KINDS = ("plain", "drafted")
-ENDS = {"stop": "that ended", "length": "that the limit cut"}
+ENDS = {"stop": "responses that ended", "length": "those that the limit cut"}
 DRAWS = 2000
 """Resamples of the bootstrap."""
 ENGINE = {
@@ -152,7 +152,9 @@ class Follower:
             row[kind] = {name: own[metric] for name, metric in ENGINE.items() if metric in own}
             row[kind]["seconds"] = turns.seconds[kind]
         row |= {name: metrics[name] for name in LENGTHS if name in metrics}
-        row["rest"] = metrics["time/total"] - metrics.get("time/save", 0.0) - sum(turns.seconds.values())
+        row["lessons"] = metrics.get("time/draft", 0.0)
+        apart = metrics.get("time/save", 0.0) + row["lessons"] + sum(turns.seconds.values())
+        row["rest"] = metrics["time/total"] - apart
         found["rows"].append({**row, "written": dict(turns.written)})
         steps = self.watch.take()
         self.steps += steps if len(found["rows"]) > found["warm"] else []
@@ -218,7 +220,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     written = sum((Counter(row["written"]) for row in rows), Counter[str]())
     found["copied"] = {end: written[f"{end}_drafted"] / written[end] for end in ("stop", "length") if written[end]}
     pairs = np.array([[row[kind]["seconds"] for kind in KINDS] for row in rows])
-    whole = pairs + np.array([[row["rest"]] for row in rows])
+    whole = pairs + np.array([[row["rest"], row["rest"] + row["lessons"]] for row in rows])
     for name, of in (("faster", pairs), ("update_faster", whole)):
         found[name], found[f"{name}_interval"] = float(faster(of)), interval(of)
     return found
@@ -286,9 +288,9 @@ def show(found: Mapping[str, Any]) -> None:
     out_console.print(table)
     p50, p90, p99, longest = (found[f"length/{name}"] for name in ("p50", "p90", "p99", "max"))
     lengths = f"median {p50:.0f}, 90% {p90:.0f}, 99% {p99:.0f}, longest {longest:.0f}"
-    copied = " and ".join(f"{share:.0%} of those {ENDS[end]}" for end, share in found["copied"].items())
+    copied = " and ".join(f"{share:.0%} of the tokens of {ENDS[end]}" for end, share in found["copied"].items())
     tell(f"{found['plain']['tokens']:,.0f} tokens; {lengths}; {found['length/truncated']:.1%} are cut.")
-    tell(f"Drafted tokens: {copied}. {found['same']:.1%} of the rollouts are the same.")
+    tell(f"Drafts brought {copied}. {found['same']:.1%} of the rollouts are the same.")
     for name, what in (("faster", "The rollouts"), ("update_faster", "Whole updates")):
         low, high = found[f"{name}_interval"]
         tell(f"{what} are {found[name]:.2f} times as fast with drafts (95%: {low:.2f} to {high:.2f}).")

@@ -16,18 +16,18 @@ SETS = ('data.0.options={train_count=8, mix={"5-6"=1.0}}', 'draft.chooser="bandi
 
 def row(plain: float, drafted: float, **more: Any) -> dict[str, Any]:
     kinds = {"plain": {"seconds": plain, "steps": 8.0}, "drafted": {"seconds": drafted, "steps": 4.0}}
-    return {"same": 1.0, **kinds, "rest": 2.0, "written": {"stop": 10, "stop_drafted": 4}, **more}
+    return {"same": 1.0, **kinds, "rest": 2.0, "lessons": 0.0, "written": {"stop": 10, "stop_drafted": 4}, **more}
 
 
 def test_updates_are_compared_in_pairs() -> None:
     """Of two updates that are drawn again, either comes twice in every fourth draw, so the middle 95% of the ratios
-    reach from 5 / 3 to 3 / 1; with the 2 s that the rest of an update takes, from 7 / 5 to 5 / 3."""
+    reach from 5 / 3 to 3 / 1. The rest of an update takes 2 s, and once the drafter takes a lesson of 1 s."""
     written = {"length": 8, "length_drafted": 6, "stop": 12, "stop_drafted": 3}
-    second = row(5, 3, same=0.5, written=written, **{"length/p50": 40.0})
+    second = row(5, 3, same=0.5, lessons=1.0, written=written, **{"length/p50": 40.0})
     second["drafted"]["accept_length"] = 2.5
     found = summary([row(3, 1), second])
     assert found["faster"] == 2 and found["faster_interval"] == pytest.approx((5 / 3, 3))
-    assert found["update_faster"] == 12 / 8 and found["update_faster_interval"] == pytest.approx((7 / 5, 5 / 3))
+    assert found["update_faster"] == 12 / 9 and found["update_faster_interval"] == pytest.approx((7 / 6, 5 / 3))
     assert (found["updates"], found["same"], found["length/p50"], found["length/max"]) == (2, 0.75, 40, None)
     assert [found[kind]["seconds"] for kind in KINDS] == [4, 2] and [found[kind]["steps"] for kind in KINDS] == [8, 4]
     assert [found[kind]["accept_length"] for kind in KINDS] == [None, 2.5]
