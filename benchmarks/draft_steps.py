@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -95,18 +96,25 @@ def steps_bench(
     found: dict[str, Any] = {**circumstances(), **about, "arms": {}}
     files.make_folder(out)
     for name, lessons in (("trained", settings.steps), ("frozen", freeze)):
-        _run(settings, Follower(name, lessons, found, out, on_progress), depth, reward)
+        follower = Follower(name, lessons, found, out, on_progress)
+        train_followed(settings, follower, partial(follower.attach, depth=depth), reward)
     return found
 
 
-def _run(settings: config.Config, follower: Follower, depth: int, reward: JudgeFunction | None) -> None:
+def train_followed(
+    settings: config.Config,
+    follower: loop.Watcher,
+    attach: Callable[[Parts], None],
+    reward: JudgeFunction | None = None,
+) -> None:
+    """A run in a folder that is thrown away; `attach` may change its parts before the first update."""
     plan = check_run(settings, reward)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         run = stack.enter_context(Run.create(Path(folder) / "run", dump_config(plan.settings)))
         parts = build_parts(plan)
         stack.callback(parts.close)
         prepare_parts(parts, run, None, follower)
-        follower.attach(parts, depth)
+        attach(parts)
         loop.train(parts, loop.Log(run, parts, follower))
 
 
