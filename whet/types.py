@@ -94,7 +94,7 @@ class Rollout:
     @classmethod
     def of(cls, request: Request, index: int, **outcome: Any) -> Self:
         """The rollout with this number that answers a request."""
-        asked = {"prompt_id": request.prompt_id, "group_id": request.group_id, "index": index}
+        asked: dict[str, Any] = {"prompt_id": request.prompt_id, "group_id": request.group_id, "index": index}
         return cls(**asked, phase=request.phase, sampling=request.sampling, **outcome)
 
     @property

@@ -217,8 +217,8 @@ class Judge(AbstractContextManager):
             self._fail(item, "errors", f"leaves no reward: {error}")
             return
         self._counts[verdict] += 1
-        judged = {"verdict": verdict, "score": said.score, "reward": reward, "final": said.final, "terms": terms}
-        self._deliver(item.number, replace(item.rollout, **judged))
+        judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
+        self._deliver(item.number, judged)
 
     def _fail(self, item: Item, cause: str, what: str) -> None:
         self._counts[cause] += 1
