@@ -344,7 +344,7 @@ class LocalEngine(FlightEngine):
             flight.trace = rows.trace(row)
             flight.drafted, flight.accepted = int(rows.drafted[row]), int(rows.accepted[row])
             self.runner.leave(flight)
-        self.cache.close(gone[::-1])  # the pages of the first rows are the next to be taken
+        self.cache.close(list(gone[::-1]))  # the pages of the first rows are the next to be taken
         source, target = rows.remove(gone)
         self.cache.move(source, target, rows.length[target])
         return out

@@ -73,7 +73,7 @@ class Cache:
             for pages in (*self.keys, *self.values):
                 pages[new, :, :n] = pages[old, :, :n]
 
-    def close(self, rows: Sequence[int]) -> None: ...
+    def close(self, rows: list[int]) -> None: ...
 
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
@@ -184,8 +184,7 @@ class PagedCache(Cache):
         self.table[target], self.held[target] = moved, held
         self.edits += 1
 
-    def close(self, rows: Sequence[int]) -> None:
-        rows = list(rows)
+    def close(self, rows: list[int]) -> None:
         used = np.arange(self.table.shape[1]) < self.held[rows, None]
         self.drop(self.table[rows][used].tolist())
         self.table[rows], self.held[rows] = self.trash, 0
