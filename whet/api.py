@@ -6,6 +6,7 @@ before a run folder is made, and the folder is made before any weight is loaded.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
@@ -156,6 +157,8 @@ def _run_once(
         prepare_parts(parts, run, newest, watcher)
         from whet.loop import Log, train
 
+        gc.freeze()  # modules and tables: to look through them, every few steps, takes up to half a second
+        stack.callback(gc.unfreeze)
         try:
             train(parts, Log(run, parts, watcher))
         except Collapsed as error:

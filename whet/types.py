@@ -94,8 +94,8 @@ class Rollout:
     @classmethod
     def of(cls, request: Request, index: int, **outcome: Any) -> Self:
         """The rollout with this number that answers a request."""
-        asked = {name: getattr(request, name) for name in ("prompt_id", "group_id", "phase", "sampling")}
-        return cls(**asked, index=index, **outcome)
+        asked: dict[str, Any] = {"prompt_id": request.prompt_id, "group_id": request.group_id, "index": index}
+        return cls(**asked, phase=request.phase, sampling=request.sampling, **outcome)
 
     @property
     def judged(self) -> bool:

@@ -56,10 +56,10 @@ class Tracked:
                 self._write(row)
 
     def close(self, row: int) -> None:
-        self.cache.close(row)
+        self.cache.close([row])
         last = len(self.rows) - 1
         if row != last:
-            self.cache.move(last, row, len(self.rows[last]))
+            self.cache.move(np.array([last]), np.array([row]), np.array([len(self.rows[last])]))
             self.rows[row] = self.rows[last]
         self.rows.pop()
 
@@ -116,7 +116,7 @@ def test_a_fork_shares_full_pages_and_copies_the_last() -> None:
     assert cache.table[0, :2].tolist() == cache.table[1, :2].tolist() == cache.table[2, :2].tolist()
     assert len({int(cache.table[row, 2]) for row in range(3)}) == 3
     assert cache.free == 8 - 2 - 3
-    cache.close(0)
+    cache.close([0])
     assert cache.free == 4  # its last page only: the others are still in use
 
 
@@ -148,7 +148,7 @@ def test_slot_cache_moves_and_forks_contents() -> None:
     cache.fork([0, 1], [2, 3], [5, 2])
     torch.testing.assert_close(cache.keys[0][2, :, :5], first[0, :, :5])
     torch.testing.assert_close(cache.keys[0][3, :, :2], first[1, :, :2])
-    cache.move(1, 0, 3)
+    cache.move(np.array([1]), np.array([0]), np.array([3]))
     torch.testing.assert_close(cache.keys[0][0, :, :3], first[1, :, :3])
     torch.testing.assert_close(cache.keys[0][0, :, 3:], first[0, :, 3:])
 

@@ -37,7 +37,7 @@ def wave(scheduler: Scheduler, running: int, slots: int, cache: Cache) -> list[t
     """Arrival of each flight that is admitted, and of the one it forks from: itself, if it is fed."""
     rows = Rows(slots, 32, np.dtype(np.float32), torch.device("cpu"))
     for i in range(running):
-        rows.add(flight(-1 - i))
+        rows.add([flight(-1 - i)])
     got = scheduler.next_wave(slots - running, CacheRoom(cache, rows, Lengths()))
     assert all(chunk.start == 0 and chunk.last for chunk in got.chunks)
     fed = [chunk.flight.arrival for chunk in got.chunks]

@@ -141,18 +141,19 @@ def test_marks_of_two_steps_at_once() -> None:
     rows = Rows(2, 16, np.dtype(np.float32), torch.device("cpu"))
     empty = Trace(ids=np.zeros(0, np.int32), log_probs=np.zeros(0, np.float32), versions=np.zeros(0, np.int32))
     for i in range(2):
-        rows.add(Flight(ask(i, max_tokens=9, stop_ids=(EOS,)), 0, i, np.array([1]), 9, (0, i), empty))
+        rows.add([Flight(ask(i, max_tokens=9, stop_ids=(EOS,)), 0, i, np.array([1]), 9, (0, i), empty)])
     token = np.array([[5, 6, 7, 8, 9], [5, EOS, 7, 0, 0]])
     counted = np.array([[3, 1], [2, 2]])
     drawn = Drawn(token, np.zeros(token.shape, np.float32), counted, counted, DraftArm("oracle", 3))
     assert rows.record_runs(drawn, 2, 0, decode).tolist() == [5, 2]
     marks = [rows.trace(i).guessed for i in range(2)]
     assert [m.tolist() for m in marks if m is not None] == [[True, True, False, True, False], [False, True]]
-    assert rows.remove(0) == [(1, 0)] and rows.trace(0).guessed is not None
+    assert np.array_equal(rows.remove([0]), [[1], [0]]) and rows.trace(0).guessed is not None
     again = rows.flights[0]
     again.trace = rows.trace(0)
-    rows.remove(0)
-    assert rows.trace(rows.add(again)).guessed.tolist() == [False, True], "a flight that waited keeps its marks"  # type: ignore[union-attr]
+    rows.remove([0])
+    rows.add([again])
+    assert rows.trace(0).guessed.tolist() == [False, True], "a flight that waited keeps its marks"  # type: ignore[union-attr]
     assert not rows.guessed[0, 2:].any()
 
 

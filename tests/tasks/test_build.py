@@ -366,9 +366,9 @@ def test_a_term_left_out_or_endless_is_no_reward() -> None:
     """What a judge process could only do if it were not ours any more; the run goes on all the same."""
     rewards = Rewards(1.0, [Reward(name="boxed", weight=1e300)])
     with pytest.raises(WhetError, match='said nothing of reward "boxed"'):
-        rewards.total(rollout("x"), Judgement(score=1.0))
+        rewards.total(rollout("x"), "right", Judgement(score=1.0))
     with pytest.raises(WhetError, match="add up to inf"):
-        rewards.total(rollout("x"), Judgement(score=1.0, terms={"boxed": 1e300}))
+        rewards.total(rollout("x"), "right", Judgement(score=1.0, terms={"boxed": 1e300}))
     with Judge(
         lookup, {TASK: says_right}, config.JudgeSettings(workers=1), decode=decode, total=rewards.total
     ) as judge:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from whet.curriculum.base import Saved, Source, named
@@ -73,14 +74,15 @@ def predicted_acceptance(first: float, second: float, n: int, low: float = 0.0, 
     return beta_acceptance(first * strength, (1 - first) * strength, n, low, high) if strength > 1e-12 else 0.0
 
 
+@lru_cache(4096)  # prompts that were not seen have one estimate, and each is looked at several times
 def beta_acceptance(a: float, b: float, n: int, low: float = 0.0, high: float = 1.0) -> float:
     """The chance to pass a screening of n rollouts if the pass rate follows Beta(a, b), so that K is Beta-binomial.
 
     >>> round(beta_acceptance(1.0, 1.0, 4), 6)
     0.6
     """
-    chances = {k: math.exp(_log_beta(k + a, n - k + b) - _log_beta(a, b)) for k in _between(n, low, high)}
-    return sum(math.comb(n, k) * chance for k, chance in chances.items())
+    whole = _log_beta(a, b)
+    return sum(math.comb(n, k) * math.exp(_log_beta(k + a, n - k + b) - whole) for k in _between(n, low, high))
 
 
 def screening_pays(a: float, b: float, n: int, size: int, low: float = 0.0, high: float = 1.0) -> bool:

@@ -16,7 +16,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -33,16 +32,7 @@ from whet.learn.optimizer import AdamW, learning_rate, part_of
 from whet.learn.samples import Encode, Sample, Sums, make_samples, minibatches
 from whet.learn.team import Team
 from whet.model.head import Heat, head_of, log_probs, score_sums, wide_type
-from whet.model.packing import (
-    Pack,
-    Pair,
-    check_packing,
-    hidden_states,
-    idle_pack,
-    make_packs,
-    packed_attention,
-    upload,
-)
+from whet.model.packing import Pack, Pair, check_packing, hidden_states, idle_pack, make_packs, packed_attention, upload
 from whet.model.twin import sharing_copy
 from whet.types import Batch, Key, Report
 
@@ -286,13 +276,13 @@ class Learner:
         samples = [sample for part in parts for sample in part]
         if several:
             old = self._within_memory(samples, partial(self._score, self.model, samples, terms.scores))
-            samples = [replace(s, old=lp) for s, lp in zip(samples, old, strict=True)]
+            for sample, lp in zip(samples, old, strict=True):
+                sample.old = lp
             terms = terms._replace(scores=None)
         if terms.kl:
             reference = self._within_memory(samples, partial(self._score, self._reference, samples))
-            samples = [replace(s, reference=lp) for s, lp in zip(samples, reference, strict=True)]
-        mine = iter(samples)
-        parts = [list(itertools.islice(mine, len(part))) for part in parts]
+            for sample, lp in zip(samples, reference, strict=True):
+                sample.reference = lp
         if several or terms.kl:
             if self.device.type == "cuda":  # work that is still queued counts too
                 torch.cuda.synchronize(self.device)

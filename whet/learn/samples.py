@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -23,9 +23,9 @@ Encode = Callable[[str], Sequence[int]]  # the id of a prompt to its token ids
 # Shapes: P tokens of a prompt, R tokens of its response; the metrics of a pass are [tokens of a pack].
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sample:
-    """One rollout to train on."""
+    """One rollout to train on. The learner's step, which made it, may fill in what it computes."""
 
     key: Key
     prompt: np.ndarray  # [P] ids; the same object for all samples of a group
@@ -78,8 +78,9 @@ def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: floa
 
 def minibatches(samples: list[Sample], count: int) -> list[list[Sample]]:
     """`count` parts of about equal size, in order; weights are scaled so that each has a gradient of full size."""
-    parts = np.array_split(np.arange(len(samples)), count)
-    return [[replace(samples[i], weight=count * samples[i].weight) for i in part] for part in parts]
+    for sample in samples:
+        sample.weight *= count
+    return [[samples[i] for i in part] for part in np.array_split(np.arange(len(samples)), count)]
 
 
 @dataclass(slots=True)

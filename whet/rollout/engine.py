@@ -202,7 +202,7 @@ class LocalEngine(FlightEngine):
         rows = self.rows
         while self.cache.lacking(rows.length[: rows.ready]) > self.cache.free:  # one row alone always fits
             youngest = max(range(rows.size), key=lambda row: rows.flights[row].arrival)
-            self.scheduler.give_back([self._evict(youngest)])
+            self.scheduler.give_back(self._evict([youngest]))
             self.scheduler.full = True
             self._stats["preempted"] += 1
         self.cache.grow(rows.length[: rows.ready])
@@ -263,10 +263,10 @@ class LocalEngine(FlightEngine):
             return
         self._stats["finished"] += len(ended)
         self.scheduler.full = False
+        rows, ways = zip(*ended, strict=True)
         if self.buffer is not None and self.guesser is not None:
-            self.guesser.remember([row for row, _ in ended], self.buffer, self.version)
-        retired = [(self._evict(row), finish) for row, finish in reversed(ended)]  # from the end: no ended row moves
-        for flight, finish in sorted(retired, key=lambda pair: pair[0].arrival):
+            self.guesser.remember(rows, self.buffer, self.version)
+        for flight, finish in sorted(zip(self._evict(rows), ways, strict=True), key=lambda pair: pair[0].arrival):
             self._land(flight, finish)
             self._tell_drafters(flight)
 
@@ -297,11 +297,12 @@ class LocalEngine(FlightEngine):
         rows, scheduler = self.rows, self.scheduler
         source = [running + leader for _, leader in wave.forks]  # the row that each fork copies
         first, fed = rows.size, rows.fed
-        for chunk in wave.chunks:
-            if chunk.start == 0:
-                self.cache.open(rows.add(chunk.flight), chunk.flight.known)
-        for leader, (flight, _) in zip(source, wave.forks, strict=True):
-            rows.shared[[leader, rows.add(flight)]] = flight.known
+        leaders = [chunk.flight for chunk in wave.chunks if chunk.start == 0]
+        rows.add([*leaders, *(flight for flight, _ in wave.forks)])
+        for row, flight in enumerate(leaders, first):
+            self.cache.open(row, flight.known)
+        forked = slice(first + len(leaders), rows.size)
+        rows.shared[source] = rows.shared[forked] = rows.length[forked]
         try:
             self.runner.enter(first)
             rows.feed(0 if wave.chunks[-1].last else wave.chunks[-1].stop)
@@ -309,8 +310,7 @@ class LocalEngine(FlightEngine):
         except torch.OutOfMemoryError:
             pass
         # Here, after the handler, the traceback no longer keeps the failed forward alive.
-        for row in reversed(range(first, rows.size)):
-            self._evict(row)
+        self._evict(range(first, rows.size))
         rows.feed(fed)
         rows.shared[running:first] = 0  # no row forks from a half-fed row yet
         scheduler.put_back(wave)
@@ -326,7 +326,7 @@ class LocalEngine(FlightEngine):
                     "and its KV cache; lower rollout.pages or rollout.slots, or free memory that others hold."
                 )
             if rows.fed:  # else it would be fed again at once, and no row would get any further
-                scheduler.give_back([self._evict(rows.size - 1)])
+                scheduler.give_back(self._evict([rows.size - 1]))
             scheduler.full = True
         if scheduler.ooms == 1:
             warnings.warn(
@@ -336,17 +336,19 @@ class LocalEngine(FlightEngine):
             )
         return None
 
-    def _evict(self, row: int) -> Flight:
-        """Take a flight out of its row, with its tokens."""
-        flight = self.rows.flights[row]
-        flight.trace = self.rows.trace(row)
-        flight.drafted, flight.accepted = int(self.rows.drafted[row]), int(self.rows.accepted[row])
-        self.runner.leave(flight)
-        self.cache.close(row)
-        for source, target in self.rows.remove(row):
-            self.cache.move(source, target, int(self.rows.length[target]))
-        return flight
+    def _evict(self, gone: Sequence[int]) -> list[Flight]:
+        """Take flights out of their rows, given in rising order, with their tokens."""
+        rows, out = self.rows, []
+        for row in gone:
+            out.append(flight := rows.flights[row])
+            flight.trace = rows.trace(row)
+            flight.drafted, flight.accepted = int(rows.drafted[row]), int(rows.accepted[row])
+            self.runner.leave(flight)
+        self.cache.close(list(gone[::-1]))  # the pages of the first rows are the next to be taken
+        source, target = rows.remove(gone)
+        self.cache.move(source, target, rows.length[target])
+        return out
 
     def _evict_all(self) -> None:
-        self.scheduler.give_back([self._evict(row) for row in reversed(range(self.rows.size))])
+        self.scheduler.give_back(self._evict(range(self.rows.size)))
         self.scheduler.full = False

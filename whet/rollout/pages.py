@@ -67,11 +67,13 @@ class Cache:
     def grow(self, length: np.ndarray) -> None:
         """Give rows 0..B-1 that room."""
 
-    def move(self, source: int, target: int, tokens: int) -> None:
-        for pages in (*self.keys, *self.values):
-            pages[target, :, :tokens] = pages[source, :, :tokens]
+    def move(self, source: np.ndarray, target: np.ndarray, tokens: np.ndarray) -> None:
+        """Rows `source`, of so many tokens, become the rows `target`, one after the other."""
+        for old, new, n in zip(source, target, tokens, strict=True):
+            for pages in (*self.keys, *self.values):
+                pages[new, :, :n] = pages[old, :, :n]
 
-    def close(self, row: int) -> None: ...
+    def close(self, rows: list[int]) -> None: ...
 
     def context(self, blocks: Sequence[tuple[slice, np.ndarray]]) -> PageContext:
         """For blocks of rows with new tokens at `position` [B, q]; -1 marks padding."""
@@ -176,17 +178,16 @@ class PagedCache(Cache):
     def _missing(self, length: np.ndarray) -> np.ndarray:
         return np.maximum(length // self.page + 1 - self.held[: length.size], 0)
 
-    def move(self, source: int, target: int, tokens: int) -> None:
-        self.table[target] = self.table[source]
-        self.table[source] = self.trash
+    def move(self, source: np.ndarray, target: np.ndarray, tokens: np.ndarray) -> None:
+        moved, held = self.table[source], self.held[source]
+        self.table[source], self.held[source] = self.trash, 0
+        self.table[target], self.held[target] = moved, held
         self.edits += 1
-        self.held[target] = self.held[source]
-        self.held[source] = 0
 
-    def close(self, row: int) -> None:
-        self.drop(self.table[row, : self.held[row]].tolist())
-        self.table[row] = self.trash
-        self.held[row] = 0
+    def close(self, rows: list[int]) -> None:
+        used = np.arange(self.table.shape[1]) < self.held[rows, None]
+        self.drop(self.table[rows][used].tolist())
+        self.table[rows], self.held[rows] = self.trash, 0
 
     def _locate(self, rows: slice, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         page, offset = np.divmod(np.maximum(position, 0), self.page)

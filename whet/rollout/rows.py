@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -191,56 +190,64 @@ class Rows:
             self.fed = fed
             self.edits += 1
 
-    def add(self, flight: Flight) -> int:
-        row, self.size = self.size, self.size + 1
+    def add(self, flights: Sequence[Flight]) -> None:
+        """Give each flight a row, from `size` on."""
+        new = slice(self.size, self.size + len(flights))
+        self.size = new.stop
         self.edits += 1
-        self.flights.append(flight)
-        sampling, trace = flight.request.sampling, flight.trace
-        n = trace.ids.size
-        self.count[row], self.limit[row] = n, flight.limit
-        self.length[row], self.shared[row], self.paired[row], self.launched[row] = flight.known, 0, 0, -1
-        self.drafted[row], self.accepted[row] = flight.drafted, flight.accepted
-        for name in PARTS:
-            getattr(self, name)[row, :n] = getattr(trace, name)
-        self.guessed[row] = False
-        if trace.guessed is not None:
-            self.guessed[row, :n] = trace.guessed
-        self.keys[:, row] = flight.key
-        self.temperature[row], self.top_k[row], self.top_p[row] = sampling.temperature, sampling.top_k, sampling.top_p
-        self.watches[row] = bool(sampling.stop_strings)
-        self.picky[row] = sampling.top_k > 0 or sampling.top_p < 1
-        if (missing := len(sampling.stop_ids) - self.stops.shape[1]) > 0:
+        self.flights += flights
+        samplings = [flight.request.sampling for flight in flights]
+        width = max((len(s.stop_ids) for s in samplings), default=0)
+        if (missing := width - self.stops.shape[1]) > 0:
             self.stops = np.pad(self.stops, ((0, 0), (0, missing)), constant_values=-1)
-        self.stops[row] = -1
-        self.stops[row, : len(sampling.stop_ids)] = sampling.stop_ids
-        return row
+        self.stops[new] = -1
+        self.stops[new, :width] = [[*s.stop_ids, *[-1] * (width - len(s.stop_ids))] for s in samplings]
+        self.shared[new], self.paired[new], self.launched[new], self.guessed[new] = 0, 0, -1, False
+        self.count[new] = [flight.trace.ids.size for flight in flights]
+        self.length[new] = [flight.known for flight in flights]
+        for name in ("limit", "drafted", "accepted"):
+            getattr(self, name)[new] = [getattr(flight, name) for flight in flights]
+        for name in ("temperature", "top_k", "top_p"):
+            getattr(self, name)[new] = [getattr(sampling, name) for sampling in samplings]
+        self.watches[new] = [bool(s.stop_strings) for s in samplings]
+        self.picky[new] = [s.top_k > 0 or s.top_p < 1 for s in samplings]
+        self.keys[:, new] = np.reshape([flight.key for flight in flights], (-1, 2)).T
+        for row in np.flatnonzero(self.count[new]) + new.start:
+            trace, n = self.flights[row].trace, self.count[row]
+            for name in PARTS:
+                getattr(self, name)[row, :n] = getattr(trace, name)
+            if trace.guessed is not None:
+                self.guessed[row, :n] = trace.guessed
 
-    def remove(self, row: int) -> list[tuple[int, int]]:
-        """Take the flight out of `row`; the last row moves into the hole. Returns the moves (source, target) in order.
-        A half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it."""
-        last = self.size - 1
-        way = [row, last] if row >= self.ready - 1 or self.ready == self.size else [row, self.ready - 1, last]
-        moves = [(source, target) for target, source in pairwise(way) if source != target]
-        for source, target in moves:
-            self._move(source, target)
-        if row == last:
-            self.fed = 0
-        self.size = last
+    def remove(self, gone: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Take the flights out of these rows, in rising order. From the end on, the last row moves into each hole; a
+        half-fed row must stay the last: then the last row but one fills the hole, and the half-fed row follows it.
+        Returns source and target of each move, in an order in which no row is written to before it has moved."""
+        held = list(range(self.size))  # the row whose flight each row will have
+        for row in reversed(gone):
+            last = len(held) - 1
+            if self.fed and row < last - 1:
+                held[row], held[last - 1] = held[last - 1], held[last]
+            else:
+                held[row] = held[last]
+            if row == last:
+                self.fed = 0
+            held.pop()
+        self.size = len(held)
         self.edits += 1
-        self.flights.pop()
-        return moves
-
-    def _move(self, source: int, target: int) -> None:
+        self.flights = [self.flights[row] for row in held]
+        target = np.flatnonzero(np.array(held, int) != self._numbers[: self.size])
+        source = np.array(held, int)[target]
         for name in self._columns:
             column = getattr(self, name)
             column[target] = column[source]
         self.keys[:, target] = self.keys[:, source]
-        n = self.count[source]
+        n = self.count[target].max(initial=0)
         for name in PARTS:
             matrix = getattr(self, name)
             matrix[target, :n] = matrix[source, :n]
         self.guessed[target] = self.guessed[source]
-        self.flights[target] = self.flights[source]
+        return source, target
 
     def trace(self, row: int) -> Trace:
         n = self.count[row]

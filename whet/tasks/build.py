@@ -19,6 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from whet import config
@@ -32,7 +33,7 @@ from whet.tasks.maze import MazeTask
 from whet.tasks.operations import OperationsTask
 from whet.tasks.text import TextTask
 from whet.tasks.worker import as_number, read_judgement
-from whet.types import Prompt, Rollout
+from whet.types import Prompt, Rollout, Verdict
 
 JudgeFunction = Callable[[Prompt, str], float]
 Grader = Callable[[Prompt, str], Judgement]
@@ -256,9 +257,10 @@ class Rewards:
 
         return grade
 
-    def total(self, rollout: Rollout, judgement: Judgement) -> tuple[float, dict[str, float]]:
-        """Reward and terms (before their weights) of a rollout that has its verdict."""
-        terms = {**judgement.terms, **{name: term(rollout) for name, term in self._of_rollout.items()}}
+    def total(self, rollout: Rollout, verdict: Verdict, judgement: Judgement) -> tuple[float, dict[str, float]]:
+        """Reward and terms (before their weights) of a rollout with this verdict."""
+        own = {name: term(replace(rollout, verdict=verdict)) for name, term in self._of_rollout.items()}
+        terms = {**judgement.terms, **own}
         reward = self._judge_weight * judgement.score
         for name, weight in self._weights.items():
             if name not in terms:

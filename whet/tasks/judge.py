@@ -30,8 +30,8 @@ MOST_SPARED = 3  # machines in a row that may be lost before the item is blamed
 LUMP_S = 0.005  # seconds of work that are not worth dividing among workers
 COUNTS = ("seconds", "right", "wrong", "unjudged", "timeouts", "crashes", "errors")
 
-# The reward of a rollout that has its verdict, and each of its terms; raises WhetError where there is none.
-Total = Callable[[Rollout, Judgement], tuple[float, dict[str, float]]]
+# The reward of a rollout with this verdict, and each of its terms; raises WhetError where there is none.
+Total = Callable[[Rollout, Verdict, Judgement], tuple[float, dict[str, float]]]
 
 
 class Judge(AbstractContextManager):
@@ -45,7 +45,7 @@ class Judge(AbstractContextManager):
     def __init__(
         self, lookup: Callable[[str], Prompt], judges: Judges, settings: config.JudgeSettings, *,
         decode: Callable[[Sequence[int]], str], ordered: bool = True,
-        total: Total = lambda rollout, said: (said.score, dict(said.terms)),
+        total: Total = lambda rollout, verdict, said: (said.score, dict(said.terms)),
         start: Callable[[], Worker] | None = None,
     ) -> None:  # fmt: skip
         self._lookup, self._judges, self._decode = lookup, judges, decode
@@ -211,14 +211,14 @@ class Judge(AbstractContextManager):
         if self._settings.truncated == "wrong" and _is_truncated(item.rollout):
             said = replace(said, score=0.0)
         verdict: Verdict = "right" if said.score >= self._settings.pass_at else "wrong"
-        judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final)
         try:
-            reward, terms = self._total(judged, said)
+            reward, terms = self._total(item.rollout, verdict, said)
         except WhetError as error:
             self._fail(item, "errors", f"leaves no reward: {error}")
             return
         self._counts[verdict] += 1
-        self._deliver(item.number, replace(judged, reward=reward, terms=terms))
+        judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
+        self._deliver(item.number, judged)
 
     def _fail(self, item: Item, cause: str, what: str) -> None:
         self._counts[cause] += 1
