@@ -35,6 +35,7 @@ from whet.errors import WhetError
 from whet.recipe import override, parse_config, read_toml
 from whet.report.arms import flatten
 from whet.run import CONFIG, best_checkpoint
+from whet.tools.bench import names as split_names
 from whet.tools.experiment import last_words, replace_run, start_run
 from whet.tools.prepare import prepare_file
 
@@ -143,6 +144,16 @@ class MatrixPlan:
 
     def path(self, name: str) -> Path:
         return self.folder / Path(name).expanduser()
+
+
+def read_seeds(text: str) -> list[int]:
+    """
+    >>> read_seeds("0, 2"), read_seeds("")
+    ([0, 2], [])
+    """
+    if not all(seed.isdecimal() for seed in split_names(text)):
+        raise WhetError(f'Seeds are whole numbers with commas between, got "{text}".')
+    return [int(seed) for seed in split_names(text)]
 
 
 def read_plan(path: Path, sets: Sequence[str] = (), arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> MatrixPlan:

@@ -24,7 +24,7 @@ from command_line import RESULTS, Out, run_script, tell
 from matrix import MatrixPlan, read_plan
 from matrix_document import fill, read_arms, table
 from matrix_figures import write_figures
-from matrix_results import Log, crossing, curve, drift
+from matrix_results import Log, Show, crossing, curve, drift
 
 from whet import files
 from whet.errors import WhetError
@@ -39,25 +39,26 @@ SHOWN = (FIVE, "cures", "scalingrl", "speed", "stages")  # in the figure, beside
 BySeed = Mapping[int, float]
 
 
-def cost_of(curve: Curve, target: float) -> float:
-    """Tokens at the first evaluation at which the rising curve is at the target or above; infinite where none is.
+def cost_of(points: Curve, target: float) -> float:
+    """The cost of the first evaluation at which the rising curve is at the target or above; infinite where none is.
 
     >>> cost_of([(0, 0.1), (10, 0.4), (20, 0.2), (30, 0.5)], 0.3), cost_of([(0, 0.1), (10, 0.2)], 0.3)
     (10.0, inf)
     """
-    costs, heights = np.array(curve).T
+    costs, heights = np.array(points).T
     return crossing(costs, rising(heights), target)
 
 
-def mean_height(curve: Curve, budget: float) -> float:
+def mean_height(points: Curve, budget: float) -> float:
     """Mean accuracy over the budget, linear between evaluations; a run that ended before keeps its last.
 
     >>> mean_height([(0, 0.0), (10, 1.0)], 20)
     0.75
     """
-    costs, heights = np.array([*curve, (max(budget, curve[-1][0]), curve[-1][1])]).T
+    costs, heights = np.array([*points, (max(budget, points[-1][0]), points[-1][1])]).T
     xs = np.unique([*costs[costs < budget], budget])
-    return float(np.trapezoid(np.interp(xs, costs, heights), xs) / budget)
+    ys = np.interp(xs, costs, heights)
+    return float((np.diff(xs) * (ys[1:] + ys[:-1]) / 2).sum() / budget)
 
 
 def compare(
@@ -91,35 +92,39 @@ def compared_text(found: tuple[float, float, float, int] | None, form: str = "{:
     return f"{value} ({low} to {high}), {found[3]} seeds"
 
 
+def start_and_end(points: Curve) -> tuple[float, float]:
+    """Accuracy before training, and the mean of the last evaluations."""
+    return points[0][1], fmean(height for _, height in points[-LAST:])
+
+
+def by_seed(costs: BySeed, show: Show) -> str:
+    return ", ".join(f"{seed}: {show(cost) if math.isfinite(cost) else 'never'}" for seed, cost in costs.items())
+
+
 class Arm:
-    """The cells of an arm by their seeds; of those that count, the costs."""
+    """The cells of an arm, by their seeds."""
 
     def __init__(self, cells: Sequence[Log], counted: Sequence[int], target: float, budget: float) -> None:
-        self.cells = cells
-        used = [cell for cell in cells if not counted or cell["seed"] in counted]
         curves = {cell["seed"]: curve(cell, "tokens") for cell in cells}
         self.costs = {seed: cost_of(points, target) for seed, points in curves.items()}
-        self.counted = {cell["seed"]: self.costs[cell["seed"]] for cell in used}
         self.means = [mean_height(points, budget) for points in curves.values()]
-        self.greedy = {cell["seed"]: fmean(value for _, value in cell["also"]["greedy"][-LAST:]) for cell in used}
+        self.drawn = {seed: start_and_end(points) for seed, points in curves.items()}
+        self.greedy = {cell["seed"]: start_and_end(cell["also"]["greedy"]) for cell in cells}
+        self.entropy = [pair for cell in cells if (pair := drift(cell, "entropy")) is not None]
+        seeds = counted or curves.keys()
+        self.counted = {seed: cost for seed, cost in self.costs.items() if seed in seeds}
+        self.greedy_ends = {seed: end for seed, (_, end) in self.greedy.items() if seed in seeds}
 
     def row(self, baseline: Arm, five: Arm) -> list[str]:
-        ends = [
-            (points[0][1], fmean(height for _, height in points[-LAST:]))
-            for points in (curve(cell, "tokens") for cell in self.cells)
-        ]
-        greedy = [
-            (rows[0][1], fmean(value for _, value in rows[-LAST:]))
-            for rows in (cell["also"]["greedy"] for cell in self.cells)
-        ]
-        entropy = [pair for cell in self.cells if (pair := drift(cell, "entropy")) is not None]
         return [
-            ", ".join(f"{seed}: {formats.count(c) if math.isfinite(c) else 'never'}" for seed, c in self.costs.items()),
+            by_seed(self.costs, formats.count),
             formats.MISSING if self is baseline else compared_text(compare(self.counted, baseline.counted, np.divide)),
             formats.MISSING if self is five else compared_text(compare(five.counted, self.counted, np.divide)),
             f"{median(self.means):.3f}",
-            *(" → ".join(f"{median(side):.2f}" for side in zip(*pairs, strict=True)) for pairs in (ends, greedy)),
-            " → ".join(f"{median(side):.2f}" for side in zip(*entropy, strict=True)),
+            *(
+                " → ".join(f"{median(side):.2f}" for side in zip(*pairs, strict=True))
+                for pairs in (self.drawn.values(), self.greedy.values(), self.entropy)
+            ),
         ]
 
 
@@ -133,8 +138,8 @@ def document(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]], alone: Mappin
     baseline, five = arms[plan.baseline], arms.get(FIVE, arms[plan.baseline])
     heads = ["arm", f"tokens to {target:g}, by seed", f"relative to {plan.baseline}", f"{FIVE} relative to it"]
     heads += ["mean accuracy", "drawn", "greedy", "entropy"]
-    rows = [[f"{name}", *arm.row(baseline, five)] for name, arm in arms.items()]
-    ends = compared_text(compare(five.greedy, baseline.greedy, np.subtract), "{:+.3f}")
+    rows = [[name, *arm.row(baseline, five)] for name, arm in arms.items()]
+    ends = compared_text(compare(five.greedy_ends, baseline.greedy_ends, np.subtract), "{:+.3f}")
     every = [cell for some in cells.values() for cell in some]
     commits = ", ".join(dict.fromkeys(cell["commit"][:7] for cell in every))
     fallen = ", ".join(f"{cell['arm']} seed {cell['seed']}" for cell in every if cell["ended_by"] == "collapse")
@@ -167,7 +172,7 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
     rows = [
         [
             name,
-            ", ".join(f"{seed}: {formats.duration(cost)}" for seed, cost in mine.items()),
+            by_seed(mine, formats.duration),
             formats.MISSING if name == plan.baseline else compared_text(compare(mine, costs[plan.baseline], np.divide)),
             f"{median(cell['startup_s'] for cell in cells[name]):.0f} s",
         ]

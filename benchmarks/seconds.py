@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import turns
 import typer
 from command_line import RESULTS, Out, run_script, tell
-from matrix import MatrixCell, MatrixPlan, Start, make_start, read_plan
+from matrix import MatrixCell, MatrixPlan, Start, make_start, read_plan, read_seeds
 from matrix_results import curve
 from proof import cost_of
 from train import cell_settings, outcome, write_outcome
@@ -28,7 +28,7 @@ from whet import files
 from whet.errors import WhetError
 from whet.recipe import dump_config
 from whet.report.arms import number
-from whet.run import read_metrics
+from whet.run import has_collapsed, read_metrics
 from whet.tools.bench import names
 from whet.tools.experiment import circumstances
 
@@ -75,7 +75,8 @@ def run_seed(cells: Sequence[MatrixCell], plan: MatrixPlan, start: Start, folder
                 runner.wait(until + turns.LEAVE_S)
                 # The row of a step is written before the run asks for the next one.
                 if runner.over:
-                    about[name]["ended_by"] = "recipe" if not runner.why else runner.why
+                    collapsed = has_collapsed(runner.folder / "run")  # it has not reached the target, and never will
+                    about[name]["ended_by"] = "collapse" if collapsed else runner.why or "recipe"
                     del left[name]
                 elif reached(read_metrics(runner.folder / "run"), plan.evaluation, plan.matrix.target):
                     about[name]["ended_by"] = "target"
@@ -101,7 +102,7 @@ def main(
 ) -> None:
     """Arms in turn, seed by seed."""
     begun = time.monotonic()
-    plan = read_plan(matrix, (), names(arms), [int(seed) for seed in names(seeds)])
+    plan = read_plan(matrix, (), names(arms), read_seeds(seeds))
     if not plan.matrix.target:
         raise WhetError(f"{matrix} has no target.")
     start, around = make_start(plan, runs, tell), circumstances()
@@ -109,7 +110,7 @@ def main(
         cells = [cell for cell in plan.cells if cell.seed == seed]
         about = run_seed(cells, plan, start, runs, begun + limit)
         for cell in cells:
-            if about.get(cell.name, {}).get("ended_by") not in ("target", "recipe"):
+            if about.get(cell.name, {}).get("ended_by") not in ("target", "recipe", "collapse"):
                 tell(f"{cell.name} did not end: {about.get(cell.name)}")
                 continue
             found = outcome(cell, runs / cell.name / "run", plan.evaluation)

@@ -36,6 +36,7 @@ from matrix import (
     make_start,
     on_problems,
     read_plan,
+    read_seeds,
 )
 from rich.table import Table
 
@@ -359,10 +360,8 @@ def main(
     plan: Annotated[bool, typer.Option("--plan", help="Show what would be run, and leave.")] = False,
 ) -> None:
     """Arms by seeds from the same weights, each cell a run. Finished cells are kept: call it again to go on."""
-    if not all(seed.isdecimal() for seed in names(seeds)):
-        raise WhetError(f'Seeds are whole numbers with commas between, got "{seeds}".')
     chosen = [*folder_set(data_folder), *(sets or [])]
-    whole = read_plan(matrix, chosen, names(arms), [int(seed) for seed in names(seeds)])
+    whole = read_plan(matrix, chosen, names(arms), read_seeds(seeds))
     places = Places(plan=whole, runs=runs, out=out)
     lines = planned(places)
     table = Table("cell", "state", "minutes")

@@ -441,8 +441,8 @@ class FleetMember:
     @staticmethod
     @torch.no_grad()
     def _checksum(tensors: Any) -> str:
-        """Equal where the weights are, bit by bit: a sum per tensor of its memory, read as whole numbers. A sum of the
-        weights themselves would first copy a tensor of 16-bit numbers into one of 64."""
+        """Equal where the bits of all tensors are, of weights or of pieces of a parcel: a sum per tensor of its memory,
+        read as whole numbers. A sum of 16-bit weights themselves would first copy them into 64 bits each."""
         sums = torch.stack([_as_integers(tensor.detach().reshape(-1).contiguous()).sum() for tensor in tensors])
         return hashlib.sha256(sums.cpu().numpy().tobytes()).hexdigest()
 

@@ -77,7 +77,7 @@ def _sample(rollout: Rollout, prompt: np.ndarray, advantage: float, weight: floa
 
 
 def minibatches(samples: list[Sample], count: int) -> list[list[Sample]]:
-    """`count` parts of about equal size, in order; weights are scaled so that each has a gradient of full size."""
+    """`count` parts of about equal size, in order. It scales the samples' weights: a part's gradient has full size."""
     for sample in samples:
         sample.weight *= count
     return [[samples[i] for i in part] for part in np.array_split(np.arange(len(samples)), count)]

@@ -259,8 +259,8 @@ class Rewards:
 
     def total(self, rollout: Rollout, verdict: Verdict, judgement: Judgement) -> tuple[float, dict[str, float]]:
         """Reward and terms (before their weights) of a rollout with this verdict."""
-        own = {name: term(replace(rollout, verdict=verdict)) for name, term in self._of_rollout.items()}
-        terms = {**judgement.terms, **own}
+        judged = replace(rollout, verdict=verdict) if self._of_rollout else rollout
+        terms = {**judgement.terms, **{name: term(judged) for name, term in self._of_rollout.items()}}
         reward = self._judge_weight * judgement.score
         for name, weight in self._weights.items():
             if name not in terms:
