@@ -1,13 +1,15 @@
 """Seconds of an update of TRL's GRPOTrainer, by what generates: whet's engine, transformers' generate, vLLM colocated;
 and of `whet train` itself ("own").
 
-    python benchmarks/trl_step.py --model DIR --data FILE --engine own --engine whet --engine generate --engine vllm
+    python benchmarks/smollm2.py models/smollm2
+    python benchmarks/trl_step.py benchmarks/operations_matrix.toml
 
-Each engine trains the same model by the same config on the same problems, in a process of its own, one after the other:
-64 prompts x 8 completions per update, 2 updates to warm up and 8 that count. An update is what lies between TRL's
-on_step_begin and on_step_end. Generation is the time within the calls that make completions, sync of weights included.
-The rewards of the counted updates should agree within two standard errors. `whet train` leaves groups without a signal
-out of its update, whose gradient is zero; TRL's trainer feeds them. It writes trl_step.json.
+Each engine trains the start weights of the matrix by the same config on the same problems of its recipe, each problem
+once, in a process of its own, one after the other: 64 prompts x 8 completions per update, 2 updates to warm up and 8
+that count. An update is what lies between TRL's on_step_begin and on_step_end. Generation is the time within the calls
+that make completions, sync of weights included. The rewards of the counted updates should agree within two standard
+errors. `whet train` leaves groups without a signal out of its update, whose gradient is zero; TRL's trainer feeds them,
+and `signal` is the share of groups that have one. It writes trl_step.json.
 """
 
 from __future__ import annotations
@@ -28,16 +30,17 @@ from typing import Annotated, Any
 import torch
 import typer
 from command_line import RESULTS, Out, run_script, tell
+from matrix import MatrixPlan, make_start, read_plan
 
 from whet import files
 from whet.api import train
 from whet.errors import WhetError
+from whet.tasks.build import build_task
 from whet.tools.experiment import circumstances
 from whet.types import Prompt
 
 app = typer.Typer(add_completion=False)
-ENGINES = ("own", "whet", "generate", "vllm")
-ASK = "\nThink step by step, and write the answer as a number after ####."
+ENGINES = ("own", "whet", "vllm", "generate")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 WARM, COUNTED = 2, 8  # updates
 
@@ -95,8 +98,8 @@ def make_trainer(engine: str, model: Path, data: Path, folder: Path, **sizes: in
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model)
     chat = tokenizer.chat_template is not None
-    prompts = [[{"role": "user", "content": row["problem"] + ASK}] if chat else row["problem"] for row in rows]
-    table = Dataset.from_dict({"prompt": prompts, "answer": [str(row["answer"]) for row in rows]})
+    prompts = [[{"role": "user", "content": row["problem"]}] if chat else row["problem"] for row in rows]
+    table = Dataset.from_dict({"prompt": prompts, "answer": [row["answer"] for row in rows]})
     on_gpu = torch.cuda.is_available()
     config = GRPOConfig(
         output_dir=str(folder),
@@ -130,13 +133,13 @@ def measure_own(model: Path, data: Path, folder: Path, **sizes: int) -> dict[str
     """The same updates by `whet train`: uniform sampling, GRPO, every group asked once."""
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     settings = own_settings(sizes["warm"] + sizes["counted"], **sizes)
-    prompts = [(row["problem"] + ASK, str(row["answer"])) for row in rows]
+    prompts = [(row["problem"], row["answer"]) for row in rows]
     found = train(str(model), prompts, judge, "uniform", settings=settings, out=folder / "run", quiet=True)
     counted = [row for row in found.metrics if row["step"] > sizes["warm"]]
     apart = ("time/save", "time/eval")
     steps = [(row["time/total"] - sum(row.get(name, 0.0) for name in apart), row["time/generate"]) for row in counted]
-    rewards, lengths = ([row[name] for row in counted] for name in ("reward/mean", "length/mean"))
-    return summary(steps, rewards, lengths)
+    columns = ("reward/mean", "length/mean", "curriculum/signal_share")
+    return summary(steps, *([row[name] for row in counted] for name in columns))
 
 
 def own_settings(steps: int, **sizes: int) -> dict[str, Any]:
@@ -175,12 +178,14 @@ def measure(trainer: Any, engine: str, warm: int) -> dict[str, Any]:
     trainer.add_callback(Marks())
     trainer.train()
     steps = [(end[0] - begin[0], end[1] - begin[1]) for begin, end in zip(marks[::2], marks[1::2], strict=True)][warm:]
-    rewards = [row["reward"] for row in trainer.state.log_history if "reward" in row][warm:]
-    lengths = [row["completions/mean_length"] for row in trainer.state.log_history if "completions/mean_length" in row]
-    return summary(steps, rewards, lengths[warm:])
+    rows = [row for row in trainer.state.log_history if "reward" in row][warm:]
+    signal = [1 - row["frac_reward_zero_std"] for row in rows]
+    return summary(steps, [row["reward"] for row in rows], [row["completions/mean_length"] for row in rows], signal)
 
 
-def summary(steps: Sequence[tuple[float, float]], rewards: list[float], lengths: list[float]) -> dict[str, Any]:
+def summary(
+    steps: Sequence[tuple[float, float]], rewards: list[float], lengths: list[float], signal: list[float]
+) -> dict[str, Any]:
     """steps: seconds of an update, and those in which it generated."""
     return {
         "step_s": [round(step, 4) for step, _ in steps],
@@ -189,8 +194,19 @@ def summary(steps: Sequence[tuple[float, float]], rewards: list[float], lengths:
         "reward_mean": statistics.fmean(rewards),
         "reward_se": statistics.stdev(rewards) / len(rewards) ** 0.5 if len(rewards) > 1 else None,
         "mean_length": statistics.fmean(lengths),
+        "signal": statistics.fmean(signal),
         "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if torch.cuda.is_available() else None,
     }
+
+
+def write_problems(plan: MatrixPlan, count: int, path: Path) -> None:
+    """The first problems that the recipe trains on, as JSON lines."""
+    settings = plan.cells[0].settings
+    table = build_task(settings.data[0], folder=settings.data_folder).prompts("train", settings.seed)
+    if len(table.problems) < count:
+        raise WhetError(f"The recipe has {len(table.problems):,} problems, and {count:,} are needed.")
+    rows = zip(table.problems[:count], table.answers[:count], strict=True)
+    files.write_text(path, "".join(json.dumps({"problem": text, "answer": answer}) + "\n" for text, answer in rows))
 
 
 Number = Annotated[int, typer.Option(min=1)]
@@ -198,36 +214,43 @@ Number = Annotated[int, typer.Option(min=1)]
 
 @app.command()
 def main(
-    model: Annotated[Path, typer.Option(help="Folder of a Hugging Face model.")],
-    data: Annotated[Path, typer.Option(help="JSON lines with problem and answer.")],
-    engine: Annotated[list[str], typer.Option(help="own, whet, generate or vllm; each --engine adds one.")],
+    matrix: Annotated[Path, typer.Argument(help="A TOML matrix, for its start weights and problems.")],
+    engine: Annotated[list[str] | None, typer.Option(help="One of them alone; each --engine adds one.")] = None,
     prompts: Number = 64,
     completions: Number = 8,
-    tokens: Number = 256,
-    warm: Annotated[int, typer.Option(min=0)] = WARM,
+    warm: Annotated[int, typer.Option(min=0, help="Updates that warm up.")] = WARM,
     counted: Number = COUNTED,
+    runs: Annotated[Path, typer.Option(help="Folder for the start weights.")] = Path("runs/trl"),
     one: Annotated[Path | None, typer.Option(hidden=True, help="Measure in this process, and write here.")] = None,
     out: Out = RESULTS,
 ) -> None:
     """Measure each engine in a process of its own."""
-    if wrong := [name for name in engine if name not in ENGINES]:
+    engines = engine or ENGINES
+    if wrong := [name for name in engines if name not in ENGINES]:
         raise WhetError(f'There is no engine "{wrong[0]}"; there are {", ".join(ENGINES)}.')
-    sizes = {"prompts": prompts, "completions": completions, "tokens": tokens, "warm": warm, "counted": counted}
+    plan = read_plan(matrix)
+    start, data = make_start(plan, runs, tell), runs / "problems.jsonl"
+    sizes = {"prompts": prompts, "completions": completions, "warm": warm, "counted": counted}
+    whole = sizes | {"tokens": plan.cells[0].settings.rollout.max_tokens}
     if one is not None:
         with tempfile.TemporaryDirectory() as folder:
-            if engine[0] == "own":
-                found = measure_own(model, data, Path(folder), **sizes)
+            if engines[0] == "own":
+                found = measure_own(start.folder, data, Path(folder), **whole)
             else:
-                found = measure(make_trainer(engine[0], model, data, Path(folder), **sizes), engine[0], warm)
+                found = measure(make_trainer(engines[0], start.folder, data, Path(folder), **whole), engines[0], warm)
             files.write_text(one, json.dumps(found))
         return
+    write_problems(plan, prompts * (warm + counted), data)
+    about = {**circumstances(), "trl": version("trl"), "matrix": plan.name, "start": dict(start.hashes), "sizes": whole}
     found = {}
-    for name in engine:
+    for name in engines:
         with tempfile.TemporaryDirectory() as folder:
-            told = [f"--{key}={value}" for key, value in {"model": model, "data": data, **sizes}.items()]
+            told = [f"--{key}={value}" for key, value in {"runs": runs, **sizes}.items()]
             path = Path(folder) / "one.json"
             done = subprocess.run(
-                [sys.executable, __file__, *told, f"--engine={name}", f"--one={path}"], capture_output=True, text=True
+                [sys.executable, __file__, str(matrix), *told, f"--engine={name}", f"--one={path}"],
+                capture_output=True,
+                text=True,
             )
             if done.returncode:
                 found[name] = {"failed": done.stderr.strip().splitlines()[-1][:500]}
@@ -236,8 +259,7 @@ def main(
             found[name] = json.loads(path.read_text())
         medians = [statistics.median(found[name][part]) for part in ("step_s", "generation_s")]
         tell(f"{name}: {medians[0]:.3f} s per update, of which generation takes {medians[1]:.3f} s.")
-        result = {**circumstances(), "trl": version("trl"), "model": model.name, "sizes": sizes, "engines": found}
-        files.write_text(out / "trl_step.json", json.dumps(result, indent=1) + "\n")
+        files.write_text(out / "trl_step.json", json.dumps({**about, "engines": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The benchmark of an update of TRL runs, and counts what it says."""
+"""The benchmark of an update of TRL: the whole command, with every engine that a CPU has."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,29 @@ pytest.importorskip("trl")
 import trl_step  # noqa: E402
 from trl_parts import model, tokenizer  # noqa: E402
 
+RECIPE = """
+[model]
+name = "tiny"
+[[data]]
+task = "chain"
+[rollout]
+max_tokens = 4
+"""
 
-def test_both_engines_are_measured_alike(tmp_path: Path) -> None:
+
+def test_engines_are_measured_alike_on_the_ground_of_a_matrix(tmp_path: Path) -> None:
     model().save_pretrained(tmp_path / "model")
     tokenizer().save_pretrained(tmp_path / "model")
-    rows = [{"problem": f"{i}=", "answer": str(i % 10)} for i in range(8)]
-    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    sizes = {"prompts": 4, "completions": 2, "tokens": 4, "warm": 1, "counted": 2}
-    for engine in ("whet", "generate"):
-        trainer = trl_step.make_trainer(engine, tmp_path / "model", tmp_path / "data.jsonl", tmp_path / engine, **sizes)
-        found = trl_step.measure(trainer, engine, warm=1)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    matrix = tmp_path / "small.toml"
+    matrix.write_text('recipe = "recipe.toml"\nseeds = [0]\nstart = "model"\n[[arm]]\nname = "uniform"\n')
+    engines = ["own", "whet", "generate"]
+    trl_step.main(matrix, engines, 4, 2, 1, 2, tmp_path / "runs", None, tmp_path)
+    result = json.loads((tmp_path / "trl_step.json").read_text())
+    rows = [json.loads(line) for line in (tmp_path / "runs" / "problems.jsonl").read_text().splitlines()]
+    assert len({row["problem"] for row in rows}) > 1 and len(rows) == 4 * 3
+    assert list(result["engines"]) == engines
+    for found in result["engines"].values():
         assert len(found["step_s"]) == len(found["generation_s"]) == len(found["reward"]) == 2
         assert all(0 < part < whole for part, whole in zip(found["generation_s"], found["step_s"], strict=True))
-        assert 0 < found["mean_length"] <= 4
+        assert 0 < found["mean_length"] <= 4 and 0 <= found["signal"] <= 1

@@ -28,4 +28,4 @@ def test_updates_of_our_own_are_measured(tmp_path: Path) -> None:
     found = measure_own(tmp_path / "model", tmp_path / "data.jsonl", tmp_path, **sizes)
     assert len(found["step_s"]) == len(found["generation_s"]) == len(found["reward"]) == 2
     assert all(0 < part < whole for part, whole in zip(found["generation_s"], found["step_s"], strict=True))
-    assert 0 < found["mean_length"] <= 4
+    assert 0 < found["mean_length"] <= 4 and 0 <= found["signal"] <= 1
