@@ -32,19 +32,20 @@ LEAVE_S = 30.0  # for a run to end in order
 
 
 def go_step_by_step() -> None:
-    """Before each step, say so and wait for a line. The wait counts as an evaluation, which no figure includes."""
+    """Before each step, say so and wait for a line. The step's stopwatch starts after the wait."""
     from whet.loop import Log
+    from whet.watch import Stopwatch
 
     step = Log.step
 
     @contextmanager
     def gated(self: Log) -> Iterator[Any]:
-        with self.watch.timing("eval"):
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # what this run still computes must not disturb the next one
-            print(GATE, flush=True)
-            if not sys.stdin.readline():
-                raise WhetError("The time was up.")
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what this run still computes must not disturb the next one
+        print(GATE, flush=True)
+        if not sys.stdin.readline():
+            raise WhetError("The time was up.")
+        self.watch = Stopwatch()
         with step(self) as watch:
             yield watch
 
