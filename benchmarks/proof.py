@@ -163,10 +163,13 @@ def read_alone(plan: MatrixPlan, out: Path) -> dict[str, list[Log]]:
 
 def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
     """Seconds of training to the target, of cells that had the machine to themselves; empty where there are none."""
-    costs = {
-        name: {cell["seed"]: cost_of(curve(cell, "seconds"), plan.matrix.target) for cell in some}
-        for name, some in cells.items()
-    }
+    costs, tokens = (
+        {
+            name: {cell["seed"]: cost_of(curve(cell, what), plan.matrix.target) for cell in some}
+            for name, some in cells.items()
+        }
+        for what in ("seconds", "tokens")
+    )
     if plan.baseline not in costs:
         return ""
     rows = [
@@ -174,6 +177,7 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
             name,
             by_seed(mine, formats.duration),
             formats.MISSING if name == plan.baseline else compared_text(compare(mine, costs[plan.baseline], np.divide)),
+            by_seed(tokens[name], formats.count),
             f"{median(cell['startup_s'] for cell in cells[name]):.0f} s",
         ]
         for name, mine in costs.items()
@@ -182,6 +186,7 @@ def alone_table(plan: MatrixPlan, cells: Mapping[str, Sequence[Log]]) -> str:
         "alone, in turn",
         f"seconds to {plan.matrix.target:g}, by seed",
         f"relative to {plan.baseline}",
+        "tokens",
         "start-up",
     ]
     return table(heads, rows)

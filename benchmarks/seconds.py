@@ -1,18 +1,21 @@
 """Seconds to the target of a matrix, from cells that have the machine to themselves in every step.
 
-    python benchmarks/seconds.py benchmarks/maze_matrix.toml --arms uniform,five,cures --seeds 1,2,3
+    python benchmarks/seconds.py benchmarks/maze_matrix.toml --arms uniform,five,cures --seeds 1,2,3 --every five=2
 
 The arms of a seed are alive at the same time and take their steps in turn, one at a time (`turns.py`): a machine whose
-speed changes changes it for all. What a process takes before its first step is told as its start-up and not counted. A
-cell ends when AFTER evaluations have followed the one that reached the target, or with its recipe. It writes
-OUT/train/MATRIX_seconds/ARM-seedN.json, as `train.py` does, after each seed; `proof.py` makes the table.
+speed changes changes it for all. Neither evaluations count nor what a process takes before its first step, which is
+told as its start-up. An arm reaches the target at an evaluation, so one whose updates take longer would be found there
+later; `--every` gives it evaluations after fewer updates. A cell ends when AFTER evaluations have followed the one that
+reached the target, or with its recipe. It writes OUT/train/MATRIX_seconds/ARM-seedN.json, as `train.py` does, after
+each seed; `proof.py` makes the table.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,6 +91,30 @@ def run_seed(cells: Sequence[MatrixCell], plan: MatrixPlan, start: Start, folder
     return about
 
 
+def read_every(text: str, arms: Sequence[str]) -> dict[str, int]:
+    """
+    >>> read_every("five=2,cures=10", ["uniform", "five", "cures"])
+    {'five': 2, 'cures': 10}
+    """
+    found = {}
+    for pair in names(text):
+        arm, _, number = pair.partition("=")
+        if arm not in arms or not number.isdecimal() or int(number) == 0:
+            raise WhetError(f'--every "{pair}": write ARM=UPDATES, the arm being one of {", ".join(arms)}.')
+        found[arm] = int(number)
+    return found
+
+
+def cells_of(matrix: Path, arms: Sequence[str], seeds: Sequence[int], every: Mapping[str, int]) -> list[MatrixCell]:
+    """Seed by seed; every: updates between evaluations, where an arm has others than in the matrix."""
+    found = []
+    for arm in arms:
+        sets = len(read_plan(matrix).cells[0].settings.eval) if arm in every else 0
+        own = [f"eval.{i}.every={every[arm]}" for i in range(sets)]
+        found += read_plan(matrix, own, [arm], seeds).cells
+    return sorted(found, key=lambda cell: cell.seed)
+
+
 app = typer.Typer(add_completion=False)
 
 
@@ -97,6 +124,7 @@ def main(
     arms: Annotated[str, typer.Option(help="With commas between.")],
     seeds: Annotated[str, typer.Option(help="With commas between.")],
     runs: Annotated[Path, typer.Option(help="Folder for the runs, one per cell.")] = Path("runs/seconds"),
+    every: Annotated[str, typer.Option(help="Updates between evaluations: ARM=UPDATES, with commas between.")] = "",
     limit: Annotated[float, typer.Option(help="Seconds for all of it; what has not ended then is no result.")] = 580.0,
     out: Out = RESULTS,
 ) -> None:
@@ -105,9 +133,10 @@ def main(
     plan = read_plan(matrix, (), names(arms), read_seeds(seeds))
     if not plan.matrix.target:
         raise WhetError(f"{matrix} has no target.")
+    chosen = cells_of(matrix, names(arms), read_seeds(seeds), read_every(every, names(arms)))
     start, around = make_start(plan, runs, tell), circumstances()
-    for seed in sorted({cell.seed for cell in plan.cells}):
-        cells = [cell for cell in plan.cells if cell.seed == seed]
+    for _, some in itertools.groupby(chosen, key=lambda cell: cell.seed):
+        cells = list(some)
         about = run_seed(cells, plan, start, runs, begun + limit)
         for cell in cells:
             if about.get(cell.name, {}).get("ended_by") not in ("target", "recipe", "collapse"):

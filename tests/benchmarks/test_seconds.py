@@ -18,7 +18,7 @@ recipe = "recipe.toml"
 seeds = [0]
 start = "model"
 target = 0.001
-set = { steps = 6, token_budget = 100_000, "eval.0.every" = 1 }
+set = { steps = 8, token_budget = 100_000, "eval.0.every" = 1 }
 
 [[arm]]
 name = "uniform"
@@ -33,8 +33,8 @@ set = { "curriculum.name" = "dapo", steps = 2 }
 def test_cells_take_turns_until_the_target(tmp_path: Path) -> None:
     matrix = write_matrix(tmp_path, MATRIX)
     model(tmp_path / "model")
-    seconds.main(matrix, "uniform,dapo", "0", tmp_path / "runs", 300.0, tmp_path / "out")
-    for arm, ended_by, steps in (("uniform", "target", 1 + seconds.AFTER), ("dapo", "recipe", 2)):
+    seconds.main(matrix, "uniform,dapo", "0", tmp_path / "runs", "uniform=2", 300.0, tmp_path / "out")
+    for arm, ended_by, steps in (("uniform", "target", 2 * (1 + seconds.AFTER)), ("dapo", "recipe", 2)):
         found = json.loads((tmp_path / "out/train/small_seconds" / f"{arm}-seed0.json").read_text())
         assert (found["ended_by"], found["rows"][-1][0]) == (ended_by, steps), "every answer of this model is right"
         assert found["solo"] and found["startup_s"] > 0
