@@ -185,13 +185,16 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
 
-    controller = Controller(arms, serves=serves, bucket=padded, seed=seed)
-    chooser = controller if ours else Bandit(arms, serves=serves, seed=seed)
+    def fits(arm: DraftArm, batch: int) -> bool:
+        return serves(arm, padded(batch))
+
+    controller = Controller(arms, serves=fits, bucket=padded, seed=seed)
+    chooser = controller if ours else Bandit(arms, serves=fits, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
     served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
     return Speculation(drafters, chooser, vocab=vocab, served=served)
 
 
-def serves(arm: DraftArm, batch: int) -> bool:
-    """Whether an arm is meant for so many rows."""
-    return batch * arm.tokens <= MOST_VERIFIED
+def serves(arm: DraftArm, rows: int) -> bool:
+    """Whether an arm is meant for steps that are padded to so many rows."""
+    return rows * arm.tokens <= MOST_VERIFIED
