@@ -8,6 +8,7 @@ the chooser after it, and calls `ended` and `updated` as rollouts end and weight
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -182,6 +183,7 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     names = [name for name in settings.drafters if name not in spared]
     arms = [DraftArm(name, depth) for name in names for depth in DEPTHS]
 
+    @cache
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
 
