@@ -24,7 +24,7 @@ import numpy as np
 
 PLACES = 129  # lengths of drafts that are told apart in pictures
 MOST_TOLD = 256  # reports that are kept until they are counted
-LONGEST, SHORTEST = 12, 2  # tokens of context that a model-free drafter matches, at most and at least
+LONGEST, SHORTEST = 12, 1  # tokens of context that a model-free drafter matches, at most and at least
 
 
 @dataclass(slots=True, eq=False)
