@@ -185,13 +185,9 @@ class Controller(Chooser):
     epsilon, spend = 0.1, 0.005
 
     def __init__(
-        self,
-        arms: Sequence[DraftArm],
-        *,
-        serves: Serves = lambda arm, batch: True,
-        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
-        seed: int = 0,
-    ) -> None:
+        self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True,
+        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(), seed: int = 0,
+    ) -> None:  # fmt: skip
         """bucket: the size that a batch is padded to."""
         super().__init__()
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
@@ -288,12 +284,10 @@ class Controller(Chooser):
 
     def state_dict(self) -> dict[str, Any]:
         self._fold()
+        known = {name: ages.at.items() for name, ages in self.acceptance.items()}
         return {
             "current": self.current.name,
-            "acceptance": {
-                name: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in ages.at.items()]
-                for name, ages in self.acceptance.items()
-            },
+            "acceptance": {n: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in of] for n, of in known.items()},
             "latency": self.latency.state(),
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,

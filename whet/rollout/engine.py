@@ -47,20 +47,10 @@ class LocalEngine(FlightEngine):
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        context: int,
-        page: int = 0,
-        pages: int = 0,
-        runners: Any = None,
-        releasable: bool = False,
-        speculation: Speculation | None = None,
-        eagle: EagleHead | None = None,
-        buffer: DataBuffer | None = None,
-        **common: Any,
-    ) -> None:
+        self, model: PreTrainedModel, *, slots: int, context: int, page: int = 0, pages: int = 0, runners: Any = None,
+        releasable: bool = False, speculation: Speculation | None = None, eagle: EagleHead | None = None,
+        buffer: DataBuffer | None = None, **common: Any,
+    ) -> None:  # fmt: skip
         """runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if it supports the model. releasable:
         on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that reads
         hidden states joins `speculation`; those of finished rollouts go to `buffer`. common: as for `FlightEngine`."""
