@@ -236,15 +236,16 @@ class LocalEngine(FlightEngine):
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
             return None, None, None
-        wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
+        counted, proposed = drawn.counted[:, :running], drawn.proposed[:, :running]
+        before = counted.cumsum(0) - counted  # tokens of the steps before each
+        wanted = self._wanted(drawn.arm, running, before) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn, running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
             return None, None, None
-        real = np.clip(kept - drawn.before, 0, drawn.counted)[:, :running]  # 0 after the row's end
+        real = np.minimum(kept[:running] - before, counted)  # 0 or less after the row's end
         lived = real > 0
-        proposed = drawn.proposed[:, :running]
-        rows.drafted[:running] += np.where(lived, proposed, 0).sum(0)
+        rows.drafted[:running] += (lived * proposed).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
         return real[lived] - 1, wanted[lived], proposed[lived]
 
