@@ -439,11 +439,11 @@ def build_engine(
     from whet.rollout.engine import LocalEngine
 
     settings, rollout, vocab = plan.settings, plan.settings.rollout, model.config.get_text_config().vocab_size
-    runners, sizes = None, list(range(1, rollout.slots + 1))
+    runners, sizes, weights = None, list(range(1, rollout.slots + 1)), 0
     if rollout.graphs and model.device.type == "cuda":
         from whet.fast.graphs import GraphRunners, buckets
 
-        runners, sizes = GraphRunners(), buckets(rollout.slots)
+        runners, sizes, weights = GraphRunners(), buckets(rollout.slots), model.num_parameters()
     engine = LocalEngine(
         model,
         encode=plan.encoded,
@@ -454,7 +454,7 @@ def build_engine(
         on_update=settings.on_update,
         runners=runners,
         releasable=room is not None and room.release,
-        speculation=build_speculation(settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed),
+        speculation=build_speculation(settings.draft, vocab=vocab, sizes=sizes, seed=settings.seed, weights=weights),
         eagle=drafter.live if drafter is not None else None,
         buffer=drafter.buffer if drafter is not None and drafter.share else None,
     )

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import draft_maze
 import pytest
-from draft_maze import KINDS, settings_of, summary
+from draft_maze import KINDS, Turns, settings_of, summary
 from draft_maze import app as maze_app
 from typer.testing import CliRunner
 
@@ -27,6 +28,8 @@ def test_updates_are_compared_in_pairs() -> None:
     second["drafted"]["accept_length"] = 2.5
     found = summary([row(3, 1), second])
     assert found["faster"] == 2 and found["faster_interval"] == pytest.approx((5 / 3, 3))
+    assert found["faster_median"] == pytest.approx((3 / 1 + 5 / 3) / 2), "the ratio of each update"
+    assert found["update_faster_median"] == pytest.approx((5 / 3 + 7 / 6) / 2)
     assert found["update_faster"] == 12 / 9 and found["update_faster_interval"] == pytest.approx((7 / 6, 5 / 3))
     assert (found["updates"], found["same"], found["length/p50"], found["length/max"]) == (2, 0.75, 40, None)
     assert [found[kind]["seconds"] for kind in KINDS] == [4, 2] and [found[kind]["steps"] for kind in KINDS] == [8, 4]
@@ -41,6 +44,39 @@ def test_the_recipe_is_that_of_the_maze_runs() -> None:
     assert settings.data[0].options["train_count"] == 8, "no grid comes twice"
     assert (settings.rollout.max_tokens, settings.rollout.slots, settings.eval) == (384, 4, ())
     assert settings.draft.drafters == ("suffix",) and settings.learn.lr == 1e-6 and settings.model.dtype == "bfloat16"
+
+
+def test_updates_are_gentler_than_the_recipes() -> None:
+    learn = settings_of(SIZES, device="cpu").learn
+    assert (learn.lr, learn.minibatches) == (1e-5, 1)
+
+
+class Slow:
+    """An engine whose clock is told: submitting takes 1 s and collecting 10."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock, self.idle = clock, True
+
+    def submit(self, requests: list[int]) -> None:
+        self.clock[0] += 1
+        self.idle = False
+
+    def collect(self, early: object = None) -> list[Any]:
+        assert early is None
+        self.clock[0] += 10
+        self.idle = True
+        return []
+
+
+def test_neither_engine_pays_for_the_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, judged = [0.0], list[list[Any]]()
+    monkeypatch.setattr(draft_maze.time, "perf_counter", lambda: clock[0])
+    turns = Turns({kind: Slow(clock) for kind in KINDS})  # type: ignore[misc]
+    turns.submit([])
+    assert not turns.idle, "what was asked is under way"
+    clock[0] += 100  # what the loop does meanwhile
+    turns.collect(lambda done: (judged.append(done), clock.__setitem__(0, clock[0] + 1000))[0])
+    assert turns.idle and judged == [[]] and turns.seconds == {"plain": 11, "drafted": 11}
 
 
 def test_both_engines_decode_the_same_rollouts(tmp_path: Path) -> None:

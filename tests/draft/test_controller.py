@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from simulated import Fixed, Stepped, World, lengths, write
 
-from whet.draft.base import OFF, DraftArm, StepReport
+from whet.draft import controller
+from whet.draft.base import MOST_TOLD, OFF, DraftArm, StepReport
 from whet.draft.controller import Acceptance, Controller
 
 ARMS = [DraftArm(d, k) for d in ("ngram", "suffix") for k in (1, 2, 4, 8)]
@@ -152,3 +153,29 @@ def test_what_is_known_is_saved_as_json() -> None:
     assert fewer.latency.times == {name: ours.latency.times[name] for name in ("off", "ngram_1_1_2", "ngram_2_1_3")}
     (age,) = ours.acceptance["ngram"].at  # rows of this world do not grow
     assert fewer.acceptance["ngram"].lengths(age) == ours.acceptance["ngram"].lengths(age)[:3]
+
+
+def test_no_draft_is_lost_though_turns_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the acceptance, which takes FOLDED turns at once, the first of an age and trials at once, and by the metrics,
+    which keep MOST_TOLD reports."""
+    monkeypatch.setattr(controller, "MEMORY", 1.0)
+    ours, arm, turns = Controller([DraftArm("suffix", 2)]), DraftArm("suffix", 2), MOST_TOLD + 3
+    tries = []
+    for turn in range(turns):
+        ours.record(StepReport(arm, 4, 1.0, accepted=np.array([0, 1, 2, 2]), kv_bytes=4096.0 * (1 + turn % 2)))
+        tries.append(sum(a.tries[0] for a in ours.acceptance["suffix"].at.values()))
+    assert tries[:9] == [4, *[12] * 7, 40]  # the second age leans on four tries of the first
+    assert sum(tried[0] for _, _, tried in ours.state_dict()["acceptance"]["suffix"]) == 4 * turns + 4
+    assert ours.pictures()["accepts"] == {"position": [[4 * turns, 3 * turns], [4 * turns, 2 * turns]],
+                                          "rows": [[4, 4 * turns, 5 * turns]]}  # fmt: skip
+    told = ours.metrics()
+    assert told["draft/accept_length"] == 1 + 5 / 4 and told["draft/saved"] == 5 * turns
+
+
+def test_a_choice_that_stands_asks_about_its_own_arm_alone() -> None:
+    asked: list[DraftArm] = []
+    ours = Controller(ARMS, serves=lambda arm, batch: bool(asked.append(arm)) or True)
+    ours.record(StepReport(OFF, 4, 1.0))
+    first = ours.choose(4)
+    asked.clear()
+    assert first != OFF and ours.choose(4) == first and asked == [first]

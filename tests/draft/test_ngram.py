@@ -1,11 +1,11 @@
-"""The n-gram drafter continues as its own context did: longest match, newest of equals, longer after longer matches."""
+"""The n-gram drafter continues as its own context did: longest match, newest of equals."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from whet.draft.base import LONGEST, RowView
-from whet.draft.lookup import NEWEST, Index, NGram
+from whet.draft.lookup import ANCHORS, NEWEST, Index, NGram
 
 
 def ints(*tokens: int) -> np.ndarray:
@@ -22,9 +22,9 @@ def draft(prompt: np.ndarray, written: np.ndarray, most: int = 4) -> list[int]:
 
 
 def test_continues_what_followed() -> None:
-    assert draft(ints(1, 2, 3, 4, 5), ints(9, 2, 3)) == [4, 5]  # two tokens agree: two are drafted
-    assert draft(ints(1, 2, 3, 4, 5), ints(9, 1, 2, 3)) == [4, 5, 9]
-    assert draft(ints(1, 2, 3, 4, 5), ints(9, 3)) == []  # one token is no match
+    assert draft(ints(1, 2, 3, 4, 5), ints(9, 2, 3)) == [4, 5, 9, 2]  # two tokens agree
+    assert draft(ints(1, 2, 3, 4, 5), ints(9, 1, 2, 3)) == [4, 5, 9, 1]
+    assert draft(ints(1, 2, 3, 4, 5), ints(9, 3)) == [4, 5, 9, 3]  # one token is a match
     assert draft(ints(7), ints()) == []
 
 
@@ -38,11 +38,10 @@ def test_a_repeating_text_goes_round() -> None:
     assert draft(ints(1), period, 10) == [5, 6, 7, 5, 6, 7, 5, 6, 7, 5]
 
 
-def test_drafts_grow_with_the_match() -> None:
+def test_drafts_are_as_long_as_is_wanted_whatever_agrees() -> None:
     text = np.arange(100, 160, dtype=np.int32)
-    for matched in (2, 5, 11):
-        assert len(draft(text, np.append(ints(1), text[:matched]), 30)) == matched
-    assert len(draft(text, np.append(ints(1), text[:LONGEST]), 30)) == 30
+    for matched in (1, 2, 5, 11, LONGEST):
+        assert draft(text, np.append(ints(1), text[:matched]), 30) == text[matched : matched + 30].tolist()
 
 
 def test_reading_on_gives_what_reading_at_once_gives() -> None:
@@ -107,8 +106,8 @@ def test_the_longest_match_against_brute_force(text: list[int], seed: int) -> No
             n += 1
         return n
 
-    lengths = {place: agree(place) for place in range(2, len(text))}
-    anchor = 6 if max(lengths.values(), default=0) >= 6 else 2
+    lengths = {place: agree(place) for place in range(1, len(text))}
+    anchor = max((n for n in ANCHORS if n <= max(lengths.values(), default=0)), default=1)
     newest = [p for p in sorted(lengths, reverse=True) if lengths[p] >= anchor][: 2 * NEWEST]
     if not newest:
         assert found is None

@@ -49,14 +49,14 @@ def test_running_and_finished_siblings() -> None:
 def test_the_beginning_follows_the_prompt() -> None:
     play = Play()
     play.ended(1, 2, 3, 4)
-    assert play.draft(play.row()) == [1, 2, 3]  # three tokens of prompt agree
-    assert play.draft(play.row(group=1)) == [1, 2, 3]  # on the next visit, too
+    assert play.draft(play.row()) == [1, 2, 3, 4]  # the prompt agrees
+    assert play.draft(play.row(group=1)) == [1, 2, 3, 4]  # on the next visit, too
     assert play.draft(play.row(prompt="q", group=2)) == []
 
 
 def test_the_prompt_itself_is_indexed() -> None:
     play = Play()
-    assert play.draft(play.row(5, 90, 91)) == [92, 5]
+    assert play.draft(play.row(5, 90, 91)) == [92, 5, 90, 91]
 
 
 def test_the_most_frequent_wins_and_the_newest_of_equals() -> None:

@@ -99,9 +99,10 @@ def test_a_burst_by_hand() -> None:
     drawn = burst(token, token / 10, counted, np.ones_like(counted), DraftArm("suffix", 1))
     assert drawn.token.tolist() == [[1, 2, 3, 4, 0, 0], [5, 6, 7, 8, 9, 0]]
     assert drawn.log_prob[0, :4].tolist() == [0.1, 0.2, 0.3, 0.4]
-    assert drawn.before.tolist() == [[0, 0], [1, 2], [3, 3]]
-    assert np.clip(np.array([4, 3]) - drawn.before, 0, drawn.counted).tolist() == [[1, 2], [2, 1], [1, 0]]
-    assert np.clip(np.array([2, 1]) - drawn.before, 0, drawn.counted).tolist() == [[1, 1], [1, 0], [0, 0]]
+    before = drawn.counted.cumsum(0) - drawn.counted
+    assert before.tolist() == [[0, 0], [1, 2], [3, 3]]
+    assert np.clip(np.array([4, 3]) - before, 0, drawn.counted).tolist() == [[1, 2], [2, 1], [1, 0]]
+    assert np.clip(np.array([2, 1]) - before, 0, drawn.counted).tolist() == [[1, 1], [1, 0], [0, 0]]
     assert drawn.counted.sum(0).tolist() == [4, 5]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,8 @@ import numpy as np
 # Shapes: B rows, K drafted tokens, W tokens written in one turn, S stop ids.
 
 PLACES = 129  # lengths of drafts that are told apart in pictures
-LONGEST, SHORTEST = 12, 2  # tokens of context that a model-free drafter matches, at most and at least
+MOST_TOLD = 256  # reports that are kept until they are counted
+LONGEST, SHORTEST = 12, 1  # tokens of context that a model-free drafter matches, at most and at least
 
 
 @dataclass(slots=True, eq=False)
@@ -72,15 +73,12 @@ class DraftArm:
 
     drafter: str
     depth: int
+    tokens: int = field(init=False, compare=False)  # to verify per row
+    name: str = field(init=False, compare=False)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens to verify per row."""
-        return self.depth + 1
-
-    @property
-    def name(self) -> str:
-        return f"{self.drafter}_{self.depth}_1_{self.tokens}" if self.depth else "off"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", self.depth + 1)
+        object.__setattr__(self, "name", f"{self.drafter}_{self.depth}_1_{self.tokens}" if self.depth else "off")
 
 
 OFF = DraftArm("", 0)
@@ -106,7 +104,7 @@ class Chooser:
 
     def __init__(self) -> None:
         self._clock: defaultdict[str, float] = defaultdict(float)  # seconds per arm, since the last `metrics`
-        self._drafted_rows = self._accepted = 0
+        self._told: list[StepReport] = []  # of drafts, that are still to be counted
         self._offers = np.zeros((2, PLACES), np.int64)  # drafts of so many tokens, and of so many that came true
         self._by_rows: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])  # rows -> drafts, tokens accepted
 
@@ -117,15 +115,20 @@ class Chooser:
     def record(self, report: StepReport) -> None:
         """Learn from steps that were made."""
         self._clock[report.arm.name] += report.seconds
-        if report.arm != OFF and report.accepted is not None:
-            accepted = int(report.accepted.sum())
-            self._drafted_rows += report.accepted.size
-            self._accepted += accepted
-            had = next((of for of in (report.had, report.most) if of is not None), None)
-            had = np.full(report.accepted.size, report.arm.depth) if had is None else had
-            self._offers += [np.bincount(of, minlength=PLACES)[:PLACES] for of in (had, report.accepted)]
+        if report.arm.depth and report.accepted is not None:
+            self._told.append(report)
+            if len(self._told) == MOST_TOLD:
+                self._count()
+
+    def _count(self) -> None:
+        """Count what came of drafts. It is done when asked for: between two steps there is no time for it."""
+        told, self._told = [(report, report.accepted) for report in self._told if report.accepted is not None], []
+        for report, accepted in told:
+            of = report.most if report.had is None else report.had
+            had = np.full(accepted.size, report.arm.depth) if of is None else of
+            self._offers += [np.bincount(each, minlength=PLACES)[:PLACES] for each in (had, accepted)]
             of_size = self._by_rows[1 << max(0, report.batch.bit_length() - 1)]
-            of_size[0], of_size[1] = of_size[0] + report.accepted.size, of_size[1] + accepted
+            of_size[0], of_size[1] = of_size[0] + accepted.size, of_size[1] + int(accepted.sum())
 
     def updated(self) -> None:
         """The weights have changed."""
@@ -134,17 +137,19 @@ class Chooser:
         """Each arm's share of the time, and the tokens that a row writes in a step that speculates; then start anew."""
         total = sum(self._clock.values())
         out = {f"draft/share_{name}": seconds / total for name, seconds in self._clock.items() if total > 0}
-        out["draft/accept_length"] = 1 + self._accepted / max(1, self._drafted_rows)
-        out["draft/saved"] = float(self._accepted)
+        self._count()
+        drafts, accepted = np.sum([(0, 0), *self._by_rows.values()], 0).tolist()
+        out["draft/accept_length"] = 1 + accepted / max(1, drafts)
+        out["draft/saved"] = float(accepted)
         self._clock.clear()
         self._by_rows.clear()
         self._offers[:] = 0
-        self._drafted_rows = self._accepted = 0
         return out
 
     def pictures(self) -> dict[str, Any]:
         """Since the last `metrics`: tokens offered and accepted at each place of a draft, and [rows that ran (from this
         power of two on), drafts, tokens accepted]."""
+        self._count()
         if not self._by_rows:
             return {}
         reached = self._offers[:, :0:-1].cumsum(1)[:, ::-1].T  # drafts of that many tokens or more

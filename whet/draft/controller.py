@@ -30,6 +30,7 @@ MEMORY = 0.98  # factor on older hits and tries, per step
 LEAN = 8.0  # number of tries that the acceptance at another age counts for
 HOPELESS = 0.5  # share of the rate in use below which a drafter is not tried at a new age
 DWELL = 2  # turns of the engine (steps, or bursts of them) for which a choice stands
+FOLDED = 4  # turns that are added to the acceptance at once: it takes the host as long for one of them
 HYSTERESIS = 0.03  # gain in rate for which an arm is left
 # Gain in rate that drafts must promise over plain steps (OURS): acceptance is a mean over rows, and a batch waits for
 # the rows that accept least.
@@ -45,7 +46,7 @@ class Latency:
     def __init__(self, arms: Iterable[DraftArm]) -> None:
         self.arms = {arm.name: arm for arm in arms}
         self.times: dict[str, dict[Cell, tuple[float, float]]] = {name: {} for name in self.arms}  # seconds, samples
-        self._shape: np.ndarray | None = None
+        self._shape: list[float] | None = None
         self._guesses: dict[tuple[str, Cell], float] = {}  # kept until a new cell is measured, or for STEADY records
         self._records = 0
 
@@ -77,15 +78,15 @@ class Latency:
         """The time up to a factor."""
         if self._shape is None:
             return 1 + PRIOR_COST * (arm.tokens - 1)
-        return float(self._shape @ features(arm, cell))
+        return sum(a * b for a, b in zip(self._shape, features(arm, cell), strict=True))
 
     def _fit(self) -> None:
         """Least squares of relative errors, no term below 0."""
         self._shape = None
         seen = [(self.arms[name], cell, t) for name, cells in self.times.items() for cell, (t, _) in cells.items()]
         if len(seen) >= ENOUGH:
-            terms = np.array([features(arm, cell) / t for arm, cell, t in seen])
-            found = np.maximum(np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0)
+            terms = np.array([features(arm, cell) for arm, cell, _ in seen]) / [[t] for *_, t in seen]
+            found = np.maximum(np.linalg.lstsq(terms, np.ones(len(seen)), rcond=None)[0], 0).tolist()
             self._shape = found if found[0] > 0 else None  # an empty step that costs nothing is not credible
 
     def state(self) -> dict[str, Any]:
@@ -98,8 +99,8 @@ class Latency:
         self._guesses.clear()
 
 
-def features(arm: DraftArm, cell: Cell) -> np.ndarray:
-    return np.array([1.0, cell[0] * arm.tokens / 100, 2.0 ** cell[1] - 1])
+def features(arm: DraftArm, cell: Cell) -> tuple[float, float, float]:
+    return 1.0, cell[0] * arm.tokens / 100, 2.0 ** cell[1] - 1
 
 
 def cell_of(rows: int, kv_bytes: float) -> Cell:
@@ -184,13 +185,9 @@ class Controller(Chooser):
     epsilon, spend = 0.1, 0.005
 
     def __init__(
-        self,
-        arms: Sequence[DraftArm],
-        *,
-        serves: Serves = lambda arm, batch: True,
-        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(),
-        seed: int = 0,
-    ) -> None:
+        self, arms: Sequence[DraftArm], *, serves: Serves = lambda arm, batch: True,
+        bucket: Callable[[int], int] = lambda batch: 1 << max(0, batch - 1).bit_length(), seed: int = 0,
+    ) -> None:  # fmt: skip
         """bucket: the size that a batch is padded to."""
         super().__init__()
         self.arms = [OFF, *(arm for arm in arms if arm != OFF)]
@@ -206,16 +203,18 @@ class Controller(Chooser):
         self._cell: Cell = (0, 0)
         self._spent = self._lost = 0.0  # seconds in all, and lost by trials
         self._last = OFF
+        # By drafter and age, what came of drafts and is not in `acceptance` yet: accepted, wanted, steps of each turn.
+        self._news: dict[tuple[str, int], list[tuple[np.ndarray, np.ndarray, int]]] = {}
 
     def choose(self, batch: int, kv_bytes: float = 0.0, retired: Set[str] = frozenset()) -> DraftArm:
         if not self.latency.times[OFF.name]:
             return OFF  # all other times are guessed from it
         cell = cell_of(self.bucket(batch), kv_bytes)
-        arms = [arm for arm in self.arms if arm == OFF or (arm.drafter not in retired and self.serves(arm, batch))]
         held = self._trial or self.current
-        if self._left > 0 and cell == self._cell and held in arms:
+        if self._left > 0 and cell == self._cell and self._open(held, batch, retired):
             self._left -= 1
             return held
+        arms = [arm for arm in self.arms if self._open(arm, batch, retired)]
         self._trial, self._left, self._cell = None, DWELL - 1, cell
         age = age_of(batch, kv_bytes)
         rates = {arm: self.rate(arm, batch, cell, age) for arm in arms}
@@ -225,6 +224,16 @@ class Controller(Chooser):
             self.current = best
         self._trial = self._untried(rates, age) or self._affordable(rates, cell)
         return self._trial or self.current
+
+    def _open(self, arm: DraftArm, batch: int, retired: Set[str]) -> bool:
+        return not arm.depth or (arm.drafter not in retired and self.serves(arm, batch))
+
+    def _fold(self) -> None:
+        """Add the news to the acceptance."""
+        for (drafter, age), told in self._news.items():
+            accepted, wanted, steps = zip(*told, strict=True)
+            self.acceptance[drafter].record(age, np.concatenate(accepted), np.concatenate(wanted), sum(steps))
+        self._news.clear()
 
     def _untried(self, rates: Mapping[DraftArm, float], age: int) -> DraftArm | None:
         """The best arm of a drafter that was not tried at this age, unless it is hopeless."""
@@ -253,7 +262,10 @@ class Controller(Chooser):
         cell, age = cell_of(self.bucket(batch), report.kv_bytes), age_of(batch, report.kv_bytes)
         if arm.depth and accepted is not None:
             wanted = np.full(accepted.size, arm.depth) if report.most is None else report.most
-            self.acceptance[arm.drafter].record(age, accepted, wanted, report.steps)
+            self._news.setdefault((arm.drafter, age), []).append((accepted, wanted, report.steps))
+            waits = len(self._news[arm.drafter, age]) < FOLDED and arm != self._trial
+            if not waits or age not in self.acceptance[arm.drafter].at:
+                self._fold()
         if arm == self._trial:
             best = self.rate(self.current, batch, cell, age)
             self._lost += max(0.0, seconds * (1 - self.rate(arm, batch, cell, age) / best))
@@ -265,17 +277,17 @@ class Controller(Chooser):
 
     def updated(self) -> None:
         """New weights: forget half of what is known about acceptance, and nothing about time."""
+        self._fold()
         for ages in self.acceptance.values():
             for known in ages.at.values():
                 known.set(known.hits / 2, known.tries / 2)
 
     def state_dict(self) -> dict[str, Any]:
+        self._fold()
+        known = {name: ages.at.items() for name, ages in self.acceptance.items()}
         return {
             "current": self.current.name,
-            "acceptance": {
-                name: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in ages.at.items()]
-                for name, ages in self.acceptance.items()
-            },
+            "acceptance": {n: [[age, a.hits.tolist(), a.tries.tolist()] for age, a in of] for n, of in known.items()},
             "latency": self.latency.state(),
             "seconds": [self._spent, self._lost],
             "generator": self.generator.bit_generator.state,
@@ -285,6 +297,7 @@ class Controller(Chooser):
         """Load what is known about arms and drafters that still exist."""
         self.current = next((arm for arm in self.arms if arm.name == state["current"]), OFF)
         self._trial, self._left, self._last = None, 0, OFF
+        self._news.clear()
         for name in self.acceptance.keys() & state["acceptance"].keys():
             self.acceptance[name].load(state["acceptance"][name])
         self.latency.load(state["latency"])

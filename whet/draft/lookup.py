@@ -3,8 +3,9 @@
 `NGram` looks in the row's own text. `Suffix` looks in the rollouts of the same prompt: siblings of the group, running
 and finished, and earlier visits of the prompt. The engine calls them through `whet.draft.speculation`.
 
-A row follows the text that matched its last tokens, 12 down to 2 of them, while both agree; then it searches the
-longest match anew. Texts are found by two anchors, the last 6 and the last 2 tokens, and compared backwards up to 12.
+A row follows the text that matched its last tokens, 12 down to 1 of them, while both agree; then it searches the
+longest match anew. Texts are found by anchors, the last 6, 2 and 1 tokens, and compared backwards up to 12. A draft is
+as long as is wanted, however short its match: steps are padded to that length, so that a longer guess costs nothing.
 The index is made of plain dicts and arrays: a step adds a token or two to each text, and for so little a dict is
 several times faster than whole-array operations. Indexing may lag behind, so that a long text makes no step slow.
 """
@@ -21,7 +22,7 @@ import numpy as np
 
 from whet.draft.base import LONGEST, SHORTEST, Drafter, RowView
 
-ANCHORS = (6, SHORTEST)  # tokens
+ANCHORS = (6, 2, SHORTEST)  # tokens
 NEWEST = 16  # places of an anchor that are looked at, the newest ones
 BACKLOG = 2000  # tokens indexed per step at most, beside the few that each row has just written
 JUST_WRITTEN = 32  # tokens
@@ -46,7 +47,7 @@ class Index:
 
     def __init__(self) -> None:
         self._behind: deque[IndexedText] = deque()
-        self._places: tuple[dict[bytes, list[tuple[IndexedText, int]]], ...] = ({}, {})  # per anchor
+        self._places: tuple[dict[bytes, list[tuple[IndexedText, int]]], ...] = ({}, {}, {})  # per anchor
 
     def add(self, tokens: bytes) -> IndexedText:
         """Begin a new text with int32 tokens."""
@@ -141,15 +142,13 @@ class Cursor:
             self.match = Match(source, place + n, length + n) if same else None
 
     def draft(self, most: int) -> list[int]:
-        """Up to `most` tokens that followed the match, and no more than it is long unless it is of the longest."""
+        """Up to `most` tokens that followed the match."""
         if self.match is None:
             found = [match for index in self.indexes if (match := index.find(self.text.tokens, self.vote))]
             if not found:
                 return []
             self.match = max(found, key=lambda match: match.length)
-        source, place, length = self.match
-        if length < LONGEST:
-            most = min(most, length)
+        source, place, _ = self.match
         got = source.tokens[place : place + most].tolist()
         if source is self.text and got:  # a text that repeats itself is continued round and round
             while len(got) < most:

@@ -8,6 +8,7 @@ the chooser after it, and calls `ended` and `updated` as rollouts end and weight
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from whet.draft.lookup import NGram, Suffix
 # Shapes: B rows.
 
 DEPTHS = (2, 4, 8, 16, 32)  # tokens that a draft may have; all drafters share the graphs that verify so many
-MOST_VERIFIED = 512  # tokens that a step verifies at most; beyond about 200 a forward takes longer with each of them
+# Tokens that a step verifies at most; beyond about 200 a forward takes longer with each of them. A small model's takes
+# as long as its launches: there drafts of up to SHALLOW tokens may verify MOST_SHALLOW, while weights * tokens <= WORK.
+MOST_VERIFIED, MOST_SHALLOW, SHALLOW, WORK = 512, 2560, 4, 12_800_000_000
 DRAFTERS: dict[str, Callable[[], Drafter]] = {"ngram": NGram, "suffix": Suffix}
 PATIENCE = 3  # failures in a row that retire a drafter
 
@@ -169,11 +172,14 @@ def _view(flight: Any) -> RowView:
     return RowView(flight.arrival, asked.prompt_id, asked.group_id, flight.index, flight.prompt, flight.trace.ids)
 
 
-def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int) -> Speculation | None:
+def build_speculation(
+    settings: config.Draft, *, vocab: int, sizes: Sequence[int], seed: int, weights: int = 0
+) -> Speculation | None:
     """Make what the recipe's [draft] asks for; None where it names no drafter.
 
-    `sizes`: rows that a step may be padded to, the largest last. suffix looks in a row's own text first, as ngram does,
-    and then in others'. Where both are named the controller does without ngram; TLT's bandit has all that are named.
+    `sizes`: rows that a step may be padded to, the largest last; `weights`: of the model, 0 where each token of a step
+    costs, as on a CPU. suffix looks in a row's own text first, as ngram does, and then in others'. Where both are named
+    the controller does without ngram; TLT's bandit has all that are named.
     """
     if not settings.drafters:
         return None
@@ -182,16 +188,21 @@ def build_speculation(settings: config.Draft, *, vocab: int, sizes: Sequence[int
     names = [name for name in settings.drafters if name not in spared]
     arms = [DraftArm(name, depth) for name in names for depth in DEPTHS]
 
+    @cache
     def padded(batch: int) -> int:
         return next((size for size in sizes if size >= batch), batch)
 
-    controller = Controller(arms, serves=serves, bucket=padded, seed=seed)
-    chooser = controller if ours else Bandit(arms, serves=serves, seed=seed)
+    def fits(arm: DraftArm, batch: int) -> bool:
+        return serves(arm, padded(batch), weights)
+
+    controller = Controller(arms, serves=fits, bucket=padded, seed=seed)
+    chooser = controller if ours else Bandit(arms, serves=fits, seed=seed)
     drafters = [DRAFTERS[name]() for name in names if name in DRAFTERS]  # eagle joins in the engine
-    served = [(size, arm) for arm in arms for size in sizes if serves(arm, size)]
+    served = [(size, arm) for arm in arms for size in sizes if serves(arm, size, weights)]
     return Speculation(drafters, chooser, vocab=vocab, served=served)
 
 
-def serves(arm: DraftArm, batch: int) -> bool:
-    """Whether an arm is meant for so many rows."""
-    return batch * arm.tokens <= MOST_VERIFIED
+def serves(arm: DraftArm, rows: int, weights: int = 0) -> bool:
+    """Whether an arm is meant for steps that are padded to so many rows, of a model of so many weights."""
+    more = weights and arm.depth <= SHALLOW and min(MOST_SHALLOW, WORK // weights)
+    return rows * arm.tokens <= max(MOST_VERIFIED, more)

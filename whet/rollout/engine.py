@@ -47,20 +47,10 @@ class LocalEngine(FlightEngine):
     can = frozenset({"keyed_noise", "token_versions", "stream", "cut", "recompute", "keep", "draft"})
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        context: int,
-        page: int = 0,
-        pages: int = 0,
-        runners: Any = None,
-        releasable: bool = False,
-        speculation: Speculation | None = None,
-        eagle: EagleHead | None = None,
-        buffer: DataBuffer | None = None,
-        **common: Any,
-    ) -> None:
+        self, model: PreTrainedModel, *, slots: int, context: int, page: int = 0, pages: int = 0, runners: Any = None,
+        releasable: bool = False, speculation: Speculation | None = None, eagle: EagleHead | None = None,
+        buffer: DataBuffer | None = None, **common: Any,
+    ) -> None:  # fmt: skip
         """runners: a faster form of a step, `whet.fast.graphs.GraphRunners`, used if it supports the model. releasable:
         on a GPU, the memory of keys and values is lent to the learner, see `release`. eagle: a drafter that reads
         hidden states joins `speculation`; those of finished rollouts go to `buffer`. common: as for `FlightEngine`."""
@@ -246,15 +236,16 @@ class LocalEngine(FlightEngine):
             rows.record(drawn.token[:, 0], drawn.log_prob[:, 0], self.version)
             self._stats["tokens"] += rows.ready
             return None, None, None
-        wanted = self._wanted(drawn.arm, running, drawn.before[:, :running]) if drawn.arm != OFF else None
+        counted, proposed = drawn.counted[:, :running], drawn.proposed[:, :running]
+        before = counted.cumsum(0) - counted  # tokens of the steps before each
+        wanted = self._wanted(drawn.arm, running, before) if drawn.arm != OFF else None
         kept = rows.record_runs(drawn, running, self.version, self.decode)
         self._stats["tokens"] += int(kept.sum())
         if wanted is None:
             return None, None, None
-        real = np.clip(kept - drawn.before, 0, drawn.counted)[:, :running]  # 0 after the row's end
+        real = np.minimum(kept[:running] - before, counted)  # 0 or less after the row's end
         lived = real > 0
-        proposed = drawn.proposed[:, :running]
-        rows.drafted[:running] += np.where(lived, proposed, 0).sum(0)
+        rows.drafted[:running] += (lived * proposed).sum(0)
         rows.accepted[:running] += kept[:running] - lived.sum(0)
         return real[lived] - 1, wanted[lived], proposed[lived]
 

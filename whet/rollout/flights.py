@@ -50,19 +50,11 @@ class FlightEngine(ABC):
     scheduler: Queue
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        encode: Callable[[str], Sequence[int]],
-        decode: Callable[[Sequence[int]], str],
-        seed: int,
-        slots: int,
-        context: int,
-        mode: Literal["barrier", "stream"] = "barrier",
-        on_update: Literal["cut", "recompute", "keep"] = "cut",
-        version: int = 0,
-        dtype: np.dtype[Any],
-    ) -> None:
+        self, model: PreTrainedModel, *, encode: Callable[[str], Sequence[int]],
+        decode: Callable[[Sequence[int]], str], seed: int, slots: int, context: int,
+        mode: Literal["barrier", "stream"] = "barrier", on_update: Literal["cut", "recompute", "keep"] = "cut",
+        version: int = 0, dtype: np.dtype[Any],
+    ) -> None:  # fmt: skip
         """encode: prompt id to token ids. dtype: that of log-probs."""
         known = getattr(model.config, "max_position_embeddings", None) or context
         if context > known:

@@ -53,17 +53,11 @@ class Flight:
     def rollout(self, finish: Finish, version: int) -> Rollout:
         """The finished rollout; `version` is recorded where it was cut before its first token."""
         versions = self.trace.versions
+        first, last = (int(versions[0]), int(versions[-1])) if versions.size else (version, version)
         return Rollout.of(
-            self.request,
-            self.index,
-            length=versions.size,
-            finish=finish,
-            first_version=int(versions[0]) if versions.size else version,
-            last_version=int(versions[-1]) if versions.size else version,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            trace=self.trace,
-        )
+            self.request, self.index, length=versions.size, finish=finish, first_version=first, last_version=last,
+            drafted=self.drafted, accepted=self.accepted, trace=self.trace,
+        )  # fmt: skip
 
     def stops_in(self, ids: np.ndarray, decode: Decode) -> bool:
         """Whether the newest of these tokens has completed a stop string."""

@@ -34,11 +34,6 @@ class Drawn:
     proposed: np.ndarray  # [S, B]: drafts that the row had
     arm: DraftArm = OFF  # what made the drafts
 
-    @property
-    def before(self) -> np.ndarray:
-        """[S, B]: tokens of the steps before each."""
-        return self.counted.cumsum(0) - self.counted
-
 
 class Runner:
     """What the engine calls. A runner that computes one step at a time overrides `advance` and `verify` only."""

@@ -137,8 +137,8 @@ def accept_reference(
 # an index. A row looks in its own text first, then in those of its siblings: other lanes with texts of the same prompt.
 # In front of a place p of a text, m(p) of the last LONGEST tokens agree with the row's own last ones, counted from the
 # newest back to the first that does not agree or is not there. The longest match wins if it has SHORTEST tokens; among
-# equals the earlier text, then the newest place. The draft is what stands at p and after it, m(p) tokens at most unless
-# all LONGEST agree. A sibling's draft stops at the end of its text; one from the row's own text repeats it.
+# equals the earlier text, then the newest place. The draft is what stands at p and after it, as far as is wanted. A
+# sibling's draft stops at the end of its text; one from the row's own text repeats it.
 
 
 def lookup(
@@ -199,7 +199,6 @@ def lookup_reference(
     match, first = best // context, best % context
     after = (written[source] - first).clamp(min=1)[:, None]
     step = torch.arange(drafts.shape[1], device=history.device)
-    size = torch.minimum(most, torch.where(match < LONGEST, match, drafts.shape[1]))
-    meant = (step < size[:, None]) & ((step < after) | (source == own)[:, None])
+    meant = (match > 0)[:, None] & (step < most[:, None]) & ((step < after) | (source == own)[:, None])
     guess = history[source[:, None], first[:, None] + step % after]
     drafts.copy_(torch.where(meant, guess, -1))

@@ -207,7 +207,7 @@ def lookup_launch(
     )  # fmt: skip
     _write[batch,](
         history, written, siblings, lane, most, found, drafts, sources, depth, history.stride(0), drafts.stride(0),
-        LONGEST=LONGEST, BITS=BITS, SOURCES=triton.next_power_of_2(sources), DEPTH=triton.next_power_of_2(depth),
+        BITS=BITS, SOURCES=triton.next_power_of_2(sources), DEPTH=triton.next_power_of_2(depth),
         num_warps=1,
     )  # fmt: skip
 
@@ -251,7 +251,7 @@ def _find(  # type: ignore[no-untyped-def]
 @triton.jit
 def _write(  # type: ignore[no-untyped-def]
     history, written, siblings, lane, most, found, drafts, sources, depth, history_line, drafts_line,
-    LONGEST: tl.constexpr, BITS: tl.constexpr, SOURCES: tl.constexpr, DEPTH: tl.constexpr,
+    BITS: tl.constexpr, SOURCES: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     """Takes the first text with the longest match, and drafts what followed there."""
     row = tl.program_id(0)
@@ -265,8 +265,7 @@ def _write(  # type: ignore[no-untyped-def]
     other = tl.where(source > 0, sibling, own)
     after = tl.load(written + other, mask=match > 0, other=1) - place
     step = tl.arange(0, DEPTH)
-    size = tl.minimum(tl.load(most + row), tl.where(match < LONGEST, match, depth))
-    meant = (step < size) & ((source == 0) | (step < after))
+    meant = (match > 0) & (step < tl.load(most + row)) & ((source == 0) | (step < after))
     text = history + other.to(tl.int64) * history_line + place
     guess = tl.load(text + step % after, mask=meant & (step < depth), other=-1)
     tl.store(drafts + row * drafts_line + step, guess, mask=step < depth)
