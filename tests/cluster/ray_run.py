@@ -69,6 +69,19 @@ def on_question(monkeypatch: pytest.MonkeyPatch, seen: Callable[[Any, str], None
     monkeypatch.setattr(Crew, "_ask", asked)
 
 
+def elsewhere(base: Any) -> Any:
+    """Stations each of which takes itself for another machine."""
+
+    class Elsewhere(base):  # type: ignore[misc]
+        def __init__(self, *given: Any) -> None:
+            from whet.cluster import member
+
+            super().__init__(*given)
+            member.place_of = lambda device: str(os.getpid())
+
+    return Elsewhere
+
+
 class Reaper:
     """Sends a signal to a worker a little after chosen questions of the driver to its workers."""
 

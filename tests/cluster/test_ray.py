@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fleet_run import assert_like, run, weights_of
-from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, on_question, strike_down, whole
+from ray_run import MARKS, SPLIT, TEN, Reaper, cluster, elsewhere, on_question, strike_down, whole
 from small_run import Stop, model_folder
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("cluster")]
@@ -30,17 +30,19 @@ def test_weights_stay_where_they_are_on_one_device(
 ) -> None:
     """A worker beside the learner reads its memory; on a GPU both have half of the card."""
     from whet.cluster.stations import Stations
+    from whet.cluster.workers import Workers
 
-    sent, send = list[dict[bool, Any]](), Stations.send
+    told, tell = list[Any](), Workers.tell
 
-    def seen(self: Any, parcel: Any, worker: Any) -> Any:
-        sent.append(parcel[2])
-        return send(self, parcel, worker)
+    def seen(self: Any, number: int, name: str, *args: Any) -> None:
+        if name == "publish":
+            told.append(args[-1].handle)
+        tell(self, number, name, *args)
 
-    monkeypatch.setattr(Stations, "send", seen)
+    monkeypatch.setattr(Workers, "tell", seen)
+    monkeypatch.setattr(Stations, "fetch", None)  # no bytes are asked for
     said = run(tmp_path / "ray", "cluster.workers=1", HALF, *sets)
-    assert len(sent) > 3 and all(True not in forms for forms in sent), "no bytes were asked for"
-    assert len({forms[False].handle for forms in sent}) == 1, "one buffer, used again and again"
+    assert len(told) > 3 and len(set(told)) == 1, "one buffer, used again and again"
     assert not any("started again" in line for line in said.messages), said.messages
 
 
@@ -49,12 +51,7 @@ def test_weights_go_through_the_store_to_a_worker_elsewhere(
 ) -> None:
     from whet.cluster import stations
 
-    class Elsewhere(stations.Station):
-        def fetch(self, whole: bool) -> list[Any]:
-            found = super().fetch(whole)
-            return found if whole else [found[0]._replace(place="another machine")]
-
-    monkeypatch.setattr(stations.Stations, "actor", Elsewhere)
+    monkeypatch.setattr(stations.Stations, "actor", elsewhere(stations.Station))
     run(tmp_path / "ray", *TEN, *SPLIT)
     assert_like(whole, tmp_path / "ray")
 
@@ -64,17 +61,18 @@ def test_adapters_travel_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     import ray
 
     from whet.cluster.member import ALIGN
-    from whet.cluster.stations import Stations
+    from whet.cluster.stations import Station, Stations
 
-    fetch, travelled = Stations._fetch, list[tuple[tuple[str, ...], int]]()
+    fetch, travelled = Stations.fetch, list[tuple[tuple[str, ...], int]]()
 
-    def fetched(self: Stations, source: Any, seconds: float, whole: bool) -> Any:
-        parcel = fetch(self, source, seconds, True)  # through the store, where it can be weighed
+    def fetched(self: Stations, source: Any, seconds: float) -> Any:
+        parcel = fetch(self, source, seconds)  # through the store, where it can be weighed
         found = ray.get(parcel)
         travelled.append((found.names, found.data.nbytes))
         return parcel
 
-    monkeypatch.setattr(Stations, "_fetch", fetched)
+    monkeypatch.setattr(Stations, "fetch", fetched)
+    monkeypatch.setattr(Stations, "actor", elsewhere(Station))
     sets = (f"model.name={model_folder(tmp_path / 'base')}", "model.lora.rank=2", "learn.kl_coef=0.1")
     run(tmp_path / "one", *sets)
     run(tmp_path / "ray", *sets, *SPLIT)

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 from fleet_run import assert_like, run
-from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole
+from ray_run import MARKS, SPLIT, TEN, cluster, elsewhere, on_question, strike_down, whole
 from small_run import SMALL, Silent, small_config
 
 from whet import api, cli, processes
 from whet.cluster.crew import Crew
-from whet.cluster.member import SentPrompts, open_buffer
+from whet.cluster.member import FleetMember, SentPrompts, open_buffer
 from whet.errors import WhetError
 from whet.run import checkpoint_steps, read_metrics
 
@@ -136,6 +136,24 @@ def test_a_learner_of_two_and_a_worker_are_lost_at_once(tmp_path: Path, monkeypa
     assert watched.left < 0
 
 
+def told(base: Any) -> Any:
+    """Stations to which it is a delivery to be told where weights lie."""
+
+    class Told(base):  # type: ignore[misc]
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            publish = FleetMember.publish
+
+            def published(member: FleetMember, version: int, drafter: Any, where: Any) -> str:
+                if where is not None:
+                    self.deliver(where)
+                return publish(member, version, drafter, None)
+
+            FleetMember.publish = published  # type: ignore[method-assign]
+
+    return Told
+
+
 def faulty(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
     """Stations of which the next that gets weights for the second time has the next fault."""
 
@@ -171,12 +189,17 @@ def faulty(base: Any, folder: Path, faults: tuple[str, ...]) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
-def test_a_publish_that_fails_replaces_the_worker(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_publish_that_fails_replaces_the_worker(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+) -> None:
+    """Weights lie in memory that it can open, or Ray brings them."""
     from whet.cluster import stations
 
     # Weights never arrive at both: a run may end before one worker that waits for them is given up.
     faults = ("dies before", "other weights", "never arrives", "never arrives, too", "dies after")
-    monkeypatch.setattr(stations.Stations, "actor", faulty(stations.Station, tmp_path, faults))
+    base = told(stations.Station) if shared else elsewhere(stations.Station)
+    monkeypatch.setattr(stations.Stations, "actor", faulty(base, tmp_path, faults))
     said = run(tmp_path / "ray", *TEN, *SPLIT, "cluster.timeout_s=12")
     assert all((tmp_path / fault).exists() for fault in faults)
     assert_like(whole, tmp_path / "ray", counters=False)
@@ -184,7 +207,7 @@ def test_a_publish_that_fails_replaces_the_worker(tmp_path: Path, whole: Path, m
     for sentence in (
         "was lost",  # seen by Ray or by the channel, whichever is first
         "holds other weights than the learner after version",
-        "did not get the weights within 12 s",
+        " of the weights within 12 s" if shared else "did not get the weights within 12 s",
     ):
         assert sentence in text, text
 

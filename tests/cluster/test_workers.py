@@ -73,11 +73,11 @@ ANSWERS = {
 
 
 class Carrier:
-    """Starts such workers. `delay`: by the number of a worker, how often it is looked for weights before they are
-    there."""
+    """Starts such workers, none of which shares the learner's memory. `delay`: by the number of a worker, how often it
+    is looked for weights before they are there."""
 
     def __init__(self) -> None:
-        self.apart: set[int] = set()
+        self.apart: set[int] = set(range(9))
         self.delay: dict[int, int] = {}
         self.answers: dict[str, Any] = dict(ANSWERS)
 
@@ -108,10 +108,10 @@ class Learners:
         self.hands = [Hand(0, "Process 0 of 1", SimpleNamespace())]  # type: ignore[arg-type]
         self.packed = 0
 
-    def first(self, name: str, *args: Any) -> str:
+    def first(self, name: str, *args: Any) -> tuple[str, str]:
         assert name == "pack_up"
         self.packed += 1
-        return "sums"
+        return "sums", "where"
 
     def close(self) -> None:
         pass
@@ -179,6 +179,51 @@ def test_a_checkpoint_is_divided_among_those_that_have_the_weights(carrier: Carr
 
 def vars_of(sampling: Sampling) -> dict[str, Any]:
     return {name: getattr(sampling, name) for name in sampling.__dataclass_fields__}
+
+
+def test_nothing_is_carried_to_a_worker_that_shares_the_memory(carrier: Carrier) -> None:
+    carrier.apart = {1}
+    carried, send = list[int](), carrier.send
+    carrier.send = lambda parcel, worker: carried.append(worker.number) or send(parcel, worker)  # type: ignore[method-assign]
+    made = workers(carrier, 3)
+    made.prepare()
+    assert asked(made) == [["begin", "publish"]] * 3 and carried == [1]
+
+
+def test_weights_are_carried_to_a_worker_that_cannot_open_the_memory(carrier: Carrier) -> None:
+    carrier.apart = set()
+    carrier.answers["publish"] = ""
+    send = carrier.send
+
+    def sent(parcel: Any, worker: Hand) -> Any:
+        carrier.answers["publish"] = "sums"
+        return send(parcel, worker)
+
+    carrier.send = sent  # type: ignore[method-assign]
+    made = workers(carrier, 1)
+    made.prepare()
+    assert asked(made) == [["begin", "publish", "publish"]] and carrier.apart == {0} and made.present == [0]
+
+
+def test_a_learner_that_cannot_hand_out_its_weights_is_asked_for_them_again(carrier: Carrier) -> None:
+    """It is lost while a worker that has come waits for them, and another has its place."""
+    made = workers(carrier, 1)
+    made.prepare()
+    first, fetch = made.learners.hands[0], carrier.fetch
+
+    def fetched(source: Hand, seconds: float) -> Any:
+        if source is first:
+            source.lose("did not hand out its weights")
+        return fetch(source, seconds)
+
+    def mend() -> None:
+        made.learners.hands[0] = Hand(0, "Process 0 of 1", SimpleNamespace())  # type: ignore[arg-type]
+
+    carrier.fetch, made.learners.mend = fetched, mend  # type: ignore[method-assign]
+    made._stale = True
+    made.prepare()
+    assert made.learners.packed == 3 and made.present == [0]  # type: ignore[attr-defined]
+    assert asked(made) == [["begin", "publish", "publish"]]
 
 
 def rest(made: Workers, number: int) -> None:

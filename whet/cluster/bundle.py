@@ -5,8 +5,10 @@ Each step they go from the members to the driver, and those that train go back t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise, repeat, starmap
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ FIELDS = tuple(name for name in Rollout.__dataclass_fields__ if name != "trace")
 
 
 class Bundle(NamedTuple):
-    rows: list[tuple[Any, ...]]  # of each rollout its FIELDS
+    columns: list[tuple[Any, ...]]  # of each of the FIELDS its values, a rollout each
     sizes: list[int]  # the tokens of each
     tokens: dict[str, np.ndarray]  # of all, end to end
     guessed: list[np.ndarray | None]  # of each trace
@@ -28,18 +30,24 @@ class Bundle(NamedTuple):
     def of(cls, rollouts: Sequence[Rollout]) -> Bundle:
         traces = [rollout.trace for rollout in rollouts if rollout.trace is not None]
         assert len(traces) == len(rollouts), "a rollout has no trace"
+        columns = list(zip(*map(attrgetter(*FIELDS), rollouts), strict=True))
         tokens = join_traces(traces, np.dtype(np.float32))
-        rows, sizes = list(map(attrgetter(*FIELDS), rollouts)), [trace.ids.size for trace in traces]
-        return cls(rows, sizes, tokens, [trace.guessed for trace in traces])
+        return cls(columns, [trace.ids.size for trace in traces], tokens, [trace.guessed for trace in traces])
 
     def rollouts(self) -> list[Rollout]:
         """Their traces are views of `tokens`: a copy of each part would cost as much as all the rest."""
-        found, end = [], 0
-        for row, size, guessed in zip(self.rows, self.sizes, self.guessed, strict=True):
-            begin, end = end, end + size
-            trace = Trace(**{name: self.tokens[name][begin:end] for name in PARTS}, guessed=guessed)
-            found.append(Rollout(**dict(zip(FIELDS, row, strict=True)), trace=trace))
-        return found
+        spans = list(starmap(slice, pairwise(accumulate(self.sizes, initial=0))))
+        parts = {name: map(self.tokens[name].__getitem__, spans) for name in PARTS}
+        traces = _made(Trace, len(spans), {**parts, "guessed": self.guessed})
+        return _made(Rollout, len(spans), {**dict(zip(FIELDS, self.columns, strict=False)), "trace": traces})
+
+
+def _made(kind: Any, count: int, columns: Mapping[str, Iterable[Any]]) -> list[Any]:
+    """Objects of a frozen class with these values, column by column: their constructor takes four times as long."""
+    made = list(map(object.__new__, repeat(kind, count)))
+    for name, column in columns.items():
+        deque(map(getattr(kind, name).__set__, made, column), maxlen=0)
+    return made
 
 
 def emptied(batch: Batch) -> tuple[Batch, Bundle]:

@@ -52,7 +52,7 @@ class Chorus:
         while True:
             done = self.crew.together("step", sent, progress, needs, prompts)
             # After a death all members are where the furthest one is: the step counts if that one has ended it.
-            if done and self.crew.first("position") > self.version:
+            if len(done) == self.crew.size or (done and self.crew.first("position") > self.version):
                 self.version += 1
                 report, self.scored_s = done[min(done)]
                 return report
@@ -99,5 +99,4 @@ class Chorus:
         self.version = self.crew.call("restore", str(checkpoint.folder.absolute()))[0]
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self.crew.first("learner_state")
-        return state
+        return dict(self.crew.first("learner_state"))

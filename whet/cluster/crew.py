@@ -163,8 +163,7 @@ class Crew:
         while True:
             numbers = [number for number in args if number in self.present]
             answers = self._ask(numbers, name, [args[number] for number in numbers], self.answer_s)
-            for number in numbers:
-                self.raise_failure(answers.get(number))
+            self.raise_failure(*answers.values())
             if not self.lacking:
                 return [answers[number][1] for number in numbers]
             self.mend()
@@ -187,7 +186,7 @@ class Crew:
         """Ask the first member alone."""
         while True:
             answers = self._ask([0], name, [args], ANSWER_S)
-            self.raise_failure(answers.get(0))
+            self.raise_failure(*answers.values())
             if 0 in answers:
                 return answers[0][1]
             self.mend()
@@ -197,8 +196,7 @@ class Crew:
         may have failed: the crew is whole again on return, and `position` tells the caller what was done."""
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=EXCHANGE_S)
         if not self.lacking:
-            for number in range(self.size):
-                self.raise_failure(answers.get(number))
+            self.raise_failure(*answers.values())
         else:
             self.mend()
         return {number: answer[1] for number, answer in answers.items() if answer[0] == "done"}
@@ -209,8 +207,7 @@ class Crew:
         answers = self._ask(range(self.size), name, [args] * self.size, ANSWER_S, grace=0.1, then=then)
         if self.lacking:
             return False
-        for number in range(self.size):
-            self.raise_failure(answers.get(number))
+        self.raise_failure(*answers.values())
         return True
 
     def tell(self, number: int, name: str, *args: Any) -> None:
@@ -236,9 +233,8 @@ class Crew:
             self.mend()
 
     @staticmethod
-    def raise_failure(answer: tuple[Any, ...] | None) -> None:
-        if answer is not None and answer[0] == "failed":
-            _, kind, text = answer
+    def raise_failure(*answers: tuple[Any, ...]) -> None:
+        for _, kind, text in [answer for answer in answers if answer[0] == "failed"]:
             found = getattr(errors, kind, None)
             if isinstance(found, type) and issubclass(found, WhetError):
                 raise found(text)
@@ -388,8 +384,7 @@ class Crew:
         given = (source, those, self.version, self.drafter)
         answers = self._ask(range(self.size), "adopt", [given] * self.size, ANSWER_S, grace=GRACE_S)
         if not self.lacking:
-            for answer in answers.values():
-                self.raise_failure(answer)
+            self.raise_failure(*answers.values())
         for hand in self.hands:
             hand.version = self.version
 
@@ -415,8 +410,8 @@ class Crew:
         numbers = sorted(numbers)
         orders = [({**self.order, "rank": number, "size": self.size},) for number in numbers]
         answers = self._ask(numbers, "begin", orders, START_S)
+        self.raise_failure(*answers.values())
         for number in numbers:
-            self.raise_failure(answers.get(number))
             self.hands[number].version = self.version
         if not self.lacking and len(numbers) == self.size:
             self._compare_all(answers)
@@ -430,12 +425,10 @@ class Crew:
         # Where one dies meanwhile, the others find out by their own limit.
         answers = self._ask(range(self.size), "form", [given] * self.size, 2 * FORM_S, grace=1.5 * FORM_S)
         if not self.lacking:
-            for answer in answers.values():
-                self.raise_failure(answer)
+            self.raise_failure(*answers.values())
         if self.order["later"] and not self.lacking:
             answers = self._ask(range(self.size), "complete", [()] * self.size, START_S, grace=GRACE_S)
-            for answer in answers.values():
-                self.raise_failure(answer)
+            self.raise_failure(*answers.values())
             if not self.lacking:
                 self._compare_all(answers)
 

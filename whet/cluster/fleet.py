@@ -43,7 +43,7 @@ class Fleet:
         """slots: of each member."""
         self.crew, self.encode, self.slots, self.mode = crew, encode, slots, mode
         self.done: list[Rollout] = []
-        self._open: dict[Place, tuple[int, Request]] = {}  # member, and a request for this rollout alone
+        self._open: dict[Place, tuple[int, Request]] = {}  # member, and what asked for it
         self._load = [0] * crew.size
         self.can: frozenset[str] = crew.call("can")[0]
         self._tickets: dict[int, dict[tuple[int, int], Rollout]] = {}
@@ -115,9 +115,9 @@ class Fleet:
         held = {(row["group_id"], row["index"]) for state in states for row in state["flights"]}
         # Of a member that is not present the tokens are not waited for: its rollouts begin anew.
         bare = [
-            {**asdict(request), "index": request.first_index, "arrival": -1, "tokens": 0}
-            for (ticket, *key), (_, request) in self._open.items()
-            if ticket is None and tuple(key) not in held
+            {**asdict(request), "index": index, "arrival": -1, "tokens": 0}
+            for (ticket, group, index), (_, request) in self._open.items()
+            if ticket is None and (group, index) not in held
         ]
         return merge_states(states, self.done, bare)
 
@@ -157,7 +157,7 @@ class Fleet:
             shares.setdefault(number, []).append(request)
             self._load[number] += request.n
             for index in range(request.first_index, request.first_index + request.n):
-                self._open[*group, index] = (number, replace(request, first_index=index, n=1))
+                self._open[*group, index] = (number, request)
         for number, share in shares.items():
             self.crew.tell(number, "ask", ticket, share, {r.prompt_id: self.encode(r.prompt_id) for r in share})
 
@@ -172,11 +172,11 @@ class Fleet:
                 self._tickets[ticket][rollout.key] = rollout
 
     def _ask_again(self, numbers: set[int]) -> None:
-        lost = [(place, request) for place, (number, request) in self._open.items() if number in numbers]
-        for place, _ in lost:
+        lost = {place: request for place, (number, request) in self._open.items() if number in numbers}
+        for place in lost:
             self._load[self._open.pop(place)[0]] -= 1
-        for ticket in dict.fromkeys(place[0] for place, _ in lost):
-            self._send(ticket, [request for place, request in lost if place[0] == ticket])
+        for ticket in dict.fromkeys(place[0] for place in lost):
+            self._send(ticket, [replace(r, first_index=p[2], n=1) for p, r in lost.items() if p[0] == ticket])
 
     def _hand_on(self, number: int, state: State) -> None:
         """Let others go on with what a member has given up. What has no tokens to keep is asked again."""

@@ -108,6 +108,7 @@ class FleetMember:
         # bytes, and the tensors in these, since cutting them out of the bytes takes as long as all the rest.
         self._buffers: dict[int, tuple[Any, Tensor, list[Tensor]]] = {}
         self._opened: tuple[Any, Any, Any] = (None, None, None)
+        self._named: dict[str, Tensor] = {}
         return ("", "") if self._later else self.complete()
 
     def complete(self) -> tuple[str, str]:
@@ -124,29 +125,34 @@ class FleetMember:
         with socket.create_server((host, 0)) as server:
             return f"tcp://{host}:{server.getsockname()[1]}"
 
-    def pack_up(self, issue: int, used: Set[int]) -> str:
+    def pack_up(self, issue: int, used: Set[int]) -> tuple[str, Parcel]:
         """Copy the weights that are trained to where workers can read them while others are trained. Returns the copy's
-        checksum. issue: their number; used: the numbers of those that workers may be reading."""
-        weights = dict(self._model.named_parameters())  # whole, though a learner may hold parts
-        live = {name: weights[name].detach() for name in self._learner.optimizer.live}
+        checksum and where it lies. issue: their number; used: the numbers of those that workers may be reading."""
+        names = tuple(self._learner.optimizer.live)
+        live = self._weights(names)
         free = next((number for number in self._buffers if number not in used), None)
         if free is None:
-            buffer, handle = make_buffer(sum(map(_room, live.values())), self._model.device)
-            self._buffers[issue] = handle, buffer, _cut(buffer, live.values())
+            buffer, handle = make_buffer(sum(map(_room, live)), self._model.device)
+            self._buffers[issue] = handle, buffer, _cut(buffer, live)
         else:
             self._buffers[issue] = self._buffers.pop(free)
         handle, buffer, theirs = self._buffers[issue]
-        torch._foreach_copy_(theirs, list(live.values()))
-        self.parcel = Parcel(tuple(live), self._place, handle, buffer)
-        return self._checksum(buffer.split(PIECE))  # by then the copy is whole
+        torch._foreach_copy_(theirs, live)
+        self.parcel = Parcel(names, self._place, handle, buffer)
+        return self._checksum(buffer.split(PIECE)), self.parcel._replace(data=None)  # by then the copy is whole
 
-    def publish(self, version: int, drafter: Copy | None) -> str:
-        """Take over the weights that were brought here; the checksum of what was taken, once all is. It is empty, and
-        nothing has changed, where they lie in memory that this process cannot open."""
-        parcel, self.brought = self.brought, None
+    def _weights(self, names: Iterable[str]) -> list[Tensor]:
+        """Those of the model, whole, though a learner may hold parts; found once, as that takes as long as a copy."""
+        if not self._named:
+            self._named = {name: weight.detach() for name, weight in self._model.named_parameters()}
+        return [self._named[name] for name in names]
+
+    def publish(self, version: int, drafter: Copy | None, where: Parcel | None) -> str:
+        """Take over the weights that lie there or, without a place, were brought here; the checksum of what was taken,
+        once all is. It is empty, and nothing has changed, where this process cannot open the memory they lie in."""
+        parcel, self.brought = where or self.brought, None
         assert parcel is not None
-        weights = dict(self._model.named_parameters())
-        mine = [weights[name].detach() for name in parcel.names]
+        mine = self._weights(parcel.names)
         if parcel.data is not None:
             buffer = _from_bytes(parcel.data)
             theirs = _cut(buffer, mine)

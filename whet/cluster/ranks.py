@@ -36,8 +36,7 @@ class Ranks(Team):
             flat = _flatten_dense_tensors(bucket)
             with exchange():
                 dist.all_reduce(flat, group=self.group)
-            for tensor, total in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                tensor.copy_(total)
+            torch._foreach_copy_(bucket, _unflatten_dense_tensors(flat, bucket))
 
     def give(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int]) -> None:
         for owner in range(self.size):
@@ -46,8 +45,7 @@ class Ranks(Team):
                 with exchange():
                     dist.broadcast(flat, src=owner, group=self.group)
                 if owner != self.rank:  # an owner's own tensors are not written again
-                    for tensor, new in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-                        tensor.copy_(new)
+                    torch._foreach_copy_(bucket, _unflatten_dense_tensors(flat, bucket))
 
     def collect(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of all members, in the main memory of the first; nothing in that of the others."""

@@ -104,15 +104,14 @@ class Station(Listener):
         with contextlib.suppress(Gone):
             self._member.serve()
 
-    def fetch(self, whole: bool) -> list[Any]:
-        """The weights that the learner here has packed: `whole`, in the store of this node, since Ray keeps them once
-        per node; or how processes that share its memory find them."""
+    def fetch(self) -> list[Any]:
+        """The weights that the learner here has packed, in the store of this node: Ray keeps them once per node."""
         assert self._member is not None and self._member.parcel is not None
         parcel = self._member.parcel
-        return [ray.put(parcel._replace(data=parcel.data.cpu().numpy())) if whole else parcel._replace(data=None)]
+        return [ray.put(parcel._replace(data=parcel.data.cpu().numpy()))]
 
     def deliver(self, parcel: Any) -> None:
-        """Weights for the engine here, or where they lie. Ray has brought them to this node before it calls."""
+        """Weights for the engine here. Ray has brought them to this node before it calls."""
         assert self._member is not None
         self._member.brought = parcel
 
@@ -230,8 +229,7 @@ class Stations:
 
     def reserve(self, count: int, seconds: float) -> None:
         """Keep room for so many, by their numbers: one that is started again must not wait behind others in a queue."""
-        group = placement_group([dict(self.need)] * count)
-        self._group = group
+        group = self._group = placement_group([dict(self.need)] * count)
         if not group.wait(seconds):
             self.free()
             raise WhetError(f"Others use the cluster: no room for {count} learners was free within {seconds:g} s.")
@@ -247,20 +245,12 @@ class Stations:
             kind = kind.options(scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, number))
         return ActorHand(number, name, kind.remote(self.secret, self.build, self.environment), self.secret)
 
-    def fetch(self, source: Hand, seconds: float) -> Any:
-        return source, seconds, {}
+    def send(self, parcel: Any, worker: Any) -> Any:
+        return worker.actor.deliver.remote(parcel)
 
-    def send(self, parcel: Any, worker: Hand) -> Any:
-        source, seconds, forms = parcel
-        assert isinstance(worker, ActorHand)
-        whole = worker.number in self.apart
-        if whole not in forms:  # the first worker that needs this form: it is made once per publish
-            forms[whole] = self._fetch(source, seconds, whole)
-        return worker.actor.deliver.remote(forms[whole])
-
-    def _fetch(self, source: ActorHand, seconds: float, whole: bool) -> Any:
+    def fetch(self, source: Any, seconds: float) -> Any:
         try:
-            return ray.get(source.actor.fetch.remote(whole), timeout=seconds)[0]
+            return ray.get(source.actor.fetch.remote(), timeout=seconds)[0]
         except (ray.exceptions.OutOfDiskError, ray.exceptions.ObjectStoreFullError) as error:
             full = "The object store of the learner's node has no room for the weights, nor has its disk"
             raise WhetError(f"{full}: {_first_line(error)}; --resume goes on from the last checkpoint.") from error

@@ -2,8 +2,8 @@
 
 `fleet.py` asks them as any other crew. A worker that is lost is started again; meanwhile the others write what it was
 asked, since tokens depend on key and weights alone. A worker that joins gets the newest weights before its first
-request. Weights travel beside the channels (`Post`), once to each machine, while rollouts run on. Workers outlive a
-learner: where no learner is left, they wait for the one that goes on from the last checkpoint.
+request. One that shares the learner's memory is told where they lie; to others `Post` brings them, while rollouts run
+on. Workers outlive a learner: where no learner is left, they wait for the one that goes on from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Need = Mapping[str, float]  # of a node, by the names of Ray: CPU, GPU
 
 
 class Post(Protocol):
-    """Starts workers, and carries weights from a learner to them."""
+    """Starts workers, and carries weights from a learner to those that do not share its memory."""
 
-    apart: set[int]  # numbers of the workers that do not share the memory of the learner
+    apart: set[int]  # numbers of these workers, as far as it is known
 
     def start(self, number: int, name: str) -> Hand: ...
 
@@ -36,10 +36,10 @@ class Post(Protocol):
         """How many workers, of `most`, the cluster has room for."""
 
     def fetch(self, source: Hand, seconds: float) -> Any:
-        """What `source` has packed, as something that can be sent."""
+        """What `source` has packed, as something that can be sent. The source may turn out to be lost."""
 
     def send(self, parcel: Any, worker: Hand) -> Any:
-        """Begin to carry it to a worker, or to say where it lies. The source may turn out to be lost."""
+        """Begin to carry it to a worker."""
 
     def look(self, workers: Sequence[Hand]) -> None:
         """Note which workers must leave, since their nodes are drained."""
@@ -55,9 +55,9 @@ class Delivery:
     issue: int  # which weights: a number that rises with each publish
     version: int  # of these weights
     source: Hand  # the learner that has packed them
-    sending: Any
     since: float
     before: int | None  # the version that the worker has
+    sending: Any = None  # where they are carried
     asked: int = 0  # the question whether it has taken them over; 0: they have not arrived
 
 
@@ -79,7 +79,7 @@ class Workers(Crew):
         self._short = False
         self._sums = ""  # of the weights that were sent last
         self._source = learners.hands[0]  # the learner that has packed them
-        self._issue, self._parcel = 0, None  # the number of the newest weights, and what can be sent of them
+        self._issue, self._where, self._parcel = 0, None, None  # the newest weights: number, place, what can be sent
         self._due: dict[int, Delivery] = {}  # by the number of the worker
         self._behind: set[int] = set()  # those that the others do not wait for
         self._handing: dict[int, int] = {}  # by the number of a worker: the question to give up what it has
@@ -210,7 +210,7 @@ class Workers(Crew):
         while self._stale:
             self._issue += 1
             used = frozenset(due.issue for due in self._due.values())
-            self._sums = self.learners.first("pack_up", self._issue, used)
+            self._sums, self._where = self.learners.first("pack_up", self._issue, used)
             self._source, self._parcel, self._stale = self.learners.hands[0], None, False
             # One that is behind gets them after those that it waits for, if there are any.
             self._publish([number for number in (*self.present, *self._behind) if number not in self._due])
@@ -224,8 +224,6 @@ class Workers(Crew):
         if source is not self._source:  # it was replaced, and has packed nothing
             self._stale = True
             return
-        if self._parcel is None:
-            self._parcel = self.post.fetch(source, self._timeout_s)
         begun = time.monotonic()
         for number in numbers:
             if not source.lost:
@@ -247,9 +245,16 @@ class Workers(Crew):
             self._stale = True
 
     def _deliver(self, number: int) -> None:
-        sending = self.post.send(self._parcel, self.hands[number])
-        before = self.hands[number].version
-        self._due[number] = Delivery(self._issue, self.version, self._source, sending, time.monotonic(), before)
+        hand = self.hands[number]
+        due = self._due[number] = Delivery(self._issue, self.version, self._source, time.monotonic(), hand.version)
+        if number not in self.post.apart:
+            self.tell(number, "publish", due.version, self.drafter, self._where)
+            due.asked = self._serial
+            return
+        if self._parcel is None:  # the first worker that needs it
+            self._parcel = self.post.fetch(self._source, self._timeout_s)
+        if not self._source.lost:
+            due.sending = self.post.send(self._parcel, hand)
 
     def _take_over(self) -> None:
         """Lead deliveries on. They end where a worker has the newest weights, or is lost."""
@@ -260,11 +265,11 @@ class Workers(Crew):
     def _lead_on(self, number: int, due: Delivery) -> bool:
         """Lead one delivery on. Returns whether it has ended."""
         hand = self.hands[number]
-        if not due.asked and not hand.lost and self.post.arrived(due.sending, due.source, hand):
+        if not due.asked and not hand.lost and (due.source.lost or self.post.arrived(due.sending, due.source, hand)):
             if due.source.lost:  # and the weights with it: another learner packs them again
                 self._stale = True
                 return True
-            self.tell(number, "publish", due.version, self.drafter)
+            self.tell(number, "publish", due.version, self.drafter, None)
             due.asked = self._serial
         answer = hand.replies.pop(due.asked, None)
         if answer is None:
