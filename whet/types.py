@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -118,8 +119,9 @@ class Group:
 
     @property
     def pass_rate(self) -> float:
-        judged = self.judged
-        return sum(r.verdict == "right" for r in judged) / len(judged) if judged else 0.0
+        verdicts = [r.verdict for r in self.rollouts]
+        judged = len(verdicts) - verdicts.count("unjudged")
+        return verdicts.count("right") / judged if judged else 0.0
 
     @property
     def spread(self) -> float:
@@ -179,6 +181,20 @@ class Report:
 def fields_of(record: Any, leave: str = "") -> dict[str, Any]:
     """The fields of a record by name, but one. (`dataclasses.asdict` copies what they hold, ten times as slowly.)"""
     return {name: getattr(record, name) for name in record.__dataclass_fields__ if name != leave}
+
+
+_READ = attrgetter(*Rollout.__dataclass_fields__)
+_WRITERS = [getattr(Rollout, name).__set__ for name in Rollout.__dataclass_fields__]
+
+
+def changed(rollout: Rollout, **values: Any) -> Rollout:
+    """A copy with these values, in half the time of `dataclasses.replace`: a step may copy thousands."""
+    copy = object.__new__(Rollout)
+    for write, value in zip(_WRITERS, _READ(rollout), strict=True):
+        write(copy, value)
+    for name, value in values.items():
+        object.__setattr__(copy, name, value)
+    return copy
 
 
 def rollout_to_json(rollout: Rollout) -> dict[str, Any]:

@@ -273,20 +273,12 @@ class Progress(Saved):
 
     def update(self, rollouts: Sequence[Rollout]) -> None:
         """Learn from the rollouts of an update; cut ones say nothing, unjudged ones say nothing about the reward."""
-        responses = truncated = judged = 0
-        rewards = 0.0
-        for rollout in rollouts:
-            if rollout.finish == "cut":
-                continue
-            responses += 1
-            truncated += rollout.finish == "length"
-            if rollout.judged and rollout.reward is not None:
-                judged += 1
-                rewards += rollout.reward
-        if responses:
-            self.truncated = smoothed(self.truncated, truncated / responses)
-        if judged:
-            self.reward = smoothed(self.reward, rewards / judged)
+        done = [rollout for rollout in rollouts if rollout.finish != "cut"]
+        rewards = [rollout.reward for rollout in done if rollout.judged and rollout.reward is not None]
+        if done:
+            self.truncated = smoothed(self.truncated, sum(r.finish == "length" for r in done) / len(done))
+        if rewards:
+            self.reward = smoothed(self.reward, float(np.cumsum(rewards)[-1]) / len(rewards))  # added one by one
         if self.reward is not None and self.plateau:
             self._past = [*self._past, self.reward][-self.plateau - 1 :]
 

@@ -114,7 +114,8 @@ class Visit:
     @property
     def group(self) -> Group:
         """The part that a learner may see: the judged rollouts, by index."""
-        judged = tuple(r for index, r in sorted(self.came.items()) if r.judged and index >= self.untrained)
+        came = [self.came[index] for index in sorted(self.came) if index >= self.untrained]
+        judged = tuple([rollout for rollout in came if rollout.verdict != "unjudged"])
         return Group(prompt_id=self.prompt_id, group_id=self.group_id, rollouts=judged)
 
     @property

@@ -95,13 +95,11 @@ class Posterior(Saved):
 
     def count(self, rollouts: Iterable[Rollout]) -> np.ndarray:
         """Add verdicts and return their rows. Rollouts of prompts that are not among `ids` are passed over."""
-        counts: dict[int, list[int]] = {}
-        for rollout in rollouts:
-            if rollout.judged and (row := self.ids.row(rollout.prompt_id)) is not None:
-                counts.setdefault(row, [0, 0])[rollout.verdict == "wrong"] += 1
-        rows = np.fromiter(counts, np.int64, len(counts))
-        both = np.array(list(counts.values()), np.float64).reshape(-1, 2)
-        self.add(rows, both[:, 0], both[:, 1])
+        judged = [rollout for rollout in rollouts if rollout.judged]
+        found = self.ids.rows([rollout.prompt_id for rollout in judged])
+        rows, of = np.unique(found[found >= 0], return_inverse=True)
+        wrong = np.array([rollout.verdict == "wrong" for rollout in judged], bool)[found >= 0]
+        self.add(rows, np.bincount(of, ~wrong, len(rows)), np.bincount(of, wrong, len(rows)))
         return rows
 
     def add(self, rows: np.ndarray, right: Sequence[float] | np.ndarray, wrong: Sequence[float] | np.ndarray) -> None:
@@ -246,7 +244,8 @@ class CuresSource(Returns):
         there are fewer prompts than groups. Otherwise fewer than k may come."""
         self.enter(clock, k)
         picked = self.take_back(k)
-        self._take_out(self.ids.rows(picked))
+        self._take_out(back := self.ids.rows(picked))
+        self._tree.put(back, 0.0)
         while (lacking := k - len(picked)) > 0:
             if self.pool is not None:
                 self.enter(clock, lacking)  # the next set, if this one is used up
@@ -261,10 +260,10 @@ class CuresSource(Returns):
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
         """Count every verdict, of any phase, also of groups that are dropped."""
+        rows = self.ids.rows([rollout.prompt_id for rollout in rollouts]).tolist()
         fits = []
-        for rollout in rollouts:
-            row = self.ids.row(rollout.prompt_id)
-            if rollout.judged and row is not None and row in self.out:  # else it came late, and the estimate is gone
+        for row, rollout in zip(rows, rollouts, strict=True):
+            if rollout.judged and row in self.out:  # else it came late, and the estimate is gone
                 estimate, right = self.out[row][1], float(rollout.verdict == "right")
                 fits.append((1.0, estimate, right, (estimate - right) ** 2))
         self.fit += np.array(fits).reshape(-1, 4).sum(axis=0)
@@ -398,8 +397,7 @@ class CuresSource(Returns):
         drawn: list[int] = []
         while len(drawn) < k and len(self.members):
             if not self._tree.total:
-                taken = (self.ids.row(prompt_id) for prompt_id in (*picked, *self.held()))
-                now = {*drawn, *(row for row in taken if row is not None)}
+                now = {*drawn, *self.ids.rows([*picked, *self.held()]).tolist()} - {-1}
                 if now.issuperset(self.members.tolist()):
                     if len(self.members) >= groups:
                         break
@@ -419,7 +417,6 @@ class CuresSource(Returns):
     def _take_out(self, rows: np.ndarray) -> None:
         for row, estimate in zip(rows.tolist(), self.posterior.mean(rows).tolist(), strict=True):
             self.out[row] = (self.posterior.now, estimate)
-        self._tree.put(rows, 0.0)
 
     def _weigh(self, rows: np.ndarray) -> None:
         """Recompute the weights of these rows, except those that are out."""

@@ -46,36 +46,37 @@ class History:
         self.length = np.zeros(prompts, np.float32)  # tokens of a response, smoothed
         # The latest group, and the values before it:
         self.group = np.full(prompts, -1, np.int64)
-        self.right = np.zeros(prompts, np.int32)
-        self.judged = np.zeros(prompts, np.int32)
+        self.right, self.judged = np.zeros((2, prompts), np.int32)
         self.tokens = np.zeros(prompts, np.int64)
-        self.rate_1 = np.zeros(prompts, np.float32)
-        self.rate_2 = np.zeros(prompts, np.float32)
-        self.length_before = np.zeros(prompts, np.float32)
+        self.rate_1, self.rate_2, self.length_before = np.zeros((3, prompts), np.float32)
 
-    def add(self, row: int, *, group_id: int, right: int, judged: int, tokens: int, epoch: int) -> None:
-        """Add judged rollouts of one group. Late ones of an older group count with the prompt's latest group."""
-        if group_id > self.group[row]:
-            if self.visits[row]:
-                self.rate_2[row] = self.rate_1[row]
-                self.rate_1[row] = self.right[row] / self.judged[row]
-                self.length_before[row] = self.length[row]
-            self.group[row] = group_id
-            self.visits[row] += 1
-            self.right[row] = self.judged[row] = self.tokens[row] = 0
-        self.right[row] += right
-        self.judged[row] += judged
-        self.tokens[row] += tokens
-        self.epoch[row] = epoch
-        self.solved[row] |= right > 0
-        right, judged, visits = int(self.right[row]), int(self.judged[row]), int(self.visits[row])
-        now, length = right / judged, int(self.tokens[row]) / judged
-        recent = [now, float(self.rate_1[row]), float(self.rate_2[row])][: min(visits, WINDOW)]
-        old = MEMORY if visits > 1 else 0.0
-        self.rate[row] = sum(recent) / len(recent)
-        self.length[row] = old * float(self.length_before[row]) + (1.0 - old) * length
-        mixed = 0 < right < judged or judged == 1  # a single verdict does not tell
-        self.kind[row] = MIXED if mixed else ALL_RIGHT if right else ALL_WRONG
+    def add(self, rows: np.ndarray, *counts: np.ndarray, epoch: int) -> None:
+        """Add judged rollouts by group: rows, and ids of groups, right ones, all, tokens. Late ones of an older group
+        count with the prompt's latest group."""
+        while len(rows):  # each prompt once; if it has more groups, they come after that, in their order
+            now = np.unique(rows, return_index=True)[1]
+            self._add(rows[now], *(count[now] for count in counts), epoch)
+            rows, *counts = (np.delete(of, now) for of in (rows, *counts))
+
+    def _add(self, rows: Any, groups: Any, right: Any, judged: Any, tokens: Any, epoch: int) -> None:
+        """Add groups of different prompts."""
+        begins = groups > self.group[rows]
+        new = rows[begins]
+        again = new[self.visits[new] > 0]
+        self.rate_2[again], self.rate_1[again] = self.rate_1[again], self.right[again] / self.judged[again]
+        self.length_before[again] = self.length[again]
+        self.group[new], self.visits[new] = groups[begins], self.visits[new] + 1
+        self.right[new] = self.judged[new] = self.tokens[new] = 0
+        for column, more in ((self.right, right), (self.judged, judged), (self.tokens, tokens)):
+            column[rows] += more.astype(column.dtype)
+        self.epoch[rows], self.solved[rows] = epoch, self.solved[rows] | (right > 0)
+        right, judged, visits = self.right[rows], self.judged[rows], self.visits[rows]
+        before = [np.where(visits > k, rate[rows], 0.0) for k, rate in ((1, self.rate_1), (2, self.rate_2))]
+        old = np.where(visits > 1, MEMORY, 0.0)
+        self.rate[rows] = (right / judged + before[0] + before[1]) / np.minimum(visits, WINDOW)
+        self.length[rows] = old * self.length_before[rows] + (1.0 - old) * (self.tokens[rows] / judged)
+        mixed = ((right > 0) & (right < judged)) | (judged == 1)  # a single verdict does not tell
+        self.kind[rows] = np.where(mixed, MIXED, np.where(right > 0, ALL_RIGHT, ALL_WRONG))
 
     def inherit(self, older: History, rows: np.ndarray, theirs: np.ndarray) -> None:
         """Take over the values of the rows `theirs` of `older`; none of its verdicts is of an epoch to come."""
@@ -333,7 +334,7 @@ class ScalingRLSource(Returns):
     def pick(self, k: int, clock: Clock) -> list[str]:
         self._enter(clock)
         picked = self.take_back(k)
-        self.recent += [row for row in map(self.all_ids.row, picked) if row is not None]
+        self.recent += [row for row in self.all_ids.rows(picked).tolist() if row >= 0]
         while len(picked) < k:
             self.refresh(clock, k - len(picked))
             rows = self.active[self.used : self.used + k - len(picked)]
@@ -343,17 +344,16 @@ class ScalingRLSource(Returns):
         return picked
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        tallies: dict[int, tuple[str, list[int]]] = {}
-        for rollout in rollouts:
-            if rollout.judged:
-                _, tally = tallies.setdefault(rollout.group_id, (rollout.prompt_id, [0, 0, 0]))
-                tally[0] += rollout.verdict == "right"
-                tally[1] += 1
-                tally[2] += rollout.length
-        for group_id, (prompt_id, (right, judged, tokens)) in tallies.items():
-            row = self.all_ids.row(prompt_id)
-            if row is not None:  # else a prompt of another part of the data
-                self.history.add(row, group_id=group_id, right=right, judged=judged, tokens=tokens, epoch=self.version)
+        judged = [rollout for rollout in rollouts if rollout.judged]
+        counts = np.array([(r.group_id, r.verdict == "right", 1, r.length) for r in judged], np.int64).reshape(-1, 4)
+        _, first, of = np.unique(counts[:, 0], return_index=True, return_inverse=True)
+        rows, order = (
+            self.all_ids.rows([judged[i].prompt_id for i in first.tolist()]),
+            np.argsort(first),
+        )  # as they came
+        order = order[rows[order] >= 0]  # the others are of another part of the data
+        sums = [np.bincount(of, column, len(first)).astype(np.int64)[order] for column in counts[:, 1:].T]
+        self.history.add(rows[order], counts[first[order], 0], *sums, epoch=self.version)
 
     # The pool, for a source that draws inside it
 
@@ -380,12 +380,11 @@ class ScalingRLSource(Returns):
 
     def drawn(self, ids: Sequence[str]) -> None:
         """Note that these were handed out, by `pick` or by a source that draws inside the active set."""
-        for prompt_id in ids:
-            row = self.all_ids.row(prompt_id)
-            assert row is not None, f"{prompt_id} is not of these prompts"
-            self.distinct += not self.history.handed[row]
-            self.history.handed[row] += 1
-            self.recent.append(row)
+        rows = self.all_ids.rows(ids)
+        assert (rows >= 0).all(), f"some of {ids} are not of these prompts"
+        self.distinct += int(np.count_nonzero(self.history.handed[np.unique(rows)] == 0))
+        np.add.at(self.history.handed, rows, 1)
+        self.recent += rows.tolist()
         self.used += len(ids)
         self.asked = max(self.asked, len(self.recent))
 

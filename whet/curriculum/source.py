@@ -71,17 +71,12 @@ class Ids(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         return (self._names[place] for place in self._places.tolist())
 
-    def row(self, prompt_id: str) -> int | None:
-        """The row of an id; None for an id that is not among these."""
-        place = self._place_of.get(prompt_id)
-        return None if place is None or self._rows[place] < 0 else int(self._rows[place])
-
     def rows(self, ids: Sequence[str]) -> np.ndarray:
         """The rows of several ids, -1 for those that are not among these; without a loop for parts of one whole."""
         if isinstance(ids, Ids) and ids._names is self._names:
             return self._rows[ids._places]
-        found = map(self.row, ids)
-        return np.array([-1 if row is None else row for row in found], np.int64)
+        places = np.array([self._place_of.get(prompt_id, -1) for prompt_id in ids], np.int64)
+        return np.where(places < 0, -1, self._rows[places].astype(np.int64))
 
     def shared(self, other: Ids) -> tuple[np.ndarray, np.ndarray]:
         """Rows here and rows there of the ids that both have."""
@@ -281,10 +276,11 @@ class WeightedRows:
         weight is never found, whatever the rounding."""
         nodes, points = np.ones(len(points), np.int64), points.copy()
         while nodes[0] < self._leaves:
-            left, right = self._sums[2 * nodes], self._sums[2 * nodes + 1]
-            goes_right = (points >= left) & (right > 0)
-            points -= np.where(goes_right, left, 0.0)
-            nodes = 2 * nodes + goes_right
+            nodes *= 2
+            left = self._sums[nodes]
+            goes_right = (points >= left) & (self._sums[nodes + 1] > 0)
+            points -= left * goes_right
+            nodes += goes_right
         return nodes - self._leaves
 
     def draw(self, k: int, rng: np.random.Generator, least: float = 0.0) -> np.ndarray:

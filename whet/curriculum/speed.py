@@ -260,12 +260,12 @@ class Speed(Gate):
 
     def _expect(self, prompt_ids: Sequence[str]) -> list[tuple[bool, float]]:
         """Whether each prompt is screened, and its chance to be accepted; nothing without `estimates`."""
-        found = []
-        for a, b in self.estimates(prompt_ids) if self.estimates is not None else ():
+        pairs, found = self.estimates(prompt_ids) if self.estimates is not None else (), dict[Any, tuple[bool, float]]()
+        for a, b in set(pairs):  # prompts that were not seen have one estimate
             screens = screening_pays(a, b, self.n_init, self.rollouts, self.low, self.high)
             n = self.n_init if screens else self.rollouts
-            found.append((screens, beta_acceptance(a, b, n, self.low, self.high)))
-        return found
+            found[a, b] = (screens, beta_acceptance(a, b, n, self.low, self.high))
+        return [found[pair] for pair in pairs]
 
     def _lacking(self, clock: Clock) -> float:
         """Groups that are wanted beyond those that are certain and those expected of requests that still run."""
@@ -348,7 +348,8 @@ class Speed(Gate):
 
     def _decide(self, visit: Visit) -> None:
         if visit.group_id not in self.book.continued:
-            self.seen.add(visit.group, self._qualifies(visit.group), visit.asked == self.n_init)
+            group = visit.group
+            self.seen.add(group, self._qualifies(group), visit.asked == self.n_init)
         super()._decide(visit)
 
     def _take(self, groups: Sequence[Group], clock: Clock) -> Batch:

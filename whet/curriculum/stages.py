@@ -75,10 +75,10 @@ class LengthRecord(Saved):
         self.tokens, self.seen = np.zeros(len(ids), np.int64), np.zeros(len(ids), np.int64)
 
     def observe(self, rollouts: Sequence[Rollout]) -> None:
-        for rollout in rollouts:
-            if rollout.finish != "cut" and (row := self.ids.row(rollout.prompt_id)) is not None:
-                self.tokens[row] += rollout.length
-                self.seen[row] += 1
+        done = [rollout for rollout in rollouts if rollout.finish != "cut"]
+        rows = self.ids.rows([rollout.prompt_id for rollout in done])
+        np.add.at(self.tokens, rows[rows >= 0], np.array([r.length for r in done], np.int64)[rows >= 0])
+        np.add.at(self.seen, rows[rows >= 0], 1)
 
 
 # ---- settings of a stage
@@ -177,11 +177,11 @@ class Stages(Wrapper):
         self._before["tokens_dropped"] += sum(r.length for r in rollouts if r.group_id < self.first_id)
         for rollout in mine:
             self._tokens[rollout.group_id] = self._tokens.get(rollout.group_id, 0) + rollout.length
-            if rollout.verdict == "right":
-                self.without_result = [0, 0, 0]
-            elif rollout.finish != "cut":
-                found = (rollout.index == 0, 1, rollout.finish == "length")
-                self.without_result = [old + new for old, new in zip(self.without_result, found, strict=True)]
+        last = max((place for place, rollout in enumerate(mine) if rollout.verdict == "right"), default=-1)
+        since = [rollout for rollout in mine[last + 1 :] if rollout.finish != "cut"]
+        found = (sum(r.index == 0 for r in since), len(since), sum(r.finish == "length" for r in since))
+        before = self.without_result if last < 0 else (0, 0, 0)
+        self.without_result = [old + new for old, new in zip(before, found, strict=True)]
         self.evidence.rollouts += rollouts
         self.inner.observe(mine)
 

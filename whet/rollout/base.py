@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from whet.types import Batch, Key, Request, Rollout, Trace
+from whet.types import Batch, Key, Request, Rollout, Trace, changed
 
 
 class Engine(Protocol):
@@ -100,7 +100,7 @@ class RolloutStore:
             assert trace.ids.size == trace.log_probs.size == trace.versions.size, f"rollout {rollout.key} is ragged"
             assert rollout.key not in self._traces, f"rollout {rollout.key} came twice"
             self._traces[rollout.key] = trace
-            bare.append(dataclasses.replace(rollout, trace=None))
+            bare.append(changed(rollout, trace=None))
         return bare
 
     def attach(self, batch: Batch) -> Batch:
@@ -114,7 +114,7 @@ class RolloutStore:
         for rollout in rollouts:
             trace = self._traces.get(rollout.key)
             assert trace is not None, f"the trace of {rollout.key} was freed or never put"
-            out.append(dataclasses.replace(rollout, trace=trace))
+            out.append(changed(rollout, trace=trace))
         return out
 
     def keep(self, group_ids: Set[int]) -> None:

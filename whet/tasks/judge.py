@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from multiprocessing.connection import wait as wait_for
+from functools import lru_cache, partial
 
 from whet import config
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
 from whet.tasks.worker import Item, Judges, Kind, Reply, Worker
-from whet.types import Prompt, Rollout, Verdict
+from whet.types import Prompt, Rollout, Verdict, changed
 
 CHUNK = 64  # most items that a worker receives at once
 MOST_SPARED = 3  # machines in a row that may be lost before the item is blamed
@@ -48,7 +48,7 @@ class Judge(AbstractContextManager):
         total: Total = lambda rollout, verdict, said: (said.score, dict(said.terms)),
         start: Callable[[], Worker] | None = None,
     ) -> None:  # fmt: skip
-        self._lookup, self._judges, self._decode = lookup, judges, decode
+        self._lookup, self._judges, self._decode = lru_cache(4096)(lookup), judges, decode
         self._settings, self._ordered, self._total = settings, ordered, total
         self._start = start or partial(Worker, judges, settings.memory_mb)
         self._spared = 0  # workers lost with their machine since the last answer
@@ -73,6 +73,8 @@ class Judge(AbstractContextManager):
         """Queue finished rollouts, with their traces. Those that a weight update cut pass through unjudged."""
         for rollout in rollouts:
             self._open[self._number(rollout, self._todo.append)] = rollout
+            if len(self._todo) % CHUNK == CHUNK - 1:
+                self._hand_out()  # the judges begin while the rest is made ready
         if self._todo:
             self._move(wait=False)
 
@@ -149,7 +151,10 @@ class Judge(AbstractContextManager):
             return
         if wait:
             first_deadline = min(worker.deadline(self._settings.timeout_s) for worker in busy.values())
-            wait_for(list(busy), max(0.0, first_deadline - time.monotonic()))
+            poll = select.poll()  # `multiprocessing.connection.wait` takes ten times as long
+            for conn in busy:
+                poll.register(conn, select.POLLIN)
+            poll.poll(max(0.0, 1000 * (first_deadline - time.monotonic())))
         for worker in busy.values():
             out_of_memory = self._book(worker.read())
             if out_of_memory or worker.broken:
@@ -217,7 +222,7 @@ class Judge(AbstractContextManager):
             self._fail(item, "errors", f"leaves no reward: {error}")
             return
         self._counts[verdict] += 1
-        judged = replace(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
+        judged = changed(item.rollout, verdict=verdict, score=said.score, final=said.final, reward=reward, terms=terms)
         self._deliver(item.number, judged)
 
     def _fail(self, item: Item, cause: str, what: str) -> None:
@@ -228,7 +233,7 @@ class Judge(AbstractContextManager):
         if cause != "timeouts" and task not in self._blamed:  # at once: a run may starve before its first warning
             self._blamed.add(task)
             self.on_message(f"T{self.complaint[1:]}; such a response stays unjudged and trains nothing.")
-        self._deliver(item.number, replace(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
+        self._deliver(item.number, changed(item.rollout, verdict="unjudged", score=None, reward=None, note=what))
 
     def _deliver(self, number: int, rollout: Rollout) -> None:
         self._doubted.discard(number)

@@ -97,7 +97,6 @@ class MazeTask:
     def judge(self, prompt: Prompt, response: str) -> float:
         """Whether the cells lead from the start by legal steps to the goal, end there, and are not too many."""
         cells, _, ends = prompt.text.partition(">")
-        free = {cells[i : i + 2] for i in range(0, len(cells), 2)}
         goal, most = prompt.answer[:2], prompt.answer[2:]  # "bB", or "bB12" with a limit of 12 cells
         too_long = bool(most) and len(response) > 2 * int(most)
         if too_long or response[:2] != ends[:2] or response[-2:] != goal or len(response) % 2:
@@ -105,9 +104,11 @@ class MazeTask:
         at = CELLS[ends[:2]]
         for i in range(2, len(response), 2):  # it ends at the first wrong step, however long the rest is
             name = response[i : i + 2]
-            if name not in free or abs(CELLS[name] - at) not in (1, W):
+            # A small and a large letter stand together in `cells` for a free cell only. 0 is next to no cell.
+            cell = CELLS.get(name, 0) if name in cells else 0
+            if abs(cell - at) not in (1, W):
                 return 0.0
-            at = CELLS[name]
+            at = cell
         return 1.0
 
     def final(self, response: str) -> str:

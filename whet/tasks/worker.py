@@ -1,10 +1,10 @@
 """One judge process: the code that runs inside it, and the handle by which its parent feeds, watches and kills it.
 
 `judge.py` makes the handles and decides which item goes where and what a failure means for the run. The parent sends
-chunks of (number, prompt, response); the worker answers each item on its own, with the time, so that after a hang or
-a crash the parent knows which item caused it. A judge may run hostile text, so nothing that a worker sends is
-unpickled or trusted: an answer is a short JSON text, which is checked on arrival and can hold no more than a score, a
-final answer and a few numbers.
+chunks of responses, with each prompt once; the worker answers each item on its own, with the time, so that after a
+hang or a crash the parent knows which item caused it. A judge may run hostile text, so nothing that a worker sends is
+unpickled or trusted: an answer is a few numbers and short texts, which are checked on arrival, and can hold no more
+than a score, a final answer and, as JSON, a few terms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from whet.errors import WhetError
 from whet.tasks.base import Judgement
 from whet.tasks.verify import TooSlow
-from whet.types import Prompt, Rollout
+from whet.types import Prompt, Rollout, fields_of
 
 START_S = 10.0  # seconds until a worker picks up a chunk: forking a large process on a busy machine is slow
 STALL_S = 10  # most seconds that a full pipe, or a killed process that does not end, holds the parent up
@@ -48,11 +48,13 @@ FINAL_CHARACTERS = 300  # longest final answer; the rest is cut
 MOST_TERMS = 32
 LARGEST_REPLY = 32768  # bytes
 LUMP = 65536  # bytes read at once
-REPLY = [int, int, float, float, str, str, dict]  # the JSON of a `Reply`
+ANY = "surrogatepass"  # a judge may return any string
+UNREADABLE = (ValueError, TypeError, AttributeError, RecursionError, struct.error)
 
 Judges = Mapping[str, Callable[[Prompt, str], Any]]
 
 _LENGTH = struct.Struct("!i")
+_REPLY = struct.Struct("!qBddHH")  # number, kind, score, at, and the bytes of note and final, which follow; then terms
 _PR_SET_PDEATHSIG = 1
 # The parent's pipe ends of all pools. A worker inherits them and must close them, or it could answer for a sibling.
 _PARENT_ENDS: weakref.WeakSet[Connection | Inbox | socket.socket] = weakref.WeakSet()
@@ -76,19 +78,23 @@ class Reply(NamedTuple):
     terms: Mapping[str, float] = {}
 
     def pack(self) -> bytes:
-        note, final = self.note[:NOTE_CHARACTERS], self.final[:FINAL_CHARACTERS]
-        return json.dumps([*self[:4], note, final, dict(self.terms)]).encode()
+        note, final = (text.encode(errors=ANY) for text in (self.note[:NOTE_CHARACTERS], self.final[:FINAL_CHARACTERS]))
+        terms = json.dumps(dict(self.terms)).encode() if self.terms else b""
+        return b"".join((_REPLY.pack(*self[:4], len(note), len(final)), note, final, terms))
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """Raises ValueError or RecursionError for anything that a worker would not write."""
-        said = json.loads(data)
-        if isinstance(said, list) and [type(part) for part in said] == REPLY:  # `match` would take twice as long
-            number, kind, score, at, note, final, terms = said
-            short = len(note) <= NOTE_CHARACTERS and len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS
-            finite = all(isinstance(value, float) and math.isfinite(value) for value in (at, *terms.values()))
-            if short and finite and 0 <= score <= 1:
-                return cls(number, Kind(kind), score, at, _printable(note), _printable(final), terms)
+        """Raises one of UNREADABLE for anything that a worker would not write."""
+        number, kind, score, at, noted, named = _REPLY.unpack_from(data)
+        middle, end = _REPLY.size + noted, _REPLY.size + noted + named
+        note, final = data[_REPLY.size : middle].decode(errors=ANY), data[middle:end].decode(errors=ANY)
+        terms = json.loads(data[end:]) if len(data) > end else {}
+        short = len(note) <= NOTE_CHARACTERS and len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS
+        finite = all(isinstance(value, float) and math.isfinite(value) for value in terms.values()) and math.isfinite(
+            at
+        )
+        if len(data) >= end and short and finite and 0 <= score <= 1:
+            return cls(number, Kind(kind), score, at, _printable(note), _printable(final), terms)
         raise ValueError("no reply")
 
 
@@ -145,7 +151,10 @@ class Worker:
         self.chunk.extend(items)
         self.started, self.since = False, time.monotonic()
         try:
-            self.conn.send([(item.number, item.prompt, item.text) for item in items])
+            packed = {
+                p.id: pickle.dumps(fields_of(p)) for p in {item.prompt.id: item.prompt for item in items}.values()
+            }
+            self.conn.send_bytes(pickle.dumps([(item.number, packed[item.prompt.id], item.text) for item in items]))
         except OSError:
             self.broken = True
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -168,7 +177,7 @@ class Worker:
                 if not starts:
                     self.proven = True
                     answered.append((self.chunk.popleft(), reply, took))
-        except (EOFError, OSError, ValueError, RecursionError):
+        except (EOFError, OSError, *UNREADABLE):
             self.broken = True
         return answered
 
@@ -264,10 +273,10 @@ def _run(conn: Connection, judges: Judges, memory_mb: int, parent: int) -> None:
             while not conn.poll(1.0):
                 if os.getppid() != parent:  # another child of it may hold the pipe open: no end of file is seen
                     return
-            chunk: list[tuple[int, Prompt, str]] = conn.recv()
+            chunk: list[tuple[int, bytes, str]] = conn.recv()
             conn.send_bytes(Reply(-1, Kind.STARTED, 0.0, time.monotonic()).pack())
-            for number, prompt, text in chunk:
-                reply = _judge(judges, number, prompt, text)
+            for number, prompt, text in chunk:  # what a judge does to a prompt is not seen by the next one
+                reply = _judge(judges, number, Prompt(**pickle.loads(prompt)), text)
                 conn.send_bytes(reply.pack())
                 if reply.kind == Kind.FULL:
                     return
