@@ -53,12 +53,13 @@ class History:
     def add(self, rows: np.ndarray, *counts: np.ndarray, epoch: int) -> None:
         """Add judged rollouts by group: rows, and ids of groups, right ones, all, tokens. Late ones of an older group
         count with the prompt's latest group."""
-        while len(rows):  # each prompt once; if it has more groups, they come after that, in their order
-            now = np.unique(rows, return_index=True)[1]
-            self._add(rows[now], *(count[now] for count in counts), epoch)
-            rows, *counts = (np.delete(of, now) for of in (rows, *counts))
+        left = [rows, *counts]
+        while len(left[0]):  # each prompt once; if it has more groups, they come after that, in their order
+            now = np.unique(left[0], return_index=True)[1]
+            self._add(epoch, *(of[now] for of in left))
+            left = [np.delete(of, now) for of in left]
 
-    def _add(self, rows: Any, groups: Any, right: Any, judged: Any, tokens: Any, epoch: int) -> None:
+    def _add(self, epoch: int, rows: Any, groups: Any, right: Any, judged: Any, tokens: Any) -> None:
         """Add groups of different prompts."""
         begins = groups > self.group[rows]
         new = rows[begins]
@@ -347,10 +348,8 @@ class ScalingRLSource(Returns):
         judged = [rollout for rollout in rollouts if rollout.judged]
         counts = np.array([(r.group_id, r.verdict == "right", 1, r.length) for r in judged], np.int64).reshape(-1, 4)
         _, first, of = np.unique(counts[:, 0], return_index=True, return_inverse=True)
-        rows, order = (
-            self.all_ids.rows([judged[i].prompt_id for i in first.tolist()]),
-            np.argsort(first),
-        )  # as they came
+        rows = self.all_ids.rows([judged[i].prompt_id for i in first.tolist()])
+        order = np.argsort(first)  # as they came
         order = order[rows[order] >= 0]  # the others are of another part of the data
         sums = [np.bincount(of, column, len(first)).astype(np.int64)[order] for column in counts[:, 1:].T]
         self.history.add(rows[order], counts[first[order], 0], *sums, epoch=self.version)

@@ -181,7 +181,7 @@ class Stages(Wrapper):
         since = [rollout for rollout in mine[last + 1 :] if rollout.finish != "cut"]
         found = (sum(r.index == 0 for r in since), len(since), sum(r.finish == "length" for r in since))
         before = self.without_result if last < 0 else (0, 0, 0)
-        self.without_result = [old + new for old, new in zip(before, found, strict=True)]
+        self.without_result: list[int] = [old + new for old, new in zip(before, found, strict=True)]
         self.evidence.rollouts += rollouts
         self.inner.observe(mine)
 
@@ -256,7 +256,11 @@ class Stages(Wrapper):
     def _enter(self, number: int, rows: np.ndarray) -> None:
         self.number, self.rows, self.first_id = number, rows, self.next_id
         self.step = self.asked = 0
-        self.without_result = [0, 0, 0]  # since the last right answer: groups begun, responses, truncated ones
+        self.without_result = [
+            0,
+            0,
+            0,
+        ]  # since the last right answer: groups begun, responses, truncated ones
         self.progress = Progress(self.stage.plateau)
         self._tokens = {}
         self.inner: Curriculum = self.make(self.stage, self.ids.some(rows), self.first_id)

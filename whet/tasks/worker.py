@@ -90,9 +90,7 @@ class Reply(NamedTuple):
         note, final = data[_REPLY.size : middle].decode(errors=ANY), data[middle:end].decode(errors=ANY)
         terms = json.loads(data[end:]) if len(data) > end else {}
         short = len(note) <= NOTE_CHARACTERS and len(final) <= FINAL_CHARACTERS and len(terms) <= MOST_TERMS
-        finite = all(isinstance(value, float) and math.isfinite(value) for value in terms.values()) and math.isfinite(
-            at
-        )
+        finite = all(isinstance(value, float) and math.isfinite(value) for value in (at, *terms.values()))
         if len(data) >= end and short and finite and 0 <= score <= 1:
             return cls(number, Kind(kind), score, at, _printable(note), _printable(final), terms)
         raise ValueError("no reply")
@@ -151,9 +149,8 @@ class Worker:
         self.chunk.extend(items)
         self.started, self.since = False, time.monotonic()
         try:
-            packed = {
-                p.id: pickle.dumps(fields_of(p)) for p in {item.prompt.id: item.prompt for item in items}.values()
-            }
+            prompts = {item.prompt.id: item.prompt for item in items}
+            packed = {name: pickle.dumps(fields_of(prompt)) for name, prompt in prompts.items()}
             self.conn.send_bytes(pickle.dumps([(item.number, packed[item.prompt.id], item.text) for item in items]))
         except OSError:
             self.broken = True
