@@ -204,5 +204,7 @@ def build_speculation(
 
 def serves(arm: DraftArm, rows: int, weights: int = 0) -> bool:
     """Whether an arm is meant for steps that are padded to so many rows, of a model of so many weights."""
-    more = weights and arm.depth <= SHALLOW and min(MOST_SHALLOW, WORK // weights)
-    return rows * arm.tokens <= max(MOST_VERIFIED, more)
+    most = MOST_VERIFIED
+    if weights and arm.depth <= SHALLOW:
+        most = max(most, min(MOST_SHALLOW, WORK // weights))
+    return rows * arm.tokens <= most
