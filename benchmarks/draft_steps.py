@@ -10,6 +10,7 @@ after every update.
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -115,6 +116,8 @@ def train_followed(
         stack.callback(parts.close)
         prepare_parts(parts, run, None, follower)
         attach(parts)
+        gc.freeze()  # as `whet train` does: a look through all that was imported takes up to half a second
+        stack.callback(gc.unfreeze)
         loop.train(parts, loop.Log(run, parts, follower))
 
 

@@ -6,7 +6,7 @@ import torch
 from slow_engine import ask, make_engine, sharp_model
 
 from whet.fast.fused import share_storage
-from whet.fast.graphs import BURST, GraphRunner
+from whet.fast.graphs import MOST, GraphRunner
 from whet.fast.lanes import (
     COUNT,
     LENGTH,
@@ -81,7 +81,7 @@ def test_steps_ahead_give_the_same_tokens(stops: tuple[int, ...]) -> None:
             if isinstance(engine.runner, GraphRunner) and engine.runner._next is not None:
                 ahead.add(len(engine.runner._next.drawn))
     assert tokens(plain.collect()) == tokens(graph.collect())
-    assert BURST in ahead, "steps were launched ahead, several at once"
+    assert MOST in ahead, "steps were launched ahead, several at once"
 
 
 def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
@@ -90,9 +90,9 @@ def test_a_step_ahead_is_forgotten_when_the_weights_change() -> None:
     for engine in (graph, plain):
         engine.on_update = "keep"
         engine.submit([ask(i, max_tokens=20) for i in range(4)])
-        while engine.rows.size == 0 or engine.rows.count[0] < 1 + BURST:  # one from the prompt, the others from a burst
+        while engine.rows.size == 0 or engine.rows.count[0] < 1 + MOST:  # one from the prompt, the others from a burst
             engine.step()
-        assert engine.rows.count[:4].tolist() == [1 + BURST] * 4
+        assert engine.rows.count[:4].tolist() == [1 + MOST] * 4
         assert engine.runner.ahead == (engine is graph)
         with torch.no_grad():
             for weight in engine.twin.parameters():

@@ -76,6 +76,7 @@ def test_tokens_are_those_of_plain_decoding(which: str, form: dict[str, Any]) ->
     """Arms at random, rows that come and go, stops and limits inside what was accepted, steps launched ahead."""
     whim = Whim(ARMS[which])
     engine = drafting(whim, **form)
+    engine.runner.burst = 4  # more turns, so that chance comes to every arm
     asked, done, ahead = requests(), [], 0
     engine.submit(asked)
     while not engine.idle:

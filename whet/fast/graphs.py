@@ -35,8 +35,8 @@ from whet.rollout.runner import Drawn, Runner, fork_rows, single
 
 # Shapes: B rows, N prompts of a wave, T tokens, K drafts per row, V vocabulary.
 #
-# One steady stretch of decoding (BURST = 4). The device has the next burst before the host reads the last one, so it
-# never waits; the host records tokens, retires rows and admits new ones while the device computes:
+# A steady stretch of decoding, four steps at a time. The device has the next burst before the host reads the last one,
+# so it never waits; the host records tokens, retires rows and admits new ones while the device computes:
 #
 #   host    | launch 1 | launch 2-5 | read 1, record | engine work   | launch 6-9 | read 2-5, record | engine work ...
 #   device             | step 1     | step 2 | step 3 | step 4 | step 5            | step 6 | step 7 | ...
@@ -49,9 +49,9 @@ SIZES = (128, 256, 512, 1024, GRAPHED)  # tokens that prompt graphs take
 ROWS = 64  # prompts that a graph takes at most
 LONGEST = 512  # tokens of one prompt at most: attention starts programs for so many in every row, which end if idle
 MOST_DRAFTS = 47  # tokens that a row may be ahead of the target: with the newest, 48 to verify
-# Steps that are launched together ahead of their turn: what the host does for each takes it longer than a small model
-# takes for its step. Rows that end meanwhile stay in the batch, doing nothing, for so many steps more.
-BURST = 4
+# Steps that are launched together ahead of their turn, by the number of layers: while the device computes LAYERS layers
+# the host has time for what it does between. Rows that end meanwhile stay in the batch, idle, for so many steps more.
+LAYERS, FEWEST, MOST = 48, 4, 8
 STALE = (-1, -1)  # no number of edits: what the device has is not what the host has
 
 Pool = tuple[int, int]  # what `torch.cuda.graph_pool_handle` gives
@@ -298,7 +298,9 @@ class GraphRunner(Runner):
         self.drafts = torch.full((most, MOST_DRAFTS), -1, dtype=torch.int32, device=self.device)
         self.drawn = torch.zeros(2 * MOST_DRAFTS + 4, most, dtype=torch.int32, device=self.device)  # by `accept`
         on_gpu = self.device.type == "cuda"
-        self._drawn = [torch.zeros(BURST, *self.drawn.shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
+        self.burst = min(max(FEWEST, LAYERS // len(cache.keys)), MOST)
+        shape = (self.burst, *self.drawn.shape)
+        self._drawn = [torch.zeros(shape, dtype=torch.int32, pin_memory=on_gpu) for _ in range(2)]
         self._drafts = torch.zeros(most, MOST_DRAFTS, dtype=torch.int32, pin_memory=on_gpu)
         feeds: list[Callable[..., Any]] = [on_device.fed, on_device.fed_with_drafts]
         self._fed, self._fed_with_drafts = (torch.compile(f, dynamic=True) if on_gpu else f for f in feeds)
@@ -390,8 +392,8 @@ class GraphRunner(Runner):
                 return 0  # the drafter may have to read more tokens than a round reads
         left = rows.limit[:running] - rows.count[:running]
         going = left > under_way
-        most = min(BURST, int(left.max()) - under_way)
-        for steps in (most, 1) if most > 1 else (most,):
+        most = min(self.burst, int(left.max()) - under_way)
+        for steps in sorted({most, min(most, FEWEST), min(most, 1)}, reverse=True):
             reach = tokens + steps * then.tokens - 1
             length = np.where(going, rows.length[:running] + np.minimum(reach, left - 1), -1)
             if steps > 0 and self.cache.lacking(length) <= self.cache.free:
