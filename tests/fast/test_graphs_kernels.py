@@ -50,6 +50,7 @@ def test_kernels_verify_drafts() -> None:
     known = {d.name: d for d in adversaries(VOCAB, 3, {k: t.ids for k, t in traces.items() if t is not None})}
     speculation = Speculation([known["half_wrong"]], whim, vocab=VOCAB)
     engine = make_engine(made, graphs=True, page=16, slots=3, speculation=speculation, eagle=eagle_head(made))
+    engine.runner.burst = 4  # more turns, so that chance comes to both arms
     engine.submit(requests)
     same(traces, {r.key: r.trace for r in engine.collect()})
     assert engine.stats()["draft/failures"] == 0
