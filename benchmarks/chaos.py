@@ -2,10 +2,12 @@
 
     python benchmarks/chaos.py --seeds 5 --kills 20 --joins 5
 
-Of each seed a plan is drawn: workers, judges, the learner and the driver are killed, and nodes join, each after a step
-and a moment that the seed chose; a driver that is dead is started again with resume. A ledger follows every rollout
-that was trained. Under barrier the run is compared with one of a single process without any fault. It writes
-chaos.json. The cluster is real and of this machine: each node that joins is a raylet of its own.
+Of each seed a plan is drawn: workers, judges, the learner and the driver are killed, and nodes join, each within a step
+and at a moment of it that the seed chose; a driver that is dead is started again with resume. A ledger follows every
+rollout that was trained. Under barrier the run is compared with one of a single process without any fault: tokens and
+verdicts, the weights at the end, and the metrics of every step but those of time and of how rollouts share a forward.
+These change the order of sums, so numbers agree to their rounding. It writes chaos-MODE.json after each seed. The
+cluster is real and of this machine: each node that joins is a raylet of its own.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from command_line import RESULTS, Out, run_script
+from command_line import RESULTS, Out, run_script, tell
 
 from whet import api, files
 from whet.errors import WhetError
 from whet.recipe import load_config
 from whet.run import read_metrics, read_rollouts
+from whet.tools.experiment import circumstances
 
 app = typer.Typer(add_completion=False)
 KINDS = {"worker": 10, "judge": 4, "learner": 3, "driver": 3}  # of 20 kills
@@ -61,8 +64,8 @@ RECIPE = (
 )
 CLUSTER = ("cluster.workers=4", "cluster.timeout_s=60")
 HEAD, GUESTS = 3, 2  # the head has room for the learner and two workers; so many other nodes, with one worker each
-LATEST_S = 0.5  # seconds after a step at which something happens
 LIMIT_S = 3000.0
+OWN = ("time", "rollout/", "judge/", "draft/")  # metrics of a run that tell how it was made
 
 
 def even_digits(prompt: Any, response: str) -> float:
@@ -142,11 +145,11 @@ class Driver:
         own = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen([sys.executable, "-c", code], env=own, stdout=self.log, stderr=self.log)
 
-    @property
-    def step(self) -> int:
+    def newest(self) -> tuple[int, float]:
+        """The last step, and the seconds that it took."""
         if not (self.folder / "config.toml").exists() or not (rows := read_metrics(self.folder)):
-            return -1
-        return int(rows[-1]["step"])
+            return -1, 0.0
+        return int(rows[-1]["step"]), float(rows[-1].get("time/total", 0.0))
 
     def pids(self, kind: str) -> list[int]:
         if kind == "driver":
@@ -188,13 +191,13 @@ def children_of(pid: int) -> list[int]:
 
 
 def draw_plan(seed: int, kills: int, joins: int, steps: int) -> list[tuple[int, float, str]]:
-    """(after this step, and so many seconds, what happens), in order."""
+    """(after this step, when that share of the next one is over, what happens), in order."""
     draw = random.Random(seed)
     kinds = [kind for kind, share in KINDS.items() for _ in range(max(1, round(share * kills / 20)))][:kills]
     events = [*kinds, *["join"] * joins]
     draw.shuffle(events)
     after = sorted(draw.randrange(1, steps - 1) for _ in events)
-    return [(step, LATEST_S * draw.random(), event) for step, event in zip(after, events, strict=True)]
+    return [(step, draw.random(), event) for step, event in zip(after, events, strict=True)]
 
 
 def write_gate(path: Path, waiting: Sequence[tuple[int, float, str]]) -> None:
@@ -235,11 +238,12 @@ def disturb(folder: Path, sets: Sequence[str], plan: Sequence[tuple[int, float, 
                     raise WhetError(f"The run has not ended after {LIMIT_S:g} s: {folder.with_suffix('.log')}")
                 if driver.process.poll() is not None:
                     driver.start(resume=True)
-                if not waiting or driver.step < waiting[0][0]:
-                    time.sleep(0.05)
+                step, took = driver.newest()
+                if not waiting or step < waiting[0][0]:
+                    time.sleep(0.01)
                     continue
                 _, moment, event = waiting[0]
-                time.sleep(moment)
+                time.sleep(moment * took)
                 if event == "join":
                     if len(guests) == GUESTS:
                         cluster.remove_node(guests.pop(0), allow_graceful=False)
@@ -280,24 +284,32 @@ def check_ledger(folder: Path) -> dict[str, int]:
         "judged twice": sum(count > 1 for count in judged.values()),
         "prompts": len(visits),
         "most visits to a prompt": max(visits.values()),
+        "fewest visits to a prompt": min(visits.values()),
         "prompts without a visit": 60 - len(visits),
     }
 
 
 def largest_difference(one: Path, other: Path) -> float:
-    """Of weights and losses of the last step, relative; infinite where a token differs."""
+    """Of weights at the end, relative to the largest of each tensor, and of metrics, absolute below 1 and relative
+    above; infinite where a token or a verdict differs."""
     from safetensors.numpy import load_file
 
     def tokens(folder: Path) -> list[Any]:
         rows = [(r["step"], r["group_id"], r["index"], r["response"], r["verdict"]) for r in read_rollouts(folder)]
         return sorted(rows)
 
+    def metrics(folder: Path) -> list[dict[str, float]]:
+        return [{name: row[name] for name in sorted(row) if not name.startswith(OWN)} for row in read_metrics(folder)]
+
     if tokens(one) != tokens(other):
         return float("inf")
+    found = []
+    for row, same in zip(metrics(one), metrics(other), strict=True):
+        assert row.keys() == same.keys(), row.keys() ^ same.keys()
+        found += [abs(row[name] - same[name]) / max(1.0, abs(row[name])) for name in row]
     mine, theirs = (load_file(max((f / "checkpoints").glob("step_*")) / "model.safetensors") for f in (one, other))
-    apart = [np.abs(mine[name] - theirs[name]).max() / np.abs(mine[name]).max() for name in mine]
-    loss = [read_metrics(folder)[-1]["learn/loss"] for folder in (one, other)]
-    return float(max(*apart, abs(loss[0] - loss[1])))
+    found += [np.abs(mine[name] - theirs[name]).max() / np.abs(mine[name]).max() for name in mine]
+    return float(max(found))
 
 
 def bring_chaos(base: Path, seed: int, kills: int, joins: int, steps: int, mode: str) -> dict[str, Any]:
@@ -324,12 +336,13 @@ def main(
     out: Out = RESULTS,
 ) -> None:
     """Disturb runs by plans drawn from seeds, and write what became of them."""
-    base, results = Path(tempfile.mkdtemp(prefix="chaos-")), []
+    base, runs = Path(tempfile.mkdtemp(prefix="chaos-")), list[dict[str, Any]]()
+    found = {**circumstances(), "runs": runs}
     for seed in range(seeds):
-        results.append(bring_chaos(base, seed, kills, joins, steps, mode))
-        print(json.dumps(results[-1]), flush=True)
+        runs.append(bring_chaos(base, seed, kills, joins, steps, mode))
+        tell(json.dumps(runs[-1]))
         files.make_folder(out)
-        files.write_text(out / f"chaos-{mode}.json", json.dumps(results, indent=1))
+        files.write_text(out / f"chaos-{mode}.json", json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,17 @@
 
 import contextlib
 import json
-import os
-import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from fleet_run import CPU, assert_like, pool, pooled, run  # noqa: F401 (fixtures)
-from ray_run import MARKS, SPLIT, TEN, cluster, on_question, strike_down, whole  # noqa: F401 (fixtures)
+from ray_run import TEN, strike_down, whole  # noqa: F401 (fixtures)
 from small_run import Stop, even_digits, small_config
 
 from whet.assembly import RunPlan, build_actor, check_run, training_sampling
@@ -225,46 +222,3 @@ def test_a_drafter_that_is_trained_in_vain_changes_no_token(
     else:
         assert sum("killed by signal 9; it is started again" in text for text in said.messages) == 1
         assert said.rows[-1]["draft/tokens_trained"] > 0
-
-
-# ---- actors of Ray
-
-
-def ray_test(test: Any) -> Any:
-    for mark in (*MARKS, pytest.mark.slow, pytest.mark.usefixtures("cluster")):
-        test = mark(test)
-    return test
-
-
-@ray_test
-def test_two_workers_of_a_cluster_train_a_drafter(tmp_path: Path, whole: Path) -> None:  # noqa: F811
-    said = run(tmp_path / "ray", *TEN, *SPLIT, *EAGLE)
-    assert_like(whole, tmp_path / "ray", counters=False)
-    assert all(0 < row["draft/used_seconds"] <= row["draft/idle_seconds"] for row in said.rows[1:])
-    assert all(row["draft/tokens_trained"] > 0 for row in said.rows[1:]) and updates(tmp_path / "ray") > 10
-    assert (newest(tmp_path / "ray") / FOLDER / "model.safetensors").exists()
-
-
-@ray_test
-def test_workers_killed_while_they_wait_and_train_change_no_token(
-    tmp_path: Path,
-    whole: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The learner trains, so workers have nothing to write."""
-    known: list[Any] = []
-    struck: list[int] = []
-
-    def seen(asked: Any, name: str) -> None:
-        from whet.cluster.workers import Workers
-
-        known.extend([asked] if isinstance(asked, Workers) and not known else [])
-        if name == "step" and known and len(struck) < 2:
-            struck.append(known[0].hands[len(struck)].dialled.pid)
-            strike_down(struck[-1], signal.SIGKILL)
-
-    on_question(monkeypatch, seen)
-    said = run(tmp_path / "ray", *TEN, *SPLIT, *EAGLE)
-    assert_like(whole, tmp_path / "ray", counters=False)
-    assert sum("started again" in text for text in said.messages) == len(struck) == 2
-    assert os.getpid() not in struck and said.rows[-1]["draft/tokens_trained"] > 0
